@@ -20,22 +20,10 @@ from typing import Any
 import nbformat
 import yaml
 
+import nbutils
 from workflow import BUILD, ROOT, chapters, html_folder, report, run_folder
 from workflow.run_notebook import die_with_parent
 
-MODULES = (
-    "profile",
-    "device",
-    "norms",
-    "walks",
-    "activations",
-    "fits",
-    "data",
-    "claims",
-    "figures",
-    "sublayers",
-    "homogeneity",
-)
 VERDICT_ORDER = ("confirmed", "refined", "refuted", "open", "failed")
 
 
@@ -199,7 +187,7 @@ def run_versions(result: report.Report) -> str:
 
 def api() -> str:
     """One section a module, made by autodoc."""
-    parts = [f"## {name}\n\n```{{eval-rst}}\n.. automodule:: nbutils.{name}\n   :members:\n```" for name in MODULES]
+    parts = [f"## {name}\n\n```{{eval-rst}}\n.. automodule:: nbutils.{name}\n   :members:\n```" for name in nbutils.__all__]
     return "\n\n".join(parts)
 
 
