@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -36,7 +37,7 @@ class HomogeneousMLP(nn.Module):
             raise ValueError(f"widths {tuple(widths)}: give at least the input's and the output's, (n_in, …, n_out)")
         self.degree = len(widths) - 1
         self.weights = nn.ParameterList()
-        for layer, (fan_in, fan_out) in enumerate(zip(widths[:-1], widths[1:], strict=True), start=1):
+        for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(widths), start=1):
             std = ((2 if layer < self.degree else 1) / fan_in) ** 0.5
             device = "cpu" if generator is None else generator.device
             drawn = torch.randn(fan_out, fan_in, generator=generator, dtype=dtype, device=device)

@@ -187,7 +187,9 @@ def run_versions(result: report.Report) -> str:
 
 def api() -> str:
     """One section a module, made by autodoc."""
-    parts = [f"## {name}\n\n```{{eval-rst}}\n.. automodule:: nbutils.{name}\n   :members:\n```" for name in nbutils.__all__]
+    parts = [
+        f"## {name}\n\n```{{eval-rst}}\n.. automodule:: nbutils.{name}\n   :members:\n```" for name in nbutils.__all__
+    ]
     return "\n\n".join(parts)
 
 
