@@ -13,6 +13,7 @@ PYTHON = sys.executable
 
 wildcard_constraints:
     chapter=r"\d\d-[\w-]+",
+    training=r"[a-z][\w-]*",
     seed=r"\d+",
     profile=r"\w+",
 
@@ -27,11 +28,33 @@ rule notebooks:
         expand("_build/{profile}/seed-{seed}/{chapter}.ipynb", profile=PROFILE, seed=SEEDS, chapter=CHAPTERS),
 
 
+rule train:
+    """A training that chapters share, once for a profile and seed."""
+    input:
+        dependencies.of_training(),
+    output:
+        "_build/{profile}/seed-{seed}/trainings/{training}.safetensors",
+    log:
+        "_build/{profile}/seed-{seed}/logs/{training}.log",
+    params:
+        device=config["device"],
+    threads: 1
+    resources:
+        gpu=1 if config["device"] == "cuda" else 0,
+    shell:
+        "exec {PYTHON} -m workflow.train {wildcards.training} --profile {wildcards.profile} --seed {wildcards.seed}"
+        " --device {params.device} --threads {config[threads]} --time-limit {config[time_limit]} {output} {log}"
+
+
 rule execute:
     """One chapter through papermill. The failed notebook stays in logs/ with its traceback."""
     input:
         source="book/{chapter}.md",
         made_from=lambda wildcards: dependencies.of_chapter(wildcards.chapter),
+        trainings=lambda wildcards: expand(
+            "_build/{{profile}}/seed-{{seed}}/trainings/{training}.safetensors",
+            training=dependencies.trainings_of(wildcards.chapter),
+        ),
     output:
         notebook="_build/{profile}/seed-{seed}/{chapter}.ipynb",
         stats="_build/{profile}/seed-{seed}/{chapter}.json",

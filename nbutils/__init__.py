@@ -23,6 +23,7 @@ __all__ = [
     "norms",
     "profile",
     "sublayers",
+    "trainings",
     "walks",
 ]
 

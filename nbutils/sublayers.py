@@ -17,6 +17,8 @@ from scipy.special import stdtrit
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from nbutils.homogeneity import one_minus_cosine
+
 Array = NDArray[np.float64]
 
 BIASES = {"attention": ("output", "value", "query", "key"), "feedforward": ("output", "inner")}
@@ -216,22 +218,6 @@ class _Call(nn.Module):
         return getattr(self.module, self.method)(x)
 
 
-def one_minus_cos(u: Tensor, v: Tensor) -> Tensor:
-    """1 − cosine over the last axis, as ½‖û − v̂‖²: no cancellation, so that 1e−20 is still a number.
-
-    >>> u = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    >>> f"{one_minus_cos(u, torch.tensor([1.0, 1e-9], dtype=torch.float64)):.1e}"
-    '5.0e-19'
-    """
-    u, v = (_unit(part.double()) for part in (u, v))
-    return (u - v).square().sum(-1) / 2
-
-
-def _unit(x: Tensor) -> Tensor:
-    x = x / x.abs().amax(-1, keepdim=True)
-    return x / x.square().sum(-1, keepdim=True).sqrt()
-
-
 def saturation_errors(
     module: nn.Module, x: Tensor, scales: ArrayLike, *, limit: float, input_degree: int = 0, by_token: bool = False
 ) -> Array:
@@ -252,7 +238,7 @@ def saturation_errors(
         return y if by_token else y.flatten()
 
     reference = output(limit)
-    return np.array([one_minus_cos(output(c), reference).numpy() for c in scales])
+    return np.array([one_minus_cosine(output(c), reference).numpy() for c in scales])
 
 
 def degree_at(module: nn.Module, x: Tensor, c: float, *, input_degree: int = 0, method: str = "forward") -> float:

@@ -256,18 +256,18 @@ def test_one_job_per_gpu(tmp_path, monkeypatch):
     """Three jobs for two GPUs: the first two get one each, the third waits until one is free."""
     import threading
 
-    from workflow import run_notebook
+    from workflow import jobs
 
-    monkeypatch.setattr(run_notebook, "BUILD", tmp_path)
+    monkeypatch.setattr(jobs, "BUILD", tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     got = []
 
     def third():
-        with run_notebook.gpu_slot(2) as index:
+        with jobs.gpu_slot(2) as index:
             got.append(index)
 
-    with run_notebook.gpu_slot(2) as first:
-        with run_notebook.gpu_slot(2) as second:
+    with jobs.gpu_slot(2) as first:
+        with jobs.gpu_slot(2) as second:
             assert {first, second} == {0, 1} and os.environ["CUDA_VISIBLE_DEVICES"] == str(second)
             waiting = threading.Thread(target=third)
             waiting.start()

@@ -9,28 +9,65 @@ from pathlib import Path
 
 import jupytext
 
+from nbutils import trainings
 from workflow import ROOT
 
 # Read by every chapter's run: how text becomes code, how code is run, and with which packages.
-ALWAYS = ("workflow/notebooks.py", "workflow/run_notebook.py", "constraints.txt", "nbutils/__init__.py")
+ALWAYS = (
+    "workflow/notebooks.py",
+    "workflow/run_notebook.py",
+    "workflow/jobs.py",
+    "constraints.txt",
+    "nbutils/__init__.py",
+)
 
 
 def of_chapter(chapter: str) -> list[str]:
     """Files, relative to the root, whose change means that the chapter must run again (besides its own text)."""
-    notebook = jupytext.read(ROOT / "book" / f"{chapter}.md", fmt="md:myst")
-    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
-    trees = {"": ast.parse(code)}
-    queue = list(_modules(trees[""]))
-    while queue:
-        name = queue.pop()
-        if name not in trees:
-            trees[name] = ast.parse((ROOT / "nbutils" / f"{name}.py").read_text(encoding="utf-8"))
-            queue.extend(_modules(trees[name]))
+    trees = _closure(_code(chapter))
     files = {*ALWAYS, *(f"nbutils/{name}.py" for name in trees if name)}
     files |= {f"book/data/{table}.csv" for tree in trees.values() for table in _tables(tree)}
     if "figures" in trees:
         files.add("book/book.mplstyle")
     return sorted(files)
+
+
+def _code(chapter: str) -> ast.Module:
+    notebook = jupytext.read(ROOT / "book" / f"{chapter}.md", fmt="md:myst")
+    return ast.parse("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
+
+
+def _closure(tree: ast.Module) -> dict[str, ast.Module]:
+    """A piece of code (under the name "") and the nbutils modules that it uses, and these in turn."""
+    trees, queue = {"": tree}, list(_modules(tree))
+    while queue:
+        name = queue.pop()
+        if name not in trees:
+            trees[name] = ast.parse((ROOT / "nbutils" / f"{name}.py").read_text(encoding="utf-8"))
+            queue.extend(_modules(trees[name]))
+    return trees
+
+
+def trainings_of(chapter: str) -> list[str]:
+    """Names of the shared trainings that a chapter loads, from its calls ``trainings.load("pattern", …)``.
+
+    Raises:
+        ValueError: a call whose pattern is not a constant, so that nobody can tell what it needs before it runs.
+    """
+    names: set[str] = set()
+    for node in ast.walk(_code(chapter)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "trainings.load":
+            if not (node.args and isinstance(node.args[0], ast.Constant)):
+                raise ValueError(f"{chapter}: `{ast.unparse(node)}`: give the trainings' name as a constant string")
+            names |= set(trainings.names(node.args[0].value))
+    return sorted(names)
+
+
+def of_training() -> list[str]:
+    """Files, relative to the root, whose change means that the shared trainings must run again."""
+    trees = _closure(ast.parse("from nbutils import trainings"))
+    fixed = ("workflow/train.py", "workflow/jobs.py", "constraints.txt", "nbutils/__init__.py")
+    return sorted({*fixed, *(f"nbutils/{name}.py" for name in trees if name)})
 
 
 def _modules(tree: ast.AST) -> Iterator[str]:

@@ -141,13 +141,17 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
         notebook, error = folder / f"{chapter}.ipynb", folder / "logs" / f"{chapter}.error.json"
         if error.exists():
             said = json.loads(error.read_text(encoding="utf-8"))
-            failed.append(Problem(chapter, "", f"cell {said['cell']} raised {said['error']}"))
+            failed.append(Problem(chapter, "", f"{said['where']} raised {said['error']}"))
         elif notebook.exists():
             ran.append(chapter)
             records += records_of(notebook)
             stats.append(json.loads((folder / f"{chapter}.json").read_text(encoding="utf-8")))
         else:
             failed.append(Problem(chapter, "", "no result: its job was killed, or did not start"))
+    for error in sorted((folder / "logs").glob("*.error.json")):  # shared trainings
+        said = json.loads(error.read_text(encoding="utf-8"))
+        if said["job"] not in all_chapters():
+            failed.append(Problem(said["job"], "", f"{said['where']} raised {said['error']}"))
     verdicts, problems = audit(load_claims(), load_verdicts(), records, ran, all_chapters())
     run = {
         "profile": profile,

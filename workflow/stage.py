@@ -22,7 +22,7 @@ import yaml
 
 import nbutils
 from workflow import BUILD, ROOT, chapters, html_folder, report, run_folder
-from workflow.run_notebook import die_with_parent
+from workflow.jobs import die_with_parent
 
 VERDICT_ORDER = ("confirmed", "refined", "refuted", "open", "failed")
 
