@@ -14,15 +14,18 @@ __version__ = "0.1.0"
 __all__ = [
     "activations",
     "claims",
+    "corpora",
     "data",
     "device",
     "figures",
     "fits",
     "homogeneity",
+    "languages",
     "models",
     "norms",
     "profile",
     "sublayers",
+    "text",
     "walks",
 ]
 
