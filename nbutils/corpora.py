@@ -117,13 +117,17 @@ def corpus(name: str, size: int = 2_000_000, dev: float = 0.1) -> Corpus:
         raise ValueError(f"size must be positive and dev between 0 and 1; got {size} and {dev}")
     if name in HUB:
         train, held = _hub(name)
-        return Corpus(name, HUB[name][0], _cut(train, round(size * (1 - dev))), _cut(held, round(size * dev)))
+        source = ", ".join([HUB[name][0], *HUB[name][1].values()])
+        return Corpus(name, source, _cut(train, round(size * (1 - dev))), _cut(held, round(size * dev)))
     if name == "brown":
         documents, source = _brown_files(), "Brown corpus (NLTK)"
     else:
         documents, source = _stdlib_files(), f"Python {platform.python_version()} standard library"
         if name == "docstrings":
-            documents, source = ("\n\n".join(_docstrings(text)) for text in documents), f"docstrings of the {source}"
+            documents, source = (
+                (normalise("\n\n".join(_docstrings(text))) for text in documents),
+                f"docstrings of the {source}",
+            )
     parts: tuple[list[str], list[str]] = ([], [])
     sizes = [0, 0]
     for document in _cut(documents, size):
@@ -266,9 +270,9 @@ def _hub(name: str) -> tuple[list[str], list[str]]:
 def _in_cache(name: str) -> bool:
     from datasets import config
 
-    folder = HUB[name][0].replace("/", "___").lower()
-    root = Path(config.HF_DATASETS_CACHE)
-    return root.is_dir() and any(path.name.lower() == folder for path in root.iterdir())
+    folder, kind = HUB[name][0].replace("/", "___").lower(), HUB[name][1].get("name", "default")
+    folders = Path(config.HF_DATASETS_CACHE).glob("*/*/")
+    return any(path.parent.name.lower() == folder and path.name.startswith(kind) for path in folders)
 
 
 def _hub_answers(repository: str) -> bool:
