@@ -14,16 +14,19 @@ __version__ = "0.1.0"
 __all__ = [
     "activations",
     "claims",
+    "corpora",
     "data",
     "device",
     "figures",
     "fits",
     "homogeneity",
+    "languages",
     "models",
     "norms",
     "profile",
     "sublayers",
     "trainings",
+    "text",
     "walks",
 ]
 

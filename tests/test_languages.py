@@ -1,0 +1,182 @@
+"""The languages against slow definitions of their own, balance, and what the cheapest readers can tell."""
+
+import itertools
+from math import comb
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbutils import languages as lang
+from nbutils.device import generator
+
+LETTER = {lang.PAD: "", lang.A: "a", lang.B: "b"}
+MEMBERSHIP = {"majority": lang.majority, "anbn": lang.anbn, "dyck": lang.dyck}
+RECOGNISER = {"majority": lang.is_majority, "anbn": lang.is_anbn, "dyck": lang.is_dyck}
+
+
+def words(tokens):
+    return ["".join(LETTER[symbol] for symbol in row) for row in tokens.tolist()]
+
+
+def matches(word):
+    """Dyck-1 by rewriting: pairs are taken away until nothing is left."""
+    while "ab" in word:
+        word = word.replace("ab", "")
+    return word == ""
+
+
+SLOW = {
+    "majority": lambda word: max("ab", key=word.count) == "b",
+    "anbn": lambda word: word != "" and word == "a" * (len(word) // 2) + "b" * (len(word) // 2),
+    "dyck": matches,
+}
+
+
+def length_for(name, size):
+    return {"majority": 2 * size + 1, "anbn": size + 4, "dyck": 2 * size + 6}[name]
+
+
+@pytest.mark.parametrize("length", range(1, 11))
+@pytest.mark.parametrize("name", RECOGNISER)
+def test_recognisers_on_all_strings(name, length):
+    tokens = lang.strings(length)
+    assert words(tokens) == ["".join(word) for word in itertools.product("ab", repeat=length)]
+    for word, label in zip(words(tokens), RECOGNISER[name](tokens).tolist(), strict=True):
+        if name == "majority" and 2 * word.count("a") == length:
+            assert label == lang.IGNORE
+        else:
+            assert label == SLOW[name](word)
+
+
+def test_padding_belongs_at_the_right():
+    a, b, pad = lang.A, lang.B, lang.PAD
+    rows = torch.tensor([[a, b, pad, pad], [a, pad, b, pad], [pad, pad, a, b], [pad, pad, pad, pad], [a, a, b, b]])
+    assert lang.is_anbn(rows).tolist() == [1, 0, 0, 0, 1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(sorted(MEMBERSHIP)), st.integers(0, 60), st.integers(0, 9), st.integers(0, 10**6))
+def test_labels_are_right_and_balanced(name, count, size, seed):
+    length = length_for(name, size)
+    tokens, labels = MEMBERSHIP[name](count, length, generator(seed, "cpu"))
+    assert tokens.shape == (count, length) and labels.shape == (count,)
+    assert tokens.dtype == labels.dtype == torch.int64
+    assert labels.tolist() == [SLOW[name](word) for word in words(tokens)]
+    assert abs(2 * int(labels.sum()) - count) <= 1
+    again, same = MEMBERSHIP[name](count, length, generator(seed, "cpu"))
+    assert torch.equal(tokens, again) and torch.equal(labels, same)
+
+
+@pytest.mark.parametrize("name", MEMBERSHIP)
+def test_an_odd_row_out_is_of_either_class(name):
+    sums = {
+        int(MEMBERSHIP[name](3, 7 if name == "majority" else 8, generator(seed, "cpu"))[1].sum()) for seed in range(20)
+    }
+    assert sums == {1, 2}
+
+
+def best_accuracy(feature, labels):
+    """Of the best rule that sees this feature only, on these very rows (an upper bound but for noise)."""
+    joint = torch.stack([torch.bincount(feature[labels == label], minlength=64) for label in labels.unique()])
+    return float(joint.max(0).values.sum() / len(labels))
+
+
+def readers(tokens):
+    """What a cheap reader sees: the length, the last real symbol, and each position."""
+    sizes = (tokens != lang.PAD).sum(1)
+    return {
+        "length": sizes,
+        "last": tokens.gather(1, sizes[:, None] - 1)[:, 0],
+        **{place: tokens[:, place] for place in range(tokens.shape[1])},
+    }
+
+
+@pytest.mark.parametrize(("name", "length"), [("anbn", 16), ("anbn", 40), ("dyck", 16), ("dyck", 40)])
+def test_no_length_end_or_position_decides(name, length):
+    tokens, labels = MEMBERSHIP[name](20_000, length, generator(0, "cpu"))
+    seen = {reader: best_accuracy(feature, labels) for reader, feature in readers(tokens).items()}
+    assert seen.pop("length") == seen.pop("last") == seen.pop(0) == 0.5  # the same for every pair, exactly
+    if name == "anbn":  # no member has b at the second place, and short near misses can hardly avoid it
+        sizes = range(2, length // 2 + 1)
+        least = 0.5 + (sum(1 / (n - 1) for n in sizes) + 1 / 2) / (4 * len(sizes))
+        assert seen.pop(1) == pytest.approx(least, abs=0.01)
+    assert max(seen.values()) < (0.59 if length == 16 else 0.55)
+    # The number of a, the cheapest count, finds only the non-members of one kind: three quarters at most.
+    assert best_accuracy((tokens == lang.A).sum(1) - (tokens == lang.B).sum(1) + 30, labels) == pytest.approx(
+        0.75, abs=0.01
+    )
+
+
+@pytest.mark.parametrize("length", [1, 5, 21])
+def test_one_position_tells_as_little_of_majority_as_it_can(length):
+    tokens, labels = lang.majority(20_000, length, generator(0, "cpu"))
+    least = 0.5 + comb(length - 1, (length - 1) // 2) / 2**length
+    for feature in tokens.T:
+        assert best_accuracy(feature, labels) == pytest.approx(least, abs=0.015)
+
+
+def test_majority_is_uniform_in_each_class():
+    tokens, _ = lang.majority(64_000, 5, generator(0, "cpu"))
+    counts = torch.bincount((tokens - lang.A) @ 2 ** torch.arange(5), minlength=32)
+    assert (counts - 2000).abs().max() < 5 * 2000**0.5
+
+
+def test_anbn_near_misses():
+    tokens, labels = lang.anbn(8000, 12, generator(0, "cpu"))
+    members = {word for word, label in zip(words(tokens), labels, strict=True) if label}
+    others = {word for word, label in zip(words(tokens), labels, strict=True) if not label}
+    assert members == {"a" * n + "b" * n for n in range(2, 7)}
+    off_by_one = {"a" * (n + d) + "b" * (n - d) for n in range(2, 7) for d in (-1, 1)}
+    swapped = {word for word in others if word.count("a") == word.count("b")}
+    assert others - swapped == off_by_one
+    # All swaps of one inner a and one inner b.
+    assert len(swapped) == sum((n - 1) ** 2 for n in range(2, 7))
+
+
+def test_dyck_members_are_uniform_and_near_misses_of_both_kinds():
+    tokens, labels = lang.dyck(28_000, 8, generator(0, "cpu"))
+    counts = {}
+    for word in itertools.compress(words(tokens), labels.tolist()):
+        counts[word] = counts.get(word, 0) + 1
+    assert len(counts) == 14  # the fourth Catalan number
+    assert max(abs(count - 1000) for count in counts.values()) < 5 * 1000**0.5
+    others = tokens[labels == 0]
+    equal = (others == lang.A).sum(1) == 4
+    assert int(equal.sum()) == 7000
+    assert (others[:, 0] == lang.A).all() and (others[:, -1] == lang.B).all()
+
+
+@pytest.mark.parametrize("symbols", [2, 5])
+def test_copies(symbols):
+    tokens, first = lang.copy_first(100, 7, generator(0, "cpu"), symbols)
+    assert torch.equal(tokens[:, 0] - lang.A, first)
+    assert torch.bincount(first).tolist() == [100 // symbols] * symbols
+    many, labels = lang.copy_first(20_000, 7, generator(1, "cpu"), symbols)
+    assert best_accuracy(many[:, -1], labels) < 1 / symbols + 0.02
+    tokens, before = lang.copy_previous(10, 7, generator(0, "cpu"), symbols)
+    assert torch.equal(before[:, 1:], tokens[:, :-1]) and (before[:, 0] == lang.IGNORE).all()
+    tokens, targets = lang.copy_word(10, 8, generator(0, "cpu"), symbols)
+    for row, target in zip(tokens.tolist(), targets.tolist(), strict=True):
+        assert row[4] == lang.SEPARATOR and row[:4] == target[4:] and row[5:] == row[:3]
+        assert target[:4] == [lang.IGNORE] * 4
+        assert target[4:-1] == row[5:]  # the next token
+    letters = set(tokens.unique().tolist()) - {lang.SEPARATOR}
+    assert letters <= set(range(lang.A, lang.A + symbols))
+
+
+@pytest.mark.parametrize(
+    ("make", "length", "said"),
+    [
+        (lang.majority, 4, "odd"),
+        (lang.majority, -1, "odd"),
+        (lang.anbn, 3, "at least 4"),
+        (lang.dyck, 4, "at least 6"),
+        (lang.dyck, 9, "even"),
+        (lang.copy_word, 3, "even"),
+    ],
+)
+def test_lengths_that_make_no_sense(make, length, said):
+    with pytest.raises(ValueError, match=said):
+        make(2, length, generator(0, "cpu"))

@@ -1,0 +1,462 @@
+"""Corpora, the BPE and its cache, windows, and the laws of span corruption."""
+
+import itertools
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbutils import corpora, text
+from nbutils.device import generator
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NBUTILS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A small standard library with what must be left out."""
+    root = tmp_path / "lib"
+    for number in range(30):
+        file = root / ("deep" if number % 3 else ".") / f"module{number}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(
+            f'"""Return the value of the thing number.\n\nMore."""\nx{number} = {number}\n' * (1 + number % 4)
+        )
+    for name in ("test/a.py", "deep/tests/b.py", "site-packages/c.py", "config-3/d.py", "_sysconfigdata_x.py", "e.txt"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("left_out = 1\n")
+    monkeypatch.setattr(corpora, "stdlib_folder", lambda: root)
+    return root
+
+
+def small(*documents):
+    return text.Corpus(
+        "small", "by hand", tuple(documents or ["the cat and the hat\n" * 20, "naïve </s> ∂x\n"]), ("dev\n",)
+    )
+
+
+# Corpora.
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_normalise_is_idempotent(raw):
+    once = corpora.normalise(raw)
+    assert corpora.normalise(once) == once
+    assert "\r" not in once and "\n\n\n" not in once and not once.startswith("\n")
+    assert once == "" or once.endswith("\n")
+
+
+def test_the_library_without_what_is_not_its_text(library):
+    found = text.corpus("stdlib", 10**6)
+    documents = found.train + found.dev
+    assert len(documents) == 30 and not any("left_out" in document for document in documents)
+    assert {file.read_text() for file in library.rglob("module*.py")} == set(documents)
+    assert "Python 3." in found.source
+
+
+@given(st.integers(200, 2500), st.integers(0, 800))
+def test_a_larger_size_only_appends(size, more):
+    documents = [f"{'liné ' * 5}{k}\n" * (k % 7 + 1) for k in range(60)]
+    small_cut, large_cut = corpora._cut(documents, size), corpora._cut(documents, size + more)
+    assert "".join(large_cut).startswith("".join(small_cut))
+    taken = sum(len(document.encode()) for document in small_cut)
+    assert size - 40 < taken <= size
+
+
+def test_split_by_file_and_stable_under_size(library):
+    sizes = [500, 1000, 1500]
+    found = [text.corpus("stdlib", size) for size in sizes]
+    for smaller, larger in itertools.pairwise(found):
+        assert "".join(larger.dev).startswith("".join(smaller.dev))
+        assert "".join(larger.train).startswith("".join(smaller.train))
+    assert len({one.digest for one in found}) == 3
+    assert text.corpus("stdlib", 1000).digest == found[1].digest
+    with pytest.raises(ValueError, match="no dev split"):
+        text.corpus("stdlib", 60)
+
+
+def test_real_library():
+    found = text.corpus("stdlib", 300_000)
+    report = found.report(train=torch.arange(7))
+    total = report["train bytes"] + report["dev bytes"]
+    assert 299_000 < total <= 300_000 and 0.05 < report["dev bytes"] / total < 0.3
+    assert report["train tokens"] == 7 and report["content"] == found.digest[:12]
+    assert text.available("stdlib")
+    english = text.corpus("docstrings", 20_000)
+    assert "docstrings" in english.source and not any("def " in document for document in english.dev)
+
+
+def test_the_digest_sees_content_and_split():
+    one = text.Corpus("a", "b", ("x\n", "y\n"), ("z\n",))
+    others = [(("x\ny\n",), ("z\n",)), (("x\n",), ("y\n", "z\n")), (("y\n", "x\n"), ("z\n",))]
+    assert len({one.digest, *(text.Corpus("a", "b", *parts).digest for parts in others)}) == 4
+
+
+def test_no_sources_is_an_error_that_names_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "stdlib_folder", lambda: tmp_path / "none")
+    with pytest.raises(text.CorpusMissing, match="none"):
+        text.corpus("stdlib")
+    assert not text.available("stdlib")
+
+
+def test_sentences_of_docstrings():
+    source, items = text.sentences("stdlib", 100)
+    assert "docstrings" in source and len(items) == len(set(items)) == 100
+    assert all(6 <= len(one.split()) <= 40 and one[0].isupper() and one.endswith(".") for one in items)
+    assert text.sentences("stdlib", 10).items == items[:10]
+
+
+def test_too_few_sentences(library):
+    with pytest.raises(ValueError, match="only 1 sentences"):
+        text.sentences("stdlib", 2)
+
+
+@pytest.mark.parametrize("call", [text.corpus, text.available, lambda name: text.sentences(name, 3)])
+def test_unknown_names(call):
+    with pytest.raises(ValueError, match="shakespeare"):
+        call("shakespeare")
+
+
+# Corpora from the network, with local data of the same shape.
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    rows = {
+        "wikitext-2": [
+            "",
+            "",
+            " = Robert = \n",
+            "",
+            " he acts <unk> . \n",
+            " = = Career = = \n",
+            " = Next = \n",
+            " x \n",
+        ],
+        "ptb": ["no it was n't", "the <unk> index"],
+    }
+
+    def load_dataset(path, split, **options):
+        name = next(
+            name for name, (repository, wanted, _) in corpora.HUB.items() if (path, options) == (repository, wanted)
+        )
+        assert split in ("train", "validation")
+        return datasets.Dataset.from_dict({corpora.HUB[name][2]: rows[name]})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(corpora, "_hub_answers", lambda repository: True)
+
+
+def test_wikitext_is_cut_into_articles(hub):
+    found = text.corpus("wikitext-2", size=1000)
+    assert found.train == (" = Robert =\n\n he acts <unk> .\n = = Career = =\n", " = Next =\n x\n")
+    assert found.dev and "wikitext" in found.source
+    assert text.corpus("ptb").dev == ("no it was n't\nthe <unk> index\n",)
+
+
+@pytest.mark.parametrize("name", corpora.HUB)
+def test_without_network_the_error_says_what_is_missing(name, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.setattr(corpora, "_hub_answers", lambda repository: False)
+    monkeypatch.setattr(corpora, "_in_cache", lambda name: False)
+    assert not text.available(name)
+    with pytest.raises(text.CorpusMissing, match=f"'{name}'.*{corpora.HUB[name][0]}.*Connect"):
+        text.corpus(name)
+
+
+def test_an_error_of_the_hub_is_passed_on(hub, monkeypatch):
+    import datasets
+
+    def load_dataset(*args, **options):
+        raise ConnectionError("the line broke")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    with pytest.raises(text.CorpusMissing, match="the line broke"):
+        text.corpus("ptb")
+
+
+def test_the_hub_that_does_not_answer(monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+
+    def dataset_info(self, repository, timeout):
+        raise OSError("no route")
+
+    monkeypatch.setattr(hub.HfApi, "dataset_info", dataset_info)
+    assert not corpora._hub_answers("x/y")
+    monkeypatch.setattr(hub.HfApi, "dataset_info", lambda self, repository, timeout: None)
+    assert corpora._hub_answers("x/y")
+
+
+def test_the_local_cache_counts_as_available(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr(corpora, "_hub_answers", lambda repository: False)
+    assert not text.available("wikitext-2")
+    (tmp_path / "Salesforce___wikitext" / "wikitext-103-v1").mkdir(parents=True)
+    assert not text.available("wikitext-2")
+    (tmp_path / "Salesforce___wikitext" / "wikitext-2-raw-v1").mkdir()
+    assert text.available("wikitext-2")
+
+
+@pytest.mark.parametrize(("name", "package"), [("wikitext-2", "datasets"), ("brown", "nltk")])
+def test_a_package_that_is_not_installed(name, package, monkeypatch):
+    monkeypatch.setattr(corpora, "_importable", lambda asked: asked != package)
+    assert not text.available(name)
+    with pytest.raises(text.CorpusMissing, match=f"`{package}` is not installed.*pip install {package}"):
+        text.corpus(name)
+
+
+@pytest.fixture
+def brown(tmp_path, monkeypatch):
+    nltk = pytest.importorskip("nltk")
+    folder = tmp_path / "nltk" / "corpora" / "brown"
+    folder.mkdir(parents=True)
+    for number in range(1, 13):
+        body = f"\n\n\tThe/at jury/nn number/nn {number}/cd said/vbd ./.\n\n\n\t``/`` No/rb ''/'' it/pps was/bedz ./.\n"
+        (folder / f"ca{number:02}").write_text(body * 3)
+    (folder / "cats.txt").write_text("ca01 news\n")
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path / "nltk")])
+
+
+def test_brown(brown):
+    found = text.corpus("brown", dev=0.2)
+    assert len(found.train) + len(found.dev) == 12 and len(found.dev) in (2, 3)
+    assert found.train[0] == "The jury number 1 said .\n`` No '' it was .\n" * 3
+    assert text.available("brown")
+    source, items = text.sentences("brown", 7)
+    assert "Brown" in source and items[0] == "The jury number 1 said ." and items[6] == "The jury number 2 said ."
+
+
+def test_brown_missing(tmp_path, monkeypatch):
+    nltk = pytest.importorskip("nltk")
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    monkeypatch.setattr(corpora, "_brown_index_answers", lambda: False)
+    assert not text.available("brown")
+    with pytest.raises(text.CorpusMissing, match=r"nltk\.downloader brown"):
+        text.sentences("brown", 3)
+
+
+def test_import_needs_no_tokenizer_nor_network_package():
+    code = "import sys, nbutils.text; print({'tokenizers', 'datasets', 'nltk', 'huggingface_hub'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+# The BPE.
+
+
+def test_bpe_takes_text_back_and_forth():
+    corpus = small()
+    tokenizer = text.bpe(corpus, 300, sentinels=5)
+    for words in (*corpus.train, "never seen: 漢字 <pad> </s> <extra_id_0>\t\n"):
+        ids = text.tokens([words], tokenizer)
+        assert ids.dtype == torch.int64 and ids[-1] == text.END and (ids[:-1] > text.END).all()
+        assert tokenizer.decode(ids[:-1].tolist(), skip_special_tokens=False) == words
+    assert int((text.tokens(corpus.train, tokenizer) == text.END).sum()) == len(corpus.train)
+    size = tokenizer.get_vocab_size()
+    assert text.sentinel_ids(tokenizer).tolist() == [size - 1, size - 2, size - 3, size - 4, size - 5]
+    assert tokenizer.token_to_id("<pad>") == text.PAD and tokenizer.token_to_id("</s>") == text.END
+
+
+def test_bpe_has_the_size_that_was_asked_for():
+    tokenizer = text.bpe(text.corpus("stdlib", 100_000), 700, sentinels=20)
+    assert tokenizer.get_vocab_size() == 700
+    with pytest.raises(ValueError, match="too small"):
+        text.bpe(small(), 270, sentinels=20)
+
+
+def test_bpe_is_the_same_in_another_process(cache):
+    """Another hash seed, one thread: the same vocabulary."""
+    code = (
+        "from nbutils import text; import hashlib;"
+        "print(hashlib.sha256(text.bpe(text.corpus('stdlib', 150_000), 800).to_str().encode()).hexdigest())"
+    )
+    found = set()
+    for seed, parallel in (("1", "true"), ("2", "false")):
+        environment = {"PYTHONHASHSEED": seed, "TOKENIZERS_PARALLELISM": parallel, "NBUTILS_CACHE": str(cache / seed)}
+        found.add(subprocess.check_output([sys.executable, "-c", code], env=environment, text=True))
+    assert len(found) == 1
+
+
+def test_cache_is_used_and_a_damaged_one_is_rebuilt(cache, monkeypatch):
+    made = []
+    train = text._train_bpe
+    monkeypatch.setattr(text, "_train_bpe", lambda *args: made.append(1) or train(*args))
+    first = text.bpe(small(), 300).to_str()
+    (file,) = cache.iterdir()
+    whole = file.read_bytes()
+    assert text.bpe(small(), 300).to_str() == first and len(made) == 1
+    damages = [b"", whole[:50], whole[:-10], whole.replace(b'"the"', b'"teh"'), b"\xff" + whole, whole + b" "]
+    for count, damaged in enumerate(damages, start=2):
+        file.write_bytes(damaged)
+        assert text.bpe(small(), 300).to_str() == first and len(made) == count
+        assert file.read_bytes() == whole
+    assert list(cache.iterdir()) == [file]  # nothing half-written beside it
+    text.bpe(small(), 301)
+    text.bpe(small("other text\n" * 9), 300)
+    text.bpe(small(), 301, sentinels=1)
+    assert len(list(cache.iterdir())) == 4
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(cache):
+    cache.write_text("a file, not a folder")
+    with pytest.warns(UserWarning, match="no cache"):
+        assert text.bpe(small(), 300).get_vocab_size() <= 300
+
+
+# Windows.
+
+
+def test_batches_are_windows_and_reach_every_place():
+    ids = torch.arange(100, 120)
+    starts = Counter()
+    for inputs, targets in itertools.islice(text.batches(ids, 8, 5, generator(0, "cpu")), 100):
+        assert inputs.shape == targets.shape == (8, 5)
+        assert torch.equal(targets, inputs + 1) and (inputs.diff(dim=1) == 1).all()
+        starts.update(inputs[:, 0].tolist())
+    assert set(starts) == set(range(100, 115))
+    first, again = (next(text.batches(ids, 8, 5, generator(3, "cpu")))[0] for _ in range(2))
+    assert torch.equal(first, again)
+    with pytest.raises(ValueError, match="no window of 21"):
+        text.batches(ids, 8, 20, generator(0, "cpu"))
+
+
+@given(st.integers(2, 50), st.integers(1, 12), st.integers(1, 4))
+def test_evaluation_windows_count_every_token_once(count, length, batch):
+    ids = torch.arange(1000, 1000 + count)
+    seen = []
+    for inputs, targets in text.windows(ids, length, batch):
+        assert inputs.shape == targets.shape and inputs.shape[0] <= batch and inputs.shape[1] == length
+        real = targets != text.IGNORE
+        assert torch.equal(inputs[real] + 1, targets[real]) and (inputs[~real] == text.PAD).all()
+        seen += targets[real].tolist()
+    assert seen == list(range(1001, 1000 + count))
+
+
+# Span corruption.
+
+
+def test_lengths_of_t5():
+    assert text.span_lengths(512) == (568, 114)  # the lengths of T5's pretraining
+
+
+@given(st.integers(3, 700), st.sampled_from([0.05, 0.15, 0.3, 0.5]), st.sampled_from([2.0, 3.0, 5.0]))
+def test_the_input_has_the_wanted_length(length, density, span):
+    taken, labels = text.span_lengths(length, density, span)
+    noise, spans = text.span_counts(taken, density, span)
+    assert taken - noise + spans + 1 == length and noise + spans + 1 == labels
+    if taken * density > 1:
+        assert abs(noise - density * taken) <= 0.5 and abs(spans - max(noise / span, 1)) <= 0.5
+
+
+def runs(row):
+    return [(value, len(list(group))) for value, group in itertools.groupby(row)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 200), st.sampled_from([0.15, 0.4]), st.sampled_from([2.0, 3.0]), st.integers(0, 10**6))
+def test_mask_has_its_counts_and_alternates(length, density, span, seed):
+    noise, spans = text.span_counts(length, density, span)
+    mask = text.span_mask(4, length, generator(seed, "cpu"), density, span)
+    assert mask.shape == (4, length) and mask.dtype == torch.bool and (mask.sum(1) == noise).all()
+    for row in mask.tolist():
+        assert [value for value, _ in runs(row)] == [False, True] * spans  # kept tokens first, noise last
+
+
+def test_all_masks_are_equally_likely():
+    length, density, span = 9, 0.45, 2.0  # 4 noise tokens in 2 spans: 3 · 4 masks
+    masks = Counter(map(tuple, text.span_mask(12_000, length, generator(0, "cpu"), density, span).tolist()))
+    assert len(masks) == 12 and max(abs(count - 1000) for count in masks.values()) < 5 * 1000**0.5
+
+
+def rebuilt(inputs, labels, sentinels):
+    """The tokens, by putting each sentinel's run of the labels into its place in the input."""
+    spans, current = {}, None
+    for index in labels[:-1]:
+        if index in sentinels:
+            current = spans.setdefault(index, [])
+        else:
+            current.append(index)
+    whole = [[index] if index not in sentinels else spans[index] for index in inputs[:-1]]
+    return [index for part in whole for index in part]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(4, 150), st.integers(0, 10**6))
+def test_input_and_labels_give_the_tokens_back(length, seed):
+    sentinels = torch.arange(999, 899, -1)
+    taken, labels_length = text.span_lengths(length)
+    ids = torch.randint(2, 900, (3, taken), generator=generator(seed, "cpu"))
+    mask = text.span_mask(3, taken, generator(seed, "cpu"))
+    inputs, labels = text.corrupt(ids, mask, sentinels)
+    assert inputs.shape == (3, length) and labels.shape == (3, labels_length)
+    used = sentinels[: text.span_counts(taken)[1]].tolist()
+    for row, (ins, outs) in zip(ids.tolist(), zip(inputs.tolist(), labels.tolist(), strict=True), strict=True):
+        assert rebuilt(ins, outs, set(sentinels.tolist())) == row
+        for part in (ins, outs):  # each sentinel once, in order: the vocabulary's last id, the one before, …
+            assert [index for index in part if index >= 900] == used
+            assert part[-1] == text.END and text.END not in part[:-1]
+        assert outs[0] == 999 and ins[-2] == used[-1]  # the noise ends the window
+
+
+def test_corruption_by_hand():
+    ids = torch.tensor([[10, 11, 12, 13, 14, 15]])
+    mask = torch.tensor([[False, True, True, False, False, True]])
+    inputs, labels = text.corrupt(ids, mask, torch.tensor([99, 98]))
+    assert inputs.tolist() == [[10, 99, 13, 14, 98, 1]]
+    assert labels.tolist() == [[99, 11, 12, 98, 15, 1]]
+
+
+def test_span_batches():
+    ids, sentinels = torch.arange(2, 900), torch.arange(999, 899, -1)
+    found = next(text.span_batches(ids, 6, 64, generator(0, "cpu"), sentinels, labels_length=20))
+    assert found["input_ids"].shape == (6, 64) and found["labels"].shape == (6, 20)
+    most = text.span_lengths(64)[1]
+    assert (found["labels"][:, most:] == text.IGNORE).all() and (found["labels"][:, :most] > 0).all()
+    again = next(text.span_batches(ids, 6, 64, generator(0, "cpu"), sentinels, labels_length=20))
+    assert torch.equal(found["input_ids"], again["input_ids"]) and torch.equal(found["labels"], again["labels"])
+    exact = next(text.span_batches(ids, 6, 64, generator(0, "cpu"), sentinels))
+    assert exact["labels"].shape == (6, most)
+    assert len({tuple(row) for row in found["input_ids"].tolist()}) == 6
+
+
+def test_noise_density_of_batches():
+    stream = text.span_batches(torch.full((5000,), 7), 16, 256, generator(0, "cpu"), torch.arange(999, 899, -1))
+    share = torch.cat([(part["labels"] == 7).sum(1) for part in itertools.islice(stream, 5)]).double()
+    assert float(share.mean()) / text.span_lengths(256)[0] == pytest.approx(0.15, abs=0.5 / 256)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: text.span_lengths(2), "too short"),
+        (lambda: text.span_counts(10, 0.9, 1.0), "lower the density"),
+        (lambda: text.span_counts(10, 1.5), "density"),
+        (
+            lambda: text.corrupt(torch.zeros(1, 3).long(), torch.tensor([[True, False, True]]), torch.tensor([9])),
+            "sentinels",
+        ),
+        (
+            lambda: text.corrupt(
+                torch.zeros(2, 3).long(), torch.tensor([[True, True, False], [True, False, False]]), torch.arange(9)
+            ),
+            "same number",
+        ),
+        (
+            lambda: text.span_batches(torch.arange(99), 2, 64, generator(0, "cpu"), torch.arange(9), labels_length=3),
+            "labels",
+        ),
+        (lambda: text.span_batches(torch.arange(9), 2, 64, generator(0, "cpu"), torch.arange(9)), "no window"),
+    ],
+)
+def test_span_corruption_names_bad_input(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
