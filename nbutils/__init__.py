@@ -16,13 +16,16 @@ __all__ = [
     "claims",
     "data",
     "device",
+    "ensemble",
     "figures",
     "fits",
     "homogeneity",
     "models",
     "norms",
+    "optimizers",
     "profile",
     "sublayers",
+    "training",
     "walks",
 ]
 
