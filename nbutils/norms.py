@@ -163,7 +163,7 @@ class NormTracker:
         self._work = [torch.float32 if p.dtype == torch.float32 else torch.float64 for p in self._parameters]
         size = min(self._block, max(p.numel() for p in self._parameters))
         places = 1 if all(p.dtype == t for p, t in zip(self._parameters, self._work, strict=True)) else 4
-        self._buffers = {t: torch.empty(places, size, dtype=t, device=device) for t in set(self._work)}
+        self._buffers = {t: list(torch.empty(places, size, dtype=t, device=device)) for t in set(self._work)}
         self._previous = [torch.empty(p.numel(), dtype=p.dtype, device=device) for p in self._parameters]
         self._snapshot: list[Tensor] | None = None
         self._rows: list[tuple[int, Tensor]] = []
@@ -287,7 +287,7 @@ class NormTracker:
         snapshot = self._snapshot and [x for tensor in self._snapshot for x in tensor.split(self._block)]
         for i, (now, previous, number) in enumerate(self._blocks()):
             theta, old = self._widen(now, number, 1), self._widen(previous, number, 2)
-            delta = torch.sub(theta, old, out=self._buffers[self._work[number]][0][: len(theta)])
+            delta = torch.sub(theta, old, out=self._buffer(number, 0, theta.numel()))
             norm.append(_dot(theta, theta))
             step.append(_dot(delta, delta))
             inner.append(_dot(old, delta))
@@ -318,8 +318,12 @@ class NormTracker:
 
     def _widen(self, block: Tensor, number: int, place: int = 1) -> Tensor:
         """The block itself, or for half types a float64 copy in one of the buffers."""
-        work = self._work[number]
-        return block if block.dtype == work else self._buffers[work][place][: len(block)].copy_(block)
+        same = block.dtype == self._work[number]
+        return block if same else self._buffer(number, place, block.numel()).copy_(block)
+
+    def _buffer(self, number: int, place: int, size: int) -> Tensor:
+        buffer = self._buffers[self._work[number]][place]
+        return buffer if size == buffer.numel() else buffer[:size]
 
     def _reduce(self, parts: list[Tensor]) -> Tensor:
         """Sums over blocks to float64 sums by layer, shape (layers,)."""
