@@ -197,6 +197,7 @@ class NormTracker:
         self._open = False
         self.steps += 1
         if self.steps % self.every:
+            self._version = None  # the copy is old, and fused optimizers do not raise versions
             return
         measured = self._step_products() | self._of_gradients | {"before": self._squared}
         self._record(measured)

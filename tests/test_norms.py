@@ -164,9 +164,13 @@ def test_identity_sees_what_is_written_behind_autograd():
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])
-def test_tracker_every(every):
+@pytest.mark.parametrize("kind", ["sgd", "fused"])
+def test_tracker_every(every, kind):
+    """The fused optimizers change parameters without raising their version."""
     net = network()
-    opt, tracker = torch.optim.SGD(net.parameters(), lr=1e-2), NormTracker(net.named_parameters(), every=every, by=None)
+    fused = {"fused": True, "lr": 1e-2}
+    opt = torch.optim.AdamW(net.parameters(), **fused) if kind == "fused" else torch.optim.SGD(net.parameters(), 1e-2)
+    tracker = NormTracker(net.named_parameters(), every=every, by=None)
     norms = [math.sqrt(sum(float(p.detach().double().square().sum()) for p in net.parameters()))]
     for _ in range(10):
         net(torch.ones(1, 6)).square().sum().backward()
@@ -177,6 +181,20 @@ def test_tracker_every(every):
     assert history.step.tolist() == list(range(0, 11, every))
     np.testing.assert_allclose(history.norm, norms[::every], rtol=1e-6)
     assert tracker.identity_error() < 1e-6
+
+
+def test_tracker_of_every_nth_step_sees_that_step_alone():
+    """Also with the fused optimizers, which change parameters without raising their versions."""
+    lengths = []
+    for every in (1, 4):
+        theta = nn.Parameter(torch.ones(9))
+        adam, tracker = torch.optim.AdamW([theta], fused=True), NormTracker([("theta", theta)], every=every, by=None)
+        for _ in range(8):
+            theta.grad = torch.ones(9)
+            with tracker.step():
+                adam.step()
+        lengths.append(tracker.history().set_index("step").step_norm)
+    assert lengths[1][4] == lengths[0][4] and lengths[1][8] == lengths[0][8]
 
 
 def test_tracker_skips_frozen_and_views_that_are_not_contiguous():
