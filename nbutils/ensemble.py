@@ -53,16 +53,16 @@ def train_ensemble(
 ) -> tuple[pd.DataFrame, list[dict[str, Tensor]]]:
     """Train every member on the same batches, at the same time; each comes out as it does alone, to rounding.
 
-    The members are rows of one matrix of parameters: one forward and backward pass (``torch.func.vmap``) and one update
-    for all. That saves the fixed cost of each operation. It saves no arithmetic, so it pays for small models and on GPUs.
+    The members are rows of one matrix of parameters: one forward and backward pass (``torch.func.vmap``) and one
+    update for all. That saves the fixed cost of each operation and no arithmetic: it pays for small models and on GPUs.
 
     Args:
         make_model: a new model for a seed; models without dropout.
-        optimizer: ``adamw`` (decoupled weight decay) or ``sgd`` (weight decay added to the gradient), as torch has them.
+        optimizer: ``adamw`` (decoupled weight decay) or ``sgd`` (weight decay added to the gradient), as in torch.
         schedule: factor on every member's learning rate, by number of steps done.
 
     Returns:
-        The history: ``member, lr, weight_decay, seed, step, loss, norm`` (the last row of each has the norm alone), and
+        The history: ``member, lr, weight_decay, seed, step, loss, norm`` with the rows of ``train``, and
         the trained parameters of each member by name.
 
     Raises:
@@ -87,14 +87,13 @@ def train_ensemble(
         return loss(_Called(template, _unflatten(row, shapes)), batch)
 
     first, second = torch.zeros_like(theta), torch.zeros_like(theta)
-    source, rows = endless(batches), []
+    source = endless(batches)
+    rows = [(0, torch.full_like(theta[:, 0], torch.nan), _norms(theta))]  # as in train: a row is about the step before
     for t in tqdm(range(steps), desc=f"training {len(members)} members", disable=not progress):
         batch = to_device(next_batch(source, t, steps), place)
         with sdpa_kernel(SDPBackend.MATH):  # the fast kernels have no batching rule
             losses = vmap(one, (0, None))(theta, batch)
         (gradient,) = torch.autograd.grad(losses.sum(), theta)  # members are independent: each row is its own
-        if t % every == 0:
-            rows.append((t, losses.detach(), theta.detach().double().square().sum(1).sqrt()))
         with torch.no_grad():
             lr = column["lr"] * schedule(t)
             if optimizer == "adamw":
@@ -107,7 +106,8 @@ def train_ensemble(
                 gradient = gradient + column["weight_decay"] * theta
                 first.mul_(momentum).add_(gradient)
                 theta -= lr * first
-    rows.append((steps, torch.full_like(theta[:, 0], torch.nan), theta.detach().double().square().sum(1).sqrt()))
+        if (t + 1) % every == 0:
+            rows.append((t + 1, losses.detach(), _norms(theta)))
     frames = [
         pd.DataFrame({"member": range(len(members)), "step": t, "loss": value.cpu(), "norm": norm.cpu()})
         for t, value, norm in rows
@@ -115,6 +115,10 @@ def train_ensemble(
     table = pd.DataFrame([{"member": i} | vars(member) for i, member in enumerate(members)])
     history = table.merge(pd.concat(frames)).sort_values(["member", "step"], ignore_index=True)
     return history, [{name: p.detach().clone() for name, p in _unflatten(row, shapes).items()} for row in theta]
+
+
+def _norms(theta: Tensor) -> Tensor:
+    return theta.detach().double().square().sum(1).sqrt()
 
 
 class _Called:

@@ -216,7 +216,7 @@ class Transformer(nn.Module):
         self.length = length
         with torch.device("meta"):  # shapes only: torch's own draw would use the global generator
             self.embedding = nn.Embedding(vocab, dim)
-            self.positions = nn.Embedding(length, dim) if positions else None
+            self.position_embedding = nn.Embedding(length, dim) if positions else None
             self.blocks = nn.ModuleList(
                 Block(
                     dim,
@@ -232,7 +232,7 @@ class Transformer(nn.Module):
                 for _ in range(depth)
             )
             self.norm = nn.LayerNorm(dim, eps=eps) if placement == "pre" else None
-            self.unembedding = None if outputs is None else nn.Linear(dim, outputs, bias=biases)
+            self.readout = None if outputs is None else nn.Linear(dim, outputs, bias=biases)
         self.to_empty(device="cpu" if generator is None else generator.device).to(dtype)
         _draw(self, init_std, generator)
 
@@ -247,8 +247,8 @@ class Transformer(nn.Module):
         if tokens.shape[-1] > self.length:
             raise ValueError(f"{tokens.shape[-1]} tokens are more than the length {self.length} of the model")
         x = self.embedding(tokens)
-        if self.positions is not None:
-            x = x + self.positions.weight[: tokens.shape[-1]]
+        if self.position_embedding is not None:
+            x = x + self.position_embedding.weight[: tokens.shape[-1]]
         states = [x]
         for block in self.blocks:
             states.append(block(states[-1], seen))
@@ -282,7 +282,7 @@ class CausalLM(Transformer):
     def forward(self, tokens: Tensor) -> Tensor:
         """``(batch, T)`` to logits ``(batch, T, vocab)``."""
         x = self.hidden_states(tokens)[-1]
-        return x @ self.embedding.weight.mT if self.unembedding is None else self.unembedding(x)
+        return x @ self.embedding.weight.mT if self.readout is None else self.readout(x)
 
 
 class Classifier(Transformer):
@@ -308,7 +308,7 @@ class Classifier(Transformer):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``(batch, T)`` to logits ``(batch, classes)``."""
-        return self.unembedding(self.hidden_states(tokens)[-1][..., -1, :])
+        return self.readout(self.hidden_states(tokens)[-1][..., -1, :])
 
 
 @torch.no_grad()

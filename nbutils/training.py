@@ -1,7 +1,7 @@
 """One plain training loop that measures its own steps, and the record it leaves.
 
-A step is δ = θ' − θ. Row t of a history is about the step from θ_t to θ_{t+1}: the loss and θ·∇L at θ_t, its norm, and
-‖δ‖ and θ·δ, so that ρ² of the next row is ρ² + ‖δ‖² + 2θ·δ when every step is recorded.
+Row t of a history belongs to the step δ from θ_{t−1} to θ_t, as in ``norms.NormTracker``: ‖θ_t‖ after it, ‖δ‖ and θ·δ,
+and loss, learning rate and θ·∇L, which are at θ_{t−1}. Row 0 is the start and has the norm alone.
 
 Under ``accelerate launch`` the same script trains on several GPUs: each process takes its share of every batch, and the
 history is that of one process, to rounding.
@@ -13,7 +13,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -29,13 +29,14 @@ from tqdm.auto import tqdm
 
 from nbutils import device as devices
 from nbutils import optimizers
+from nbutils.norms import NormTracker, layer_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 Batch = Any  # tokens (B, T + 1), a pair (inputs, targets), or a mapping of tensors for a transformers model
 IGNORED = -100  # the target that cross_entropy leaves out
-COLUMNS = ("step", "loss", "lr", "norm", "step_norm", "inner", "alignment", "projection")
+COLUMNS = ("step", "loss", "lr", "norm", "step_norm", "inner", "alignment", "projection", "grad_norm")
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Run:
     """What a training left behind.
 
     Attributes:
-        history: one row per recorded step: ``step`` (steps done before), ``loss``, ``lr``, ``norm`` ‖θ‖, ``step_norm``
-            ‖δ‖, ``inner`` θ·δ, ``alignment`` cos(θ, δ), ``projection`` θ·∇L. The last row, at the end, has the norm alone.
+        history: one row per recorded step: ``step`` (steps done), ``loss``, ``lr``, ``norm`` ‖θ‖, ``step_norm`` ‖δ‖,
+            ``inner`` θ·δ, ``alignment`` cos(θ, δ), ``projection`` θ·∇L and ``grad_norm`` ‖∇L‖, before clipping.
         layers: the same by layer without loss and lr, with a column ``layer``; empty unless asked for.
         snapshots: parameters by name, by step, on the CPU.
         measures: what ``on_snapshot`` returned, with its ``step``.
@@ -61,24 +62,14 @@ class Run:
 def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross-entropy of a batch, in nats.
 
-    Tokens ``(B, T + 1)``: of the next token. A pair ``(inputs, targets)``: of ``model(inputs)``. A mapping: the ``loss``
-    of a ``transformers`` model. Targets of −100 do not count.
+    Tokens ``(B, T + 1)``: of the next token. A pair ``(inputs, targets)``: of ``model(inputs)``. A mapping: the
+    ``loss`` of a ``transformers`` model. Targets of −100 do not count.
     """
     if isinstance(batch, Mapping):
         return model(**batch).loss
     inputs, targets = (batch[:, :-1], batch[:, 1:]) if isinstance(batch, Tensor) else batch
     logits = model(inputs)
     return cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
-
-
-def layer_of(name: str) -> str:
-    """The layer of a parameter: its name up to the first number, or its first part.
-
-    >>> layer_of("encoder.block.3.layer.0.SelfAttention.q.weight"), layer_of("embedding.weight")
-    ('encoder.block.3', 'embedding')
-    """
-    numbered = re.match(r"(.*?\.\d+)\.", name)
-    return numbered[1] if numbered else name.split(".")[0]
 
 
 def gradient_scales(model: nn.Module, batch: Batch, *, loss: Callable[[nn.Module, Batch], Tensor] = batch_loss) -> dict:
@@ -91,16 +82,12 @@ def gradient_scales(model: nn.Module, batch: Batch, *, loss: Callable[[nn.Module
     }
 
 
-def noise_gradients(
-    model: nn.Module, generator: torch.Generator, *, scale: float | Mapping[str, float] = 1.0
-) -> None:
+def noise_gradients(model: nn.Module, generator: torch.Generator, *, scale: float | Mapping[str, float] = 1.0) -> None:
     """Put independent normal noise in the place of every gradient; ``scale`` is its deviation, for all or by name."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             std = scale[name] if isinstance(scale, Mapping) else scale
-            drawn = torch.randn(
-                parameter.shape, generator=generator, dtype=parameter.dtype, device=generator.device
-            )
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype, device=generator.device)
             parameter.grad = std * drawn.to(parameter.device)
 
 
@@ -116,6 +103,7 @@ def train(
     noise_scale: float | Mapping[str, float] = 1.0,
     clip: float | None = None,
     every: int = 1,
+    projections: bool = True,
     by_layer: bool = False,
     snapshots: Iterable[int] = (),
     on_snapshot: Callable[[int, nn.Module], Mapping[str, float] | None] | None = None,
@@ -136,7 +124,8 @@ def train(
             by parameter as ``gradient_scales`` gives it) in the place of ∇L. The batches are then not used, the loss is
             not computed, and ``projection`` is θ·noise.
         clip: largest norm of the gradient.
-        every: record every n-th step, always the first.
+        every: record every n-th step, and the start.
+        projections: record θ·∇L and ‖∇L‖ too, for one more reading of the parameters.
         by_layer: record each layer too.
         snapshots: steps at which the parameters are kept, of 0 … ``steps``. With ``on_snapshot`` that is called
             instead, in eval mode without gradients; what it returns goes to ``measures``.
@@ -158,6 +147,9 @@ def train(
     if place.type != "cuda" and (precision == "bf16" or compile):
         asked = "precision='bf16'" if precision == "bf16" else "compile=True"
         raise ValueError(f"{asked} is for CUDA and this run is on {place.type}: leave it out, or use device='cuda'")
+    wanted, kept, measures = set(snapshots), {}, []
+    if outside := sorted(step for step in wanted if not 0 <= step <= steps):
+        raise ValueError(f"snapshots at {', '.join(map(str, outside))} are outside of 0 … {steps}")
     model.to(place)
     if isinstance(optimizer, str):
         optimizer = optimizers.optimizer(optimizer, [p for p in model.parameters() if p.requires_grad])
@@ -165,10 +157,12 @@ def train(
     forward = accelerator.prepare_model(model) if accelerator else model
     forward = torch.compile(forward) if compile else forward
     autocast = torch.autocast("cuda", torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
-    noise = devices.generator(seed, "cpu") if gradients == "noise" else None
-    wanted, kept, measures = set(snapshots), {}, []
-    steps_seen = _Steps(model, by_layer)
+    noise = devices.generator(seed, place.type) if gradients == "noise" else None
     source = endless(batches) if noise is None else itertools.repeat(None)
+    tracker = NormTracker(
+        model.named_parameters(), every=every, by=layer_of if by_layer else None, gradients=projections
+    )
+    rows = [{"step": 0, "loss": float("nan"), "lr": float("nan")}]
 
     with _dropout_seed(seed + (accelerator.process_index if accelerator else 0), place):
         model.train()
@@ -176,7 +170,6 @@ def train(
         for t in (bar := tqdm(range(steps), desc="training", disable=not (progress and first))):
             if t in wanted:
                 _snapshot(t, model, kept, measures, on_snapshot)
-            recorded = t % every == 0
             optimizer.zero_grad()
             if noise is None:
                 batch, weight = _share(next_batch(source, t, steps), accelerator)
@@ -185,21 +178,24 @@ def train(
                 value.backward()
             else:
                 noise_gradients(model, noise, scale=noise_scale)
-            if recorded:
-                steps_seen.before()
+            tracker.before()  # here the gradient is still whole
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             for group in optimizer.param_groups:
                 group["lr"] = rate(t)
             optimizer.step()
-            if recorded:
+            tracker.after()
+            if tracker.steps % every == 0:
                 mean = float("nan") if noise is not None else _mean(value, accelerator)
-                steps_seen.after({"step": t, "loss": mean, "lr": rate(t)})
+                rows.append({"step": tracker.steps, "loss": mean, "lr": rate(t)})
                 bar.set_postfix(loss=f"{mean:.3f}", refresh=False)
         if steps in wanted:
             _snapshot(steps, model, kept, measures, on_snapshot)
     optimizer.zero_grad()
-    history, layers = steps_seen.end(steps)
+    measured = tracker.history().drop(columns="cos_similarity")
+    total = measured["layer"] == "total"
+    history = pd.DataFrame(rows).merge(measured[total], on="step")[list(COLUMNS)]
+    layers = measured[~total].reset_index(drop=True)
     settings = {
         "optimizer": type(optimizer).__name__,
         "steps": steps,
@@ -210,62 +206,9 @@ def train(
         "seed": seed,
         "device": place.type,
         "processes": accelerator.num_processes if accelerator else 1,
+        "rank": accelerator.process_index if accelerator else 0,
     }
-    return Run(history, layers, kept, pd.DataFrame(measures), settings)
-
-
-class _Steps:
-    """Norms of θ and δ and their products, in float64, in total and by layer."""
-
-    def __init__(self, model: nn.Module, by_layer: bool) -> None:
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.layer = [layer_of(name) for name in self.parameters]
-        self.by_layer, self.rows, self.layers = by_layer, [], []
-        self.old: list[Tensor] = []
-
-    @torch.no_grad()
-    def before(self) -> None:
-        """Between the backward pass and the step."""
-        self.old = [p.detach().clone() for p in self.parameters.values()]
-        self.products = [
-            (_dot(p, p), 0.0 if p.grad is None else _dot(p, p.grad)) for p in self.parameters.values()
-        ]
-
-    @torch.no_grad()
-    def after(self, row: dict[str, float]) -> None:
-        """After the step."""
-        sums: dict[str, list[float]] = {}
-        for p, old, (square, slope), layer in zip(
-            self.parameters.values(), self.old, self.products, self.layer, strict=True
-        ):
-            delta = p - old
-            for key in (layer, "total"):
-                total = sums.setdefault(key, [0.0] * 4)
-                for i, x in enumerate((square, _dot(delta, delta), _dot(old, delta), slope)):
-                    total[i] += x
-        self.rows.append(row | _row(*sums.pop("total")))
-        if self.by_layer:
-            self.layers += [{"step": row["step"], "layer": layer} | _row(*values) for layer, values in sums.items()]
-
-    @torch.no_grad()
-    def end(self, step: int) -> tuple[pd.DataFrame, pd.DataFrame]:
-        squares: dict[str, float] = {}
-        for p, layer in zip(self.parameters.values(), self.layer, strict=True):
-            squares[layer] = squares.get(layer, 0.0) + _dot(p, p)
-        self.rows.append({"step": step, "norm": sum(squares.values()) ** 0.5})
-        if self.by_layer:
-            self.layers += [{"step": step, "layer": key, "norm": value**0.5} for key, value in squares.items()]
-        return pd.DataFrame(self.rows, columns=list(COLUMNS)), pd.DataFrame(self.layers)
-
-
-def _dot(a: Tensor, b: Tensor) -> float:
-    return float((a.double() * b.double()).sum())
-
-
-def _row(square: float, step_square: float, inner: float, projection: float) -> dict[str, float]:
-    norm, step = square**0.5, step_square**0.5
-    alignment = inner / (norm * step) if norm * step else float("nan")
-    return {"norm": norm, "step_norm": step, "inner": inner, "alignment": alignment, "projection": projection}
+    return Run(history, layers if by_layer else pd.DataFrame(), kept, pd.DataFrame(measures), settings)
 
 
 def _accelerator(device: str) -> Accelerator | None:
@@ -346,22 +289,23 @@ def _snapshot(
 
 def save_run(run: Run, folder: Path | str) -> None:
     """Write tables as CSV, settings as JSON and snapshots as safetensors. All or nothing: an old folder is replaced."""
-    from safetensors.torch import save_file
-
     folder = Path(folder)
     part, old = (folder.with_name(f"{folder.name}.{word}{os.getpid()}") for word in ("part", "old"))
-    (part / "snapshots").mkdir(parents=True)
-    for name in ("history", "layers", "measures"):
-        table = getattr(run, name)
-        if len(table.columns):
-            table.to_csv(part / f"{name}.csv", index=False)
-    for step, parameters in run.snapshots.items():
-        save_file({key: value.contiguous() for key, value in parameters.items()}, part / f"snapshots/{step}.safetensors")
-    (part / "settings.json").write_text(json.dumps(run.settings, indent=1) + "\n", encoding="utf-8")
-    if folder.exists():
-        os.replace(folder, old)
-    os.replace(part, folder)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        (part / "snapshots").mkdir(parents=True)
+        for name in ("history", "layers", "measures"):
+            if len((table := getattr(run, name)).columns):
+                table.to_csv(part / f"{name}.csv", index=False)
+        for step, parameters in run.snapshots.items():
+            tensors = {key: value.contiguous() for key, value in parameters.items()}
+            safetensors.torch.save_file(tensors, part / f"snapshots/{step}.safetensors")
+        (part / "settings.json").write_text(json.dumps(run.settings, indent=1) + "\n", encoding="utf-8")
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def load_run(folder: Path | str) -> Run:
@@ -370,16 +314,24 @@ def load_run(folder: Path | str) -> Run:
     Raises:
         FileNotFoundError: no run there.
     """
-    from safetensors.torch import load_file
-
     folder = Path(folder)
     if not (folder / "history.csv").is_file():
         raise FileNotFoundError(f"{folder} has no history.csv: it is not a saved run")
     tables = {
-        name: pd.read_csv(folder / f"{name}.csv", float_precision="round_trip")
+        name: _read_table(folder / f"{name}.csv")
         for name in ("history", "layers", "measures")
         if (folder / f"{name}.csv").is_file()
     }
     files = sorted((folder / "snapshots").glob("*.safetensors"), key=lambda file: int(file.stem))
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    return Run(**tables, snapshots={int(file.stem): load_file(file) for file in files}, settings=settings)
+    return Run(
+        **tables, snapshots={int(file.stem): safetensors.torch.load_file(file) for file in files}, settings=settings
+    )
+
+
+def _read_table(file: Path) -> pd.DataFrame:
+    """A table as it was written: through Python's ``float``, since pandas rounds the last bit in some versions."""
+    table = pd.read_csv(file, dtype=str, keep_default_na=False)
+    return table.apply(
+        lambda x: x if x.name == "layer" else x.astype("int64") if x.name == "step" else x.replace("", "nan").map(float)
+    )
