@@ -1,12 +1,20 @@
-"""The few networks of the book that are not sublayers (``nbutils.sublayers``)."""
+"""The few networks of the book that are not sublayers (``nbutils.sublayers``).
+
+Homogeneous networks, and small transformers whose normalisation, mask, biases and initial values can be chosen: a
+causal language model, a classifier of sequences, and T5 as ``transformers`` has it.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+PLACEMENTS = ("post", "pre", "residual-post")
+MASKS = ("causal", "multiplicative", "none")
 
 
 class HomogeneousMLP(nn.Module):
@@ -48,3 +56,317 @@ class HomogeneousMLP(nn.Module):
         for weight in self.weights[:-1]:
             x = torch.relu(x @ weight.mT)
         return x @ self.weights[-1].mT
+
+
+class Attention(NamedTuple):
+    """What one attention layer computed, both ``(batch, heads, T, T)``, queries before keys.
+
+    ``scores`` are masked and divided by √d as the softmax sees them: ``weights == scores.softmax(-1)``.
+    """
+
+    scores: Tensor
+    weights: Tensor
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention with separate query, key and value matrices (T5's, so that Adafactor scales each alone).
+
+    Args:
+        mask: ``causal`` (future scores −∞), ``multiplicative`` (future scores times 0: what the paper's released code
+            does; the future is then attended with weight e⁰ / Σ e^s) or ``none``.
+        uniform: no queries and keys, every score is 0: a mean over the positions that the mask leaves.
+    """
+
+    def __init__(self, dim: int, heads: int, *, mask: str, biases: bool, uniform: bool) -> None:
+        super().__init__()
+        self.heads, self.mask = heads, mask
+        self.query = None if uniform else nn.Linear(dim, dim, bias=biases)
+        self.key = None if uniform else nn.Linear(dim, dim, bias=biases)
+        self.value = nn.Linear(dim, dim, bias=biases)
+        self.output = nn.Linear(dim, dim, bias=biases)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)  # (..., T, dim) to (..., heads, T, d)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Masked scores ``(batch, heads, T, T)`` of the input ``(batch, T, dim)``."""
+        length = x.shape[-2]
+        if self.query is None:
+            scores = x.new_zeros(*x.shape[:-2], self.heads, length, length)
+        else:
+            q, k = self._split(self.query(x)), self._split(self.key(x))
+            scores = q @ k.mT / q.shape[-1] ** 0.5
+        past = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        match self.mask:
+            case "causal":
+                return scores.masked_fill(~past, -torch.inf)
+            case "multiplicative":
+                return scores * past
+        return scores
+
+    def forward(self, x: Tensor, seen: list[Attention] | None = None) -> Tensor:
+        """``(batch, T, dim)`` in and out. A list ``seen`` gets scores and weights, at the cost of the fast kernel."""
+        v = self._split(self.value(x))
+        if seen is None and self.query is not None and self.mask != "multiplicative":
+            q, k = self._split(self.query(x)), self._split(self.key(x))
+            heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.mask == "causal")
+        else:
+            scores = self.scores(x)
+            weights = scores.softmax(-1)
+            if seen is not None:
+                seen.append(Attention(scores, weights))
+            heads = weights @ v
+        return self.output(heads.transpose(-2, -3).flatten(-2))
+
+
+class Block(nn.Module):
+    """Attention and a ReLU layer, each with residual and layer norm in one of three places.
+
+    ``post``: LN(x + f(x)); ``pre``: x + f(LN(x)); ``residual-post``: x + LN(f(x)), which the paper's released code
+    calls pre-norm. Dropout acts on f(x).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        hidden: int,
+        *,
+        placement: str,
+        mask: str,
+        biases: bool,
+        uniform: bool,
+        eps: float,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.placement = placement
+        self.attention = SelfAttention(dim, heads, mask=mask, biases=biases, uniform=uniform)
+        self.attention_norm = nn.LayerNorm(dim, eps=eps)
+        self.inner = nn.Linear(dim, hidden, bias=biases)
+        self.outer = nn.Linear(hidden, dim, bias=biases)
+        self.feedforward_norm = nn.LayerNorm(dim, eps=eps)
+        self.dropout = nn.Dropout(dropout)
+
+    def _place(self, x: Tensor, core: Callable[[Tensor], Tensor], norm: nn.LayerNorm) -> Tensor:
+        if self.placement == "pre":
+            return x + self.dropout(core(norm(x)))
+        if self.placement == "post":
+            return norm(x + self.dropout(core(x)))
+        return x + norm(self.dropout(core(x)))
+
+    def forward(self, x: Tensor, seen: list[Attention] | None = None) -> Tensor:
+        """``(batch, T, dim)`` in and out."""
+        x = self._place(x, lambda y: self.attention(y, seen), self.attention_norm)
+        return self._place(x, lambda y: self.outer(torch.relu(self.inner(y))), self.feedforward_norm)
+
+
+class Transformer(nn.Module):
+    """Embedding, learned positions and ``depth`` blocks; pre-norm ends with one more layer norm.
+
+    Args:
+        vocab, dim, depth, heads: sizes; ``heads`` divides ``dim``.
+        length: of the longest input.
+        placement: ``post``, ``pre`` or ``residual-post`` (``Block``).
+        mask: ``causal``, ``multiplicative`` or ``none`` (``SelfAttention``).
+        hidden: width of the ReLU layer, ``4 * dim`` if not given.
+        positions: False leaves out the position embedding.
+        biases: of the linear maps; the layer norms keep gain and shift.
+        uniform: True takes away queries and keys, so that attention is a mean.
+        eps: of the layer norms.
+        init_std: of all matrices and embeddings, biases 0; ``"standard"`` draws as torch does by default: embeddings
+            with deviation 1, matrices and biases uniform within ±1/√fan-in.
+        dtype: of the parameters.
+        generator: for the initial draw, seed 0 without one. The global generator is neither read nor moved.
+
+    Raises:
+        ValueError: unknown placement, mask or init, heads that do not divide the width.
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        dim: int,
+        depth: int,
+        heads: int,
+        length: int,
+        *,
+        placement: str = "pre",
+        mask: str = "causal",
+        hidden: int | None = None,
+        positions: bool = True,
+        biases: bool = True,
+        uniform: bool = False,
+        eps: float = 1e-5,
+        dropout: float = 0.0,
+        init_std: float | str = 0.02,
+        dtype: torch.dtype = torch.float32,
+        generator: torch.Generator | None = None,
+        outputs: int | None = None,
+    ) -> None:
+        super().__init__()
+        if placement not in PLACEMENTS:
+            raise ValueError(f"unknown placement {placement!r}: choose one of {', '.join(PLACEMENTS)}")
+        if mask not in MASKS:
+            raise ValueError(f"unknown mask {mask!r}: choose one of {', '.join(MASKS)}")
+        if dim % heads:
+            raise ValueError(f"{heads} heads do not divide the width {dim}")
+        if isinstance(init_std, str) and init_std != "standard":
+            raise ValueError(f"unknown init {init_std!r}: a number, or 'standard'")
+        self.length = length
+        with torch.device("meta"):  # shapes only: torch's own draw would use the global generator
+            self.embedding = nn.Embedding(vocab, dim)
+            self.position_embedding = nn.Embedding(length, dim) if positions else None
+            self.blocks = nn.ModuleList(
+                Block(
+                    dim,
+                    heads,
+                    hidden or 4 * dim,
+                    placement=placement,
+                    mask=mask,
+                    biases=biases,
+                    uniform=uniform,
+                    eps=eps,
+                    dropout=dropout,
+                )
+                for _ in range(depth)
+            )
+            self.norm = nn.LayerNorm(dim, eps=eps) if placement == "pre" else None
+            self.readout = None if outputs is None else nn.Linear(dim, outputs, bias=biases)
+        self.to_empty(device="cpu" if generator is None else generator.device).to(dtype)
+        _draw(self, init_std, generator)
+
+    def hidden_states(self, tokens: Tensor, seen: list[Attention] | None = None) -> list[Tensor]:
+        """``depth + 1`` tensors ``(batch, T, dim)``: the embedding, then each block's output.
+
+        The last one is what the unembedding reads, so in pre-norm it is after the final layer norm.
+
+        Raises:
+            ValueError: the input is longer than the positions.
+        """
+        if tokens.shape[-1] > self.length:
+            raise ValueError(f"{tokens.shape[-1]} tokens are more than the length {self.length} of the model")
+        x = self.embedding(tokens)
+        if self.position_embedding is not None:
+            x = x + self.position_embedding.weight[: tokens.shape[-1]]
+        states = [x]
+        for block in self.blocks:
+            states.append(block(states[-1], seen))
+        if self.norm is not None:
+            states[-1] = self.norm(states[-1])
+        return states
+
+    def attentions(self, tokens: Tensor) -> list[Attention]:
+        """Scores and weights of each layer for ``tokens`` ``(batch, T)``."""
+        seen: list[Attention] = []
+        self.hidden_states(tokens, seen)
+        return seen
+
+
+class CausalLM(Transformer):
+    """Language model: logits of the next token at every position. Arguments as ``Transformer``, and
+
+    Args:
+        tied: the embedding is the unembedding too (no bias there).
+
+    >>> model = CausalLM(50, 16, depth=2, heads=2, length=8)
+    >>> model(torch.zeros(3, 8, dtype=torch.long)).shape
+    torch.Size([3, 8, 50])
+    """
+
+    def __init__(
+        self, vocab: int, dim: int, depth: int, heads: int, length: int, *, tied: bool = True, **options: Any
+    ) -> None:
+        super().__init__(vocab, dim, depth, heads, length, outputs=None if tied else vocab, **options)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``(batch, T)`` to logits ``(batch, T, vocab)``."""
+        x = self.hidden_states(tokens)[-1]
+        return x @ self.embedding.weight.mT if self.readout is None else self.readout(x)
+
+
+class Classifier(Transformer):
+    """Class logits read off the last position, for formal languages. Arguments as ``Transformer``; no mask by default.
+
+    >>> Classifier(4, 16, depth=1, heads=2, length=8, classes=2)(torch.zeros(3, 8, dtype=torch.long)).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        dim: int,
+        depth: int,
+        heads: int,
+        length: int,
+        *,
+        classes: int,
+        mask: str = "none",
+        **options: Any,
+    ) -> None:
+        super().__init__(vocab, dim, depth, heads, length, outputs=classes, mask=mask, **options)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``(batch, T)`` to logits ``(batch, classes)``."""
+        return self.readout(self.hidden_states(tokens)[-1][..., -1, :])
+
+
+@torch.no_grad()
+def _draw(model: nn.Module, init_std: float | str, generator: torch.Generator | None) -> None:
+    """Initial values, module by module; layer norms get gain 1 and shift 0."""
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    for module in model.modules():
+        match module:
+            case nn.LayerNorm():
+                nn.init.ones_(module.weight)
+                nn.init.zeros_(module.bias)
+            case nn.Embedding():
+                module.weight.normal_(0, 1 if init_std == "standard" else init_std, generator=generator)
+            case nn.Linear():
+                bound = module.in_features**-0.5
+                for parameter in module.parameters():
+                    if init_std == "standard":
+                        parameter.uniform_(-bound, bound, generator=generator)
+                    elif parameter.ndim == 2:
+                        parameter.normal_(0, init_std, generator=generator)
+                    else:
+                        parameter.zero_()
+
+
+def small_t5(
+    vocab: int,
+    dim: int,
+    layers: int,
+    *,
+    heads: int = 4,
+    hidden: int | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    **config: Any,
+) -> nn.Module:
+    """A T5 of ``layers`` encoder and ``layers`` decoder layers, new, from a configuration: nothing is downloaded.
+
+    ``transformers`` draws its weights from torch's global generator; here that happens under a fork of it, seeded with
+    ``seed``, which leaves the caller's as it was. Embeddings start with deviation 1 and are tied, as in T5.
+
+    Args:
+        vocab: padding and decoder start are token 0, the end is token 1.
+        dim: d_model; the ReLU layers are ``hidden`` wide, ``4 * dim`` if not given.
+        config: further fields of ``transformers.T5Config``, such as ``tie_word_embeddings``.
+    """
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    settings = T5Config(
+        vocab_size=vocab,
+        d_model=dim,
+        d_ff=hidden or 4 * dim,
+        d_kv=dim // heads,
+        num_heads=heads,
+        num_layers=layers,
+        num_decoder_layers=layers,
+        dropout_rate=dropout,
+        **{"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "use_cache": False} | config,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return T5ForConditionalGeneration(settings)

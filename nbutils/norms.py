@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+BLOCK = 1 << 16  # elements: three float32 blocks fit a core's L2 cache, so a tracked step reads memory about once
+QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
+BLOCK_NUMBER = re.compile(r"(?:^|\.)((?:\w+\.)*?)(?:h|layers?|blocks?)\.(\d+)(?:\.|$)")
 
 
 class NormBudget(NamedTuple):
@@ -72,3 +83,259 @@ def drift_free_cap(steps: ArrayLike, *, warmup: int = 10_000, alpha: float = 1.0
     relative = alpha**2 / np.maximum(np.arange(steps[-1]), warmup)
     total = np.concatenate(([0.0], np.cumsum(np.log1p(relative))))
     return np.diff(total[steps])
+
+
+def layer_of(name: str) -> str:
+    """Layer of a parameter, from its name: the transformer block with its number, ``embedding``, or the first part.
+
+    >>> [layer_of(name) for name in ("transformer.h.3.attn.weight", "encoder.block.0.layer.1.wo.weight")]
+    ['transformer.3', 'encoder.0']
+    >>> [layer_of(name) for name in ("layers.11.norm.bias", "wte.weight", "token_embedding.weight", "head.weight")]
+    ['11', 'embedding', 'embedding', 'head']
+    """
+    found = BLOCK_NUMBER.search(name)
+    if found:
+        return found[1] + found[2]
+    if re.search(r"embed|(?:^|\.)(?:wte|wpe|shared)\.", name):
+        return "embedding"
+    return name.split(".", 1)[0]
+
+
+class NormTracker:
+    """Norm, step and alignment of a training run, total and by layer, at about one reading of the parameters a step.
+
+    For θ' = θ + δ it measures ‖θ'‖, ‖δ‖, θ·δ, cos(θ, δ), with ``gradients`` also θ·∇L and ‖∇L‖, and after
+    ``snapshot()`` the cosine of θ' with that snapshot. δ is the step that the parameters really made, after rounding,
+    clipping and weight decay, and not what the optimizer meant. It keeps one copy of the parameters (two with a
+    snapshot). Products are taken over blocks of 65,536 elements in the parameters' precision (half types: in float64)
+    and blocks are summed in float64: for float32 a sum of squares is right to about 1e-7, at worst, for a constant
+    tensor, to 2e-6. On CUDA nothing waits for the device before ``history()``.
+
+    Args:
+        named_parameters: as ``model.named_parameters()`` gives them; those with ``requires_grad=False`` are left out.
+        every: measure at steps ``every``, 2·``every``, …; the others cost nothing.
+        by: from a parameter's name to its layer; ``None`` for the total alone.
+        gradients: measure θ·∇L and ‖∇L‖ as well, from ``.grad`` as it is when the step begins: one more reading.
+
+    Raises:
+        ValueError: nothing to track, parameters on several devices, ``every`` < 1, a layer named ``total``.
+
+    >>> import torch
+    >>> theta = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> tracker, sgd = NormTracker([("theta", theta)], by=None), torch.optim.SGD([theta], lr=1.0)
+    >>> theta.grad = torch.tensor([0.0, -8.0])
+    >>> with tracker.step():
+    ...     sgd.step()
+    >>> tracker.history()[["step", "layer", "step_norm", "inner", "alignment"]].round(2).values.tolist()
+    [[0, 'total', nan, nan, nan], [1, 'total', 8.0, 32.0, 0.8]]
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, Tensor]],
+        *,
+        every: int = 1,
+        by: Callable[[str], str] | None = layer_of,
+        gradients: bool = False,
+    ) -> None:
+        import torch
+
+        named = [(name, p) for name, p in named_parameters if p.requires_grad]
+        devices = {p.device for _, p in named}
+        if every < 1 or len(devices) != 1:
+            raise ValueError(
+                f"give trainable parameters on one device, and every ≥ 1; got {len(named)} of them on "
+                f"{sorted(map(str, devices))}, every = {every}"
+            )
+        layers = [by(name) if by else "total" for name, _ in named]
+        if by and "total" in layers:
+            raise ValueError("no layer may be named 'total': that row is the sum over all layers")
+        self.layers = list(dict.fromkeys(layers))  # in the order of the parameters
+        self.every, self.gradients, self.steps = every, gradients, 0
+        self._parameters = [p for _, p in named]
+        device = self._parameters[0].device
+        # CUDA: whole tensors, since each kernel has its fixed price
+        self._block = BLOCK if device.type == "cpu" else max(p.numel() for p in self._parameters)
+        numbers = [self.layers.index(layer) for layer in layers]
+        blocks = [max(-(-p.numel() // self._block), 1) for p in self._parameters]
+        self._layer_of_block = torch.tensor(np.repeat(numbers, blocks), device=device)
+        # half types go to float64: on their coarse grid float32 sums have a rounding bias of 1e-6
+        self._work = [torch.float32 if p.dtype == torch.float32 else torch.float64 for p in self._parameters]
+        size = min(self._block, max(p.numel() for p in self._parameters))
+        places = 1 if all(p.dtype == t for p, t in zip(self._parameters, self._work, strict=True)) else 4
+        self._buffers = {t: list(torch.empty(places, size, dtype=t, device=device)) for t in set(self._work)}
+        self._previous = [torch.empty(p.numel(), dtype=p.dtype, device=device) for p in self._parameters]
+        self._snapshot: list[Tensor] | None = None
+        self._rows: list[tuple[int, Tensor]] = []
+        self._open, self._of_gradients, self._version = False, {}, None
+        self._refresh()
+        self._record({"norm": self._squared})
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around one ``optimizer.step()``: ``before()`` and ``after()`` in one."""
+        self.before()
+        yield
+        self.after()
+
+    def before(self) -> None:
+        """Right before the optimizer's step, with the gradients in place."""
+        self._open = True
+        if (self.steps + 1) % self.every:
+            return
+        self._refresh()
+        self._of_gradients = self._gradient_products() if self.gradients else {}
+
+    def after(self) -> None:
+        """Right after the optimizer's step.
+
+        Raises:
+            RuntimeError: no ``before()`` since the last ``after()``.
+        """
+        if not self._open:
+            raise RuntimeError("NormTracker.after() without a before(): put both around each optimizer step")
+        self._open = False
+        self.steps += 1
+        if self.steps % self.every:
+            self._version = None  # the copy is old, and fused optimizers do not raise versions
+            return
+        measured = self._step_products() | self._of_gradients | {"before": self._squared}
+        self._record(measured)
+        self._squared, self._version = measured["norm"], self._versions()
+
+    def snapshot(self) -> None:
+        """Keep the parameters as they are now: from here on ``cos_similarity`` is the cosine with them."""
+        self._refresh()
+        self._snapshot, self._snapshot_squared = [p.clone() for p in self._previous], self._squared
+
+    def history(self) -> pd.DataFrame:
+        """One row for each measured step and layer, the total last; row 0 is the start.
+
+        Columns: ``step`` (steps done), ``layer``, ``norm`` ‖θ'‖ after the step, ``step_norm`` ‖δ‖, ``inner`` θ·δ,
+        ``alignment`` cos(θ, δ), ``projection`` θ·∇L and ``grad_norm`` ‖∇L‖ before the step, ``cos_similarity`` with the
+        last snapshot. What was not measured is NaN; so is a cosine with a zero vector.
+        """
+        import pandas as pd
+
+        steps, sums, layers = self._sums()
+        q = dict(zip(QUANTITIES, np.moveaxis(sums, 1, 0), strict=True))  # each (measured steps, layers)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            columns = {
+                "norm": np.sqrt(q["norm"]),
+                "step_norm": np.sqrt(q["step"]),
+                "inner": q["inner"],
+                "alignment": q["inner"] / np.sqrt(q["before"] * q["step"]),
+                "projection": q["projection"],
+                "grad_norm": np.sqrt(q["gradient"]),
+                "cos_similarity": q["snapshot"] / np.sqrt(q["norm"] * q["snapshot_norm"]),
+            }
+        index = {"step": np.repeat(steps, len(layers)), "layer": np.tile(np.array(layers, dtype=object), len(steps))}
+        return pd.DataFrame(index | {name: values.ravel() for name, values in columns.items()})
+
+    def identity_error(self) -> float:
+        """Largest |ρ'² − ρ² − ‖δ‖² − 2θ·δ| / ρ'² over all measured steps and layers (Eq. 3 of the paper).
+
+        ρ² and ρ'² come from their own sums of squares. Rounding gives up to about 1e-6 for float32 and 1e-14 for
+        float64; more means that the parameters were overwritten behind autograd's back (``p.data``) or are not finite.
+
+        Raises:
+            RuntimeError: nothing measured yet.
+        """
+        _, sums, _ = self._sums()
+        q = dict(zip(QUANTITIES, np.moveaxis(sums[1:], 1, 0), strict=True))
+        if not len(sums[1:]):
+            raise RuntimeError("no step measured yet: there is no identity to check")
+        gap = np.abs(q["norm"] - q["before"] - q["step"] - 2 * q["inner"])
+        return float(np.max(gap / np.maximum(q["norm"], np.finfo(np.float64).tiny)))
+
+    def _sums(self) -> tuple[NDArray[np.int64], NDArray[np.float64], list[str]]:
+        """Measured steps (T,), their sums (T, quantities, layers + 1) and the layers, the total last."""
+        import torch
+
+        steps = np.array([step for step, _ in self._rows], dtype=np.int64)
+        sums = torch.stack([sums for _, sums in self._rows]).cpu().numpy()
+        if self.layers == ["total"]:
+            return steps, sums, self.layers
+        return steps, np.concatenate([sums, sums.sum(axis=2, keepdims=True)], axis=2), [*self.layers, "total"]
+
+    def _record(self, measured: dict[str, Tensor]) -> None:
+        import torch
+
+        missing = torch.full_like(self._squared, torch.nan)
+        self._rows.append((self.steps, torch.stack([measured.get(name, missing) for name in QUANTITIES])))
+
+    def _versions(self) -> list[tuple[int, int]]:
+        return [(p._version, p.data_ptr()) for p in self._parameters]
+
+    def _refresh(self) -> None:
+        """Copy the parameters and take their norm, unless the copy of the last step is still exact.
+
+        Each in-place change raises a tensor's version, so what happens between two steps is not taken for a step.
+        """
+        if self._version == self._versions():
+            return
+        norm = []
+        for now, previous, number in self._blocks():
+            previous.copy_(now)
+            norm.append(_dot(*(self._widen(now, number),) * 2))
+        self._squared, self._version = self._reduce(norm), self._versions()
+
+    def _step_products(self) -> dict[str, Tensor]:
+        """‖θ'‖², ‖δ‖², θ·δ and θ'·snapshot by layer; the copy moves on to θ' while the block is in the cache."""
+        import torch
+
+        norm, step, inner, kept = [], [], [], []
+        snapshot = self._snapshot and [x for tensor in self._snapshot for x in tensor.split(self._block)]
+        for i, (now, previous, number) in enumerate(self._blocks()):
+            theta, old = self._widen(now, number, 1), self._widen(previous, number, 2)
+            delta = torch.sub(theta, old, out=self._buffer(number, 0, theta.numel()))
+            norm.append(_dot(theta, theta))
+            step.append(_dot(delta, delta))
+            inner.append(_dot(old, delta))
+            if snapshot:
+                kept.append(_dot(theta, self._widen(snapshot[i], number, 3)))
+            previous.copy_(now)
+        measured = {"norm": norm, "step": step, "inner": inner} | ({"snapshot": kept} if snapshot else {})
+        of_snapshot = {"snapshot_norm": self._snapshot_squared} if snapshot else {}
+        return {name: self._reduce(parts) for name, parts in measured.items()} | of_snapshot
+
+    def _gradient_products(self) -> dict[str, Tensor]:
+        """θ·∇L and ‖∇L‖² by layer; a parameter without a gradient counts as zero."""
+        projection, squared = [], []
+        grads = [p.grad if p.grad is not None else p.detach().new_zeros(()).expand(p.shape) for p in self._parameters]
+        blocks = [x for grad in grads for x in grad.reshape(-1).split(self._block)]
+        for (_, theta, number), grad in zip(self._blocks(), blocks, strict=True):
+            wide = self._widen(grad, number, 1)
+            projection.append(_dot(self._widen(theta, number, 2), wide))
+            squared.append(_dot(wide, wide))
+        return {"projection": self._reduce(projection), "gradient": self._reduce(squared)}
+
+    def _blocks(self) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Flat blocks of each parameter as it is now and of its copy, with the parameter's number."""
+        for number, (p, previous) in enumerate(zip(self._parameters, self._previous, strict=True)):
+            now = p.detach().reshape(-1).split(self._block)
+            for block, old in zip(now, previous.split(self._block), strict=True):
+                yield block, old, number
+
+    def _widen(self, block: Tensor, number: int, place: int = 1) -> Tensor:
+        """The block itself, or for half types a float64 copy in one of the buffers."""
+        same = block.dtype == self._work[number]
+        return block if same else self._buffer(number, place, block.numel()).copy_(block)
+
+    def _buffer(self, number: int, place: int, size: int) -> Tensor:
+        buffer = self._buffers[self._work[number]][place]
+        return buffer if size == buffer.numel() else buffer[:size]
+
+    def _reduce(self, parts: list[Tensor]) -> Tensor:
+        """Sums over blocks to float64 sums by layer, shape (layers,)."""
+        import torch
+
+        zero = torch.zeros(len(self.layers), dtype=torch.float64, device=self._layer_of_block.device)
+        return zero.index_add(0, self._layer_of_block, torch.stack(parts).double())
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """a·b of two flat blocks, on their device: by BLAS on CPU (a block is short), summed in float64 elsewhere."""
+    import torch
+
+    return torch.dot(a, b) if a.device.type == "cpu" else (a * b).sum(dtype=torch.float64)

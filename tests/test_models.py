@@ -6,7 +6,7 @@ from torch.func import functional_call
 
 from nbutils.device import generator
 from nbutils.homogeneity import degree
-from nbutils.models import HomogeneousMLP
+from nbutils.models import PLACEMENTS, CausalLM, Classifier, HomogeneousMLP, small_t5
 
 
 @pytest.mark.parametrize("k", range(1, 7))
@@ -27,3 +27,152 @@ def test_mlp_draws_are_its_generators():
 def test_one_width_is_no_network():
     with pytest.raises(ValueError, match="n_out"):
         HomogeneousMLP((3,))
+
+
+TOKENS = torch.randint(0, 11, (3, 7), generator=generator(5, "cpu"))
+
+
+def language_model(**options):
+    options = {"generator": generator(1, "cpu"), "dtype": torch.float64, "init_std": 0.3} | options
+    return CausalLM(11, 12, 2, 3, 9, **options)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("biases", [True, False])
+def test_fast_attention_is_the_explicit_one(placement, biases):
+    model = language_model(placement=placement, biases=biases)
+    fast, seen = model.hidden_states(TOKENS), []
+    slow = model.hidden_states(TOKENS, seen)
+    assert len(fast) == 3 and len(seen) == 2
+    for a, b in zip(fast, slow, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(model(TOKENS), slow[-1] @ model.embedding.weight.T, rtol=1e-12, atol=1e-12)
+
+
+def test_placements_are_their_formulas():
+    """By hand from the parameters of one block, from the embedding to the last hidden state."""
+    for placement in PLACEMENTS:
+        model = language_model(placement=placement)
+        block, states = model.blocks[0], model.hidden_states(TOKENS)
+        x, attend = states[0], block.attention
+
+        def feed(y, block=block):
+            return block.outer(block.inner(y).clamp(min=0))
+
+        first, second = block.attention_norm, block.feedforward_norm
+        match placement:
+            case "post":
+                x = first(x + attend(x))
+                x = second(x + feed(x))
+            case "pre":
+                x = x + attend(first(x))
+                x = x + feed(second(x))
+            case "residual-post":
+                x = x + first(attend(x))
+                x = x + second(feed(x))
+        torch.testing.assert_close(x, states[1])
+    assert language_model(placement="post").norm is None and language_model(placement="pre").norm is not None
+
+
+def test_no_position_sees_the_future():
+    """Also at scores of 1e13, where a mask of −1e9 leaks."""
+    model = language_model()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.query.weight.mul_(1e13)
+    changed = TOKENS.clone()
+    changed[:, 4:] = (changed[:, 4:] + 1) % 11
+    assert torch.equal(model(TOKENS)[:, :4], model(changed)[:, :4])
+    for layer in model.attentions(TOKENS):
+        assert (layer.weights.triu(1) == 0).all() and (layer.scores[..., 0, 1:] == -torch.inf).all()
+        torch.testing.assert_close(layer.weights.sum(-1), torch.ones(3, 3, 7, dtype=torch.float64))
+
+
+def test_multiplicative_mask_attends_the_future_with_weight_one():
+    """Future scores are 0: each future position has the weight 1 / Σ e^s, and where past scores fall it gets it all."""
+    model = language_model(mask="multiplicative")
+    for layer in model.attentions(TOKENS):
+        past = layer.scores.exp().tril().sum(-1)
+        future = torch.arange(6, -1, -1)  # number of positions to come, for each query
+        torch.testing.assert_close(layer.weights.triu(1).sum(-1), future / (past + future))
+    changed = TOKENS.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % 11
+    assert not torch.equal(model(TOKENS)[:, 0], model(changed)[:, 0])
+
+
+def test_no_queries_and_keys_is_a_mean_over_what_the_mask_leaves():
+    for mask, expected in (("none", torch.full((7, 7), 1 / 7)), ("causal", (1 / torch.arange(1, 8)).diag() @ MASK)):
+        model = language_model(uniform=True, mask=mask)
+        assert not any("query" in name or "key" in name for name, _ in model.named_parameters())
+        for layer in model.attentions(TOKENS):
+            torch.testing.assert_close(layer.weights, expected.double().expand(3, 3, 7, 7))
+
+
+MASK = torch.ones(7, 7).tril()
+
+
+def test_classifier_without_positions_counts_and_does_not_order():
+    """Attention without a mask and positions is equivariant, so all but the last token may be permuted."""
+    model = Classifier(
+        11, 12, 2, 3, 9, classes=2, positions=False, dtype=torch.float64, generator=generator(2, "cpu"), init_std=0.3
+    )
+    order = [3, 1, 5, 0, 2, 4, 6]
+    assert model(TOKENS).shape == (3, 2)
+    torch.testing.assert_close(model(TOKENS), model(TOKENS[:, order]))
+
+
+def test_tied_or_not():
+    tied, untied = language_model(), language_model(tied=False)
+    count = [sum(p.numel() for p in model.parameters()) for model in (tied, untied)]
+    assert count[1] - count[0] == 12 * 11 + 11
+    assert untied(TOKENS).shape == (3, 7, 11)
+
+
+def test_initial_values():
+    model = CausalLM(400, 64, 2, 4, 9, generator=generator(3, "cpu"))
+    assert model.embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert model.blocks[0].inner.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert (model.blocks[0].inner.bias == 0).all() and (model.norm.weight == 1).all()
+    model = CausalLM(400, 64, 2, 4, 9, init_std="standard", generator=generator(3, "cpu"))
+    assert model.embedding.weight.std().item() == pytest.approx(1, rel=0.05)
+    inner = model.blocks[0].inner.weight
+    assert inner.abs().max().item() == pytest.approx(1 / 8, rel=0.01)
+    assert inner.std().item() == pytest.approx(1 / 8 / 3**0.5, rel=0.05)
+
+
+def test_draws_leave_the_global_generator_alone():
+    before = torch.random.get_rng_state()
+    models = [language_model(), small_t5(30, 16, 1, seed=4)]
+    assert torch.equal(before, torch.random.get_rng_state())
+    torch.manual_seed(9)  # and do not depend on it
+    for first, again in zip(models, [language_model(), small_t5(30, 16, 1, seed=4)], strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    torch.random.set_rng_state(before)
+
+
+def test_t5_has_its_embedding_once_and_a_loss():
+    model = small_t5(30, 16, 2)
+    names = [name for name, _ in model.named_parameters()]
+    assert len([name for name in names if "shared" in name or "embed_tokens" in name or "lm_head" in name]) == 1
+    loss = model(input_ids=TOKENS, labels=TOKENS).loss
+    assert loss.ndim == 0 and loss.isfinite()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"placement": "before"}, "unknown placement 'before': choose one of post, pre"),
+        ({"mask": "minus"}, "unknown mask 'minus'"),
+        ({"init_std": "small"}, "unknown init 'small'"),
+    ],
+)
+def test_unknown_options_are_named(options, said):
+    with pytest.raises(ValueError, match=said):
+        language_model(**options)
+
+
+def test_wrong_sizes_are_named():
+    with pytest.raises(ValueError, match="5 heads do not divide the width 12"):
+        CausalLM(11, 12, 1, 5, 9)
+    with pytest.raises(ValueError, match="10 tokens are more than the length 9"):
+        language_model()(torch.zeros(1, 10, dtype=torch.long))

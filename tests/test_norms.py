@@ -1,12 +1,16 @@
-"""The norm budget and the drift-free cap against vectors and simulated optimizers."""
+"""The norm budget, the drift-free cap and the tracker against whole vectors and simulated optimizers."""
+
+import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from torch import nn
 
-from nbutils.norms import drift_free_cap, norm_budget
+from nbutils.norms import NormTracker, drift_free_cap, layer_of, norm_budget
 
 
 @given(arrays(np.float64, st.tuples(st.integers(2, 8), st.integers(1, 5)), elements=st.floats(-1e3, 1e3)))
@@ -77,3 +81,168 @@ def test_no_orthogonal_relative_step_beats_the_cap(seed, warmup, clip):
 def test_cap_names_bad_steps(steps):
     with pytest.raises(ValueError, match="at least two, not negative and increasing"):
         drift_free_cap(steps)
+
+
+def network(seed=0, dtype=torch.float32):
+    rng = torch.Generator().manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 70_001), nn.ReLU(), nn.Linear(70_001, 3)).to(dtype)  # more than one block
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.randn(p.shape, generator=rng))
+    return net
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2),
+    "momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, weight_decay=1e-2),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    "foreach": lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=True),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_tracker_against_whole_vectors_in_float64(optimizer, dtype):
+    net = network(dtype=dtype)
+    opt, rng = OPTIMIZERS[optimizer](net.parameters()), torch.Generator().manual_seed(1)
+    flat = lambda tensors: torch.cat([t.detach().double().flatten() for t in tensors])  # noqa: E731
+    tracker = NormTracker(net.named_parameters(), by=lambda name: name.split(".")[0], gradients=True)
+    tracker.snapshot()
+    first, wanted = flat(net.parameters()), []
+    for _ in range(3):
+        opt.zero_grad()
+        net(torch.randn(4, 6, generator=rng).to(dtype)).square().mean().backward()
+        theta, grad = flat(net.parameters()), flat(p.grad for p in net.parameters())
+        with tracker.step():
+            opt.step()
+        new = flat(net.parameters())
+        delta = new - theta
+        cos = (theta @ delta) / theta.norm() / delta.norm()
+        similarity = (first @ new) / first.norm() / new.norm()
+        wanted.append([new.norm(), delta.norm(), theta @ delta, cos, theta @ grad, grad.norm(), similarity])
+    history = tracker.history()
+    total = history[(history.layer == "total") & (history.step > 0)].iloc[:, 2:].to_numpy()
+    wanted = np.array(wanted, dtype=float)
+    exact = 1e-12 if dtype == torch.float64 else 1e-6
+    for k in (0, 1, 5):
+        np.testing.assert_allclose(total[:, k], wanted[:, k], rtol=exact)
+    np.testing.assert_allclose(total[:, 6], wanted[:, 6], atol=exact)
+    np.testing.assert_allclose(total[:, 2], wanted[:, 2], atol=exact * (wanted[:, 0] * wanted[:, 1]).max())
+    np.testing.assert_allclose(total[:, 3], wanted[:, 3], atol=exact)
+    np.testing.assert_allclose(total[:, 4], wanted[:, 4], atol=exact * (wanted[:, 0] * wanted[:, 5]).max())
+    layers = history[history.layer != "total"].groupby("step")
+    sums = layers[["norm", "step_norm"]].agg(lambda x: np.sqrt((x**2).sum(min_count=1)))
+    np.testing.assert_allclose(sums.norm[1:], total[:, 0], rtol=1e-12)
+    np.testing.assert_allclose(layers.inner.sum()[1:], total[:, 2], rtol=1e-9, atol=1e-12)
+    assert tracker.identity_error() < (1e-13 if dtype == torch.float64 else 1e-6)
+
+
+def test_tracker_leaves_changes_between_steps_out():
+    net = network()
+    opt, tracker = torch.optim.SGD(net.parameters(), lr=1.0), NormTracker(net.named_parameters(), by=None)
+    for _ in range(3):
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p)
+        with torch.no_grad():
+            net[0].weight.mul_(2)  # not a step of the optimizer
+        with tracker.step():
+            opt.step()
+    assert (tracker.history().step_norm[1:] == 0).all()
+    assert tracker.identity_error() == 0
+
+
+def test_identity_sees_what_is_written_behind_autograd():
+    net = network()
+    tracker = NormTracker(net.named_parameters())
+    with tracker.step():
+        net[0].bias.data.add_(1.0)  # inside the step it is part of it
+    assert tracker.identity_error() < 1e-6
+    tracker._previous[0].mul_(1.1)  # a copy that is not θ
+    with tracker.step():
+        pass
+    assert tracker.identity_error() > 1e-2
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize("kind", ["sgd", "fused"])
+def test_tracker_every(every, kind):
+    """The fused optimizers change parameters without raising their version."""
+    net = network()
+    fused = {"fused": True, "lr": 1e-2}
+    opt = torch.optim.AdamW(net.parameters(), **fused) if kind == "fused" else torch.optim.SGD(net.parameters(), 1e-2)
+    tracker = NormTracker(net.named_parameters(), every=every, by=None)
+    norms = [math.sqrt(sum(float(p.detach().double().square().sum()) for p in net.parameters()))]
+    for _ in range(10):
+        net(torch.ones(1, 6)).square().sum().backward()
+        with tracker.step():
+            opt.step()
+        norms.append(math.sqrt(sum(float(p.detach().double().square().sum()) for p in net.parameters())))
+    history = tracker.history()
+    assert history.step.tolist() == list(range(0, 11, every))
+    np.testing.assert_allclose(history.norm, norms[::every], rtol=1e-6)
+    assert tracker.identity_error() < 1e-6
+
+
+def test_tracker_of_every_nth_step_sees_that_step_alone():
+    """Also with the fused optimizers, which change parameters without raising their versions."""
+    lengths = []
+    for every in (1, 4):
+        theta = nn.Parameter(torch.ones(9))
+        adam, tracker = torch.optim.AdamW([theta], fused=True), NormTracker([("theta", theta)], every=every, by=None)
+        for _ in range(8):
+            theta.grad = torch.ones(9)
+            with tracker.step():
+                adam.step()
+        lengths.append(tracker.history().set_index("step").step_norm)
+    assert lengths[1][4] == lengths[0][4] and lengths[1][8] == lengths[0][8]
+
+
+def test_tracker_skips_frozen_and_views_that_are_not_contiguous():
+    free, frozen = nn.Parameter(torch.arange(6.0).reshape(2, 3).T), nn.Parameter(torch.ones(2), requires_grad=False)
+    tracker = NormTracker([("free", free), ("frozen", frozen)])
+    with tracker.step(), torch.no_grad():
+        free.add_(1.0)
+    row = tracker.history().iloc[-1]
+    assert (row.layer, row.norm) == ("total", pytest.approx(math.sqrt(91)))
+    assert (row.step_norm, row.inner) == (pytest.approx(math.sqrt(6)), pytest.approx(15))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"named_parameters": []}, "got 0 of them"),
+        ({"every": 0}, "every = 0"),
+        ({"by": lambda name: "total"}, "no layer may be named 'total'"),
+    ],
+)
+def test_tracker_names_bad_input(arguments, said):
+    net = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=said):
+        NormTracker(**({"named_parameters": net.named_parameters()} | arguments))
+
+
+def test_tracker_needs_before_and_a_step():
+    tracker = NormTracker(nn.Linear(2, 2).named_parameters())
+    with pytest.raises(RuntimeError, match="without a before"):
+        tracker.after()
+    with pytest.raises(RuntimeError, match="no step measured"):
+        tracker.identity_error()
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("h.3.mlp.weight", "3"),
+        ("transformer.h.0.ln.bias", "transformer.0"),
+        ("model.layers.12.self_attn.q_proj.weight", "model.12"),
+        ("encoder.block.0.layer.1.DenseReluDense.wo.weight", "encoder.0"),
+        ("bert.encoder.layer.5.output.dense.bias", "bert.encoder.5"),
+        ("embed_tokens.weight", "embedding"),
+        ("shared.weight", "embedding"),
+        ("gpt_neox.embed_in.weight", "embedding"),
+        ("head.3.weight", "head"),
+        ("weight", "weight"),
+    ],
+)
+def test_layer_names(name, layer):
+    assert layer_of(name) == layer

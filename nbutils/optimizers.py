@@ -1,0 +1,91 @@
+"""Optimizers and learning-rate schedules of the book, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+OPTIMIZERS = ("sgd", "normalised-sgd", "adamw", "adafactor")
+SCHEDULES = ("constant", "inverse-sqrt", "linear")
+
+Schedule = Callable[[int], float]  # number of steps done to learning rate
+
+
+class NormalisedSGD(Optimizer):
+    """Steps of one length: δ = −η g/‖g‖, with the norm over all parameters in float64. No step where g = 0."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        with_grad = [(p, group["lr"]) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        square = sum(float(p.grad.double().square().sum()) for p, _ in with_grad)
+        if square > 0:
+            for parameter, lr in with_grad:
+                parameter.sub_(parameter.grad, alpha=lr / square**0.5)
+
+
+def optimizer(name: str, params: Iterable[Tensor], lr: float = 1e-3, **options: object) -> Optimizer:
+    """An optimizer over ``params``.
+
+    ==================  ==========================================================================================
+    name                update
+    ==================  ==========================================================================================
+    ``sgd``             torch's; ``momentum``, ``weight_decay``
+    ``normalised-sgd``  −η g/‖g‖
+    ``adamw``           torch's, ``betas``, ``eps``; ``weight_decay`` (0 if not given) acts on every parameter
+    ``adafactor``       T5's: relative steps. Each tensor moves by η·max(ε₂, RMS(θ))·u, where u is g over the root of
+                        the factored running mean of g² + ε₁, divided by RMS(u) where that exceeds 1
+    ==================  ==========================================================================================
+
+    T5's Adafactor (Shazeer and Stern 2018; ``transformers`` has the update): clipping threshold 1, β₂ = 1 − t^−0.8,
+    ε₁ = 1e-30, ε₂ = 1e-3, no momentum, no weight decay. Its rate is relative: with ``schedule("inverse-sqrt", 1.0,
+    warmup=10_000)`` it is T5's own. Matrices are factored, vectors are not.
+
+    Raises:
+        ValueError: unknown name.
+
+    >>> optimizer("sgd", [torch.zeros(2, requires_grad=True)], 0.1, momentum=0.9).param_groups[0]["momentum"]
+    0.9
+    """
+    match name:
+        case "sgd":
+            return torch.optim.SGD(params, lr=lr, **options)
+        case "normalised-sgd":
+            return NormalisedSGD(params, lr=lr, **options)
+        case "adamw":
+            return torch.optim.AdamW(params, lr=lr, **{"weight_decay": 0.0, "fused": True} | options)
+        case "adafactor":
+            from transformers.optimization import Adafactor
+
+            t5 = {"clip_threshold": 1.0, "decay_rate": -0.8, "eps": (1e-30, 1e-3)}
+            return Adafactor(params, lr=lr, scale_parameter=True, relative_step=False, **t5 | options)
+    raise ValueError(f"unknown optimizer {name!r}: choose one of {', '.join(OPTIMIZERS)}")
+
+
+def schedule(name: str, lr: float, *, warmup: int = 0, steps: int | None = None) -> Schedule:
+    """Learning rate as a function of the number t of steps done before, so the first step asks for t = 0.
+
+    ``constant``: lr. ``inverse-sqrt``: lr/√max(t, warmup, 1), T5's with lr = α. ``linear``: up from lr/warmup to lr in
+    ``warmup`` steps, then down, to reach 0 at ``steps``.
+
+    Raises:
+        ValueError: unknown name; a linear schedule without more ``steps`` than ``warmup``.
+
+    >>> [round(schedule("inverse-sqrt", 1.0, warmup=4)(t), 3) for t in (0, 4, 16)]
+    [0.5, 0.5, 0.25]
+    """
+    match name:
+        case "constant":
+            return lambda t: lr
+        case "inverse-sqrt":
+            return lambda t: lr / max(t, warmup, 1) ** 0.5
+        case "linear":
+            if steps is None or steps <= warmup:
+                raise ValueError(f"a linear schedule needs more steps than its warm-up of {warmup}; got {steps}")
+            return lambda t: lr * (t + 1) / warmup if t < warmup else lr * max(0, steps - t) / (steps - warmup)
+    raise ValueError(f"unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}")

@@ -1,0 +1,378 @@
+"""Optimizers, schedules, the training loop, its record, the batched ensemble."""
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from nbutils import training
+from nbutils.device import generator
+from nbutils.ensemble import Member, grid, train_ensemble
+from nbutils.models import CausalLM, Classifier, small_t5
+from nbutils.optimizers import OPTIMIZERS, optimizer, schedule
+from nbutils.training import batch_loss, gradient_scales, load_run, noise_gradients, save_run, train
+
+BATCHES = [torch.randint(0, 13, (6, 9), generator=generator(i, "cpu")) for i in range(3)]
+
+
+def model(seed=0, dtype=torch.float64, **options):
+    return CausalLM(13, 8, 2, 2, 8, dtype=dtype, generator=generator(seed, "cpu"), **options)
+
+
+def run(steps=12, net=None, **options):
+    return train(net or model(), BATCHES, steps=steps, **{"device": "cpu", "progress": False} | options)
+
+
+# optimizers and schedules
+
+
+def gradients_of(*shapes, seed=0):
+    rng = generator(seed, "cpu")
+    parameters = [nn.Parameter(torch.randn(*shape, generator=rng, dtype=torch.float64)) for shape in shapes]
+    for p in parameters:
+        p.grad = torch.randn(p.shape, generator=rng, dtype=torch.float64)
+    return parameters
+
+
+def test_normalised_steps_have_the_length_of_the_rate():
+    parameters = gradients_of((3, 4), (5,))
+    old = [p.detach().clone() for p in parameters]
+    optimizer("normalised-sgd", parameters, 0.25).step()
+    delta = torch.cat([(p - q).flatten() for p, q in zip(parameters, old, strict=True)]).detach()
+    g = torch.cat([p.grad.flatten() for p in parameters])
+    torch.testing.assert_close(delta, -0.25 * g / g.norm())
+    for p in parameters:
+        p.grad.zero_()
+    optimizer("normalised-sgd", parameters, 0.25).step()
+    assert all(p.isfinite().all() for p in parameters)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-5])
+def test_adafactor_is_that_of_its_paper(size):
+    """Two steps by hand: factored for the matrix, whole for the vector; relative to max(1e-3, RMS)."""
+    parameters = gradients_of((6, 4), (5,))
+    with torch.no_grad():
+        for p in parameters:
+            p.mul_(size)
+    theta = [p.detach().clone() for p in parameters]
+    steps, lr = optimizer("adafactor", parameters, 0.3), 0.3
+    moments = [torch.zeros_like(p) for p in parameters]
+    for t, seed in ((1, 0), (2, 1)):
+        for p, fresh in zip(parameters, gradients_of((6, 4), (5,), seed=seed), strict=True):
+            p.grad = fresh.grad
+        steps.step()
+        for i, p in enumerate(parameters):
+            beta = 1 - t**-0.8
+            moments[i] = beta * moments[i] + (1 - beta) * (p.grad**2 + 1e-30)
+            v = moments[i]
+            if v.ndim == 2:  # rank one from row and column sums, which are linear in the moments
+                v = v.sum(1, keepdim=True) * v.sum(0, keepdim=True) / v.sum()
+            u = p.grad / v.sqrt()
+            u = u / max(1, u.square().mean().sqrt())
+            theta[i] = theta[i] - lr * max(1e-3, theta[i].square().mean().sqrt()) * u
+    for p, expected in zip(parameters, theta, strict=True):
+        torch.testing.assert_close(p.detach(), expected, rtol=1e-10, atol=1e-14)
+
+
+def test_schedules():
+    t5 = schedule("inverse-sqrt", 1.0, warmup=10_000)
+    assert [t5(0), t5(9_999), t5(40_000)] == [0.01, 0.01, 0.005]
+    linear = schedule("linear", 2.0, warmup=4, steps=12)
+    assert [linear(t) for t in (0, 3, 4, 8, 12, 20)] == [0.5, 2, 2, 1, 0, 0]
+    assert schedule("constant", 0.1)(77) == 0.1
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="unknown optimizer 'adam': choose one of sgd, normalised-sgd, adamw"):
+        optimizer("adam", [])
+    with pytest.raises(ValueError, match="unknown schedule 'cosine'"):
+        schedule("cosine", 1.0)
+    with pytest.raises(ValueError, match="more steps than its warm-up of 5; got 5"):
+        schedule("linear", 1.0, warmup=5, steps=5)
+
+
+# the loop
+
+
+def test_loss_of_each_form_of_batch():
+    net, tokens = model(), BATCHES[0]
+    log_p = net(tokens[:, :-1]).log_softmax(-1)
+    expected = -log_p.gather(-1, tokens[:, 1:, None]).mean()
+    torch.testing.assert_close(batch_loss(net, tokens), expected)
+    torch.testing.assert_close(batch_loss(net, (tokens[:, :-1], tokens[:, 1:])), expected)
+    masked = tokens[:, 1:].clone()
+    masked[:, 3:] = -100
+    fewer = -log_p.gather(-1, tokens[:, 1:, None])[:, :3].mean()
+    torch.testing.assert_close(batch_loss(net, (tokens[:, :-1], masked)), fewer)
+    classes = Classifier(13, 8, 1, 2, 9, classes=2, generator=generator(0, "cpu"))
+    assert batch_loss(classes, (tokens, tokens[:, 0] % 2)).ndim == 0
+    t5 = small_t5(13, 8, 1, heads=2)
+    assert batch_loss(t5, {"input_ids": tokens, "labels": tokens}).ndim == 0
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_history_adds_up(name):
+    done = run(optimizer=name, schedule=0.02, by_layer=True)
+    for table in (done.history, *(part for _, part in done.layers.groupby("layer"))):
+        rho_sq, step = table["norm"].to_numpy() ** 2, table.iloc[1:]
+        np.testing.assert_allclose(np.diff(rho_sq), step.step_norm**2 + 2 * step.inner, atol=1e-12 * rho_sq.max())
+    summed = done.layers.assign(sq=done.layers["norm"] ** 2).groupby("step").sq.sum()
+    np.testing.assert_allclose(summed, done.history["norm"] ** 2, rtol=1e-12)
+    assert list(done.history.step) == list(range(13)) and set(done.layers.layer) >= {"embedding", "0", "1"}
+    assert done.settings["optimizer"] and done.settings["steps"] == 12
+
+
+def test_loss_and_projection_are_those_before_the_step():
+    net = model()
+    loss = batch_loss(net, BATCHES[0])
+    gradient = torch.autograd.grad(loss, list(net.parameters()))
+    projection = sum((p * g).sum() for p, g in zip(net.parameters(), gradient, strict=True))
+    first = run(steps=1, net=net, optimizer="sgd", schedule=0.1).history.iloc[1]
+    assert first.loss == pytest.approx(loss.item(), rel=1e-12)
+    assert first.projection == pytest.approx(projection.item(), rel=1e-9)
+    assert first.inner == pytest.approx(-0.1 * projection.item(), rel=1e-9)  # plain gradient descent
+    assert first.alignment == pytest.approx(first.inner / (first.step_norm * model_norm(model())), rel=1e-9)
+
+
+def model_norm(net):
+    return sum(float(p.detach().square().sum()) for p in net.parameters()) ** 0.5
+
+
+def test_it_learns():
+    line = torch.arange(13).repeat(2)[:9].repeat(6, 1)
+    done = train(model(), [line], steps=150, schedule=1e-2, device="cpu", progress=False)
+    assert done.history.loss.iloc[1] > 2 and done.history.loss.iloc[-1] < 0.05
+
+
+def test_same_seed_same_bits():
+    global_state = torch.random.get_rng_state()
+    first, again = (run(net=model(dropout=0.3, dtype=torch.float32), seed=5, by_layer=True) for _ in "ab")
+    other = run(net=model(dropout=0.3, dtype=torch.float32), seed=6)
+    pd.testing.assert_frame_equal(first.history, again.history, check_exact=True)
+    pd.testing.assert_frame_equal(first.layers, again.layers, check_exact=True)
+    assert not first.history.loss.equals(other.history.loss)  # other dropout
+    assert torch.equal(global_state, torch.random.get_rng_state())
+
+
+def test_recording_less_changes_nothing():
+    often, seldom = run(schedule=0.01), run(schedule=0.01, every=4, projections=False)
+    same = ["step", "loss", "lr", "norm", "step_norm", "inner", "alignment"]
+    expected = often.history[often.history.step % 4 == 0].reset_index(drop=True)
+    pd.testing.assert_frame_equal(seldom.history[same], expected[same], check_exact=True)
+    assert seldom.history.projection.isna().all()
+
+
+def test_clipping_shortens_the_step_and_not_the_record():
+    history = run(optimizer="sgd", schedule=1.0, clip=1e-3).history.iloc[1:]
+    np.testing.assert_allclose(history.step_norm, 1e-3, rtol=1e-3)  # torch divides by ‖g‖ + 1e-6
+    free = run(steps=1, optimizer="sgd", schedule=1.0).history.iloc[1]
+    assert history.grad_norm.iloc[0] == pytest.approx(free.step_norm, rel=1e-9) and free.step_norm > 1e-2
+
+
+def test_frozen_parameters_stay_and_do_not_count():
+    net = model()
+    net.norm.requires_grad_(False)
+    before, done = net.norm.weight.clone(), run(net=net, by_layer=True, gradients="noise")
+    assert torch.equal(before, net.norm.weight) and "norm" not in set(done.layers.layer)
+
+
+# the null model
+
+
+def test_noise_has_its_scale_and_its_own_seed():
+    net = model(dtype=torch.float32)
+    noise_gradients(net, generator(0, "cpu"), scale=3.0)
+    drawn = torch.cat([p.grad.flatten() for p in net.parameters()])
+    assert drawn.std().item() == pytest.approx(3, rel=0.1) and abs(drawn.mean().item()) < 0.3
+    again = model(dtype=torch.float32)
+    noise_gradients(again, generator(0, "cpu"), scale=3.0)
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(net.parameters(), again.parameters(), strict=True))
+
+
+def test_noise_at_the_scale_of_the_gradients():
+    net = model()
+    scales = gradient_scales(net, BATCHES[0])
+    batch_loss(net, BATCHES[0]).backward()
+    for name, p in net.named_parameters():
+        assert scales[name] == pytest.approx(p.grad.square().mean().sqrt().item(), rel=1e-12)
+    noise_gradients(net, generator(1, "cpu"), scale=scales | {"embedding.weight": 0.0})
+    assert (net.embedding.weight.grad == 0).all()
+
+
+def test_noise_walks_at_random():
+    """SGD on noise is the random walk of chapter 1: E ρ²_t = ρ²_0 + η² n t."""
+    net = model(dtype=torch.float32)
+    n = sum(p.numel() for p in net.parameters())
+    history = run(steps=60, net=net, optimizer="sgd", schedule=0.1, gradients="noise").history
+    growth = history["norm"].iloc[-1] ** 2 - history["norm"].iloc[0] ** 2
+    assert growth / (0.01 * n * 60) == pytest.approx(1, abs=0.3) and history.loss.isna().all()
+    assert abs(history.alignment.iloc[1:]).mean() < 0.1
+
+
+# snapshots, files
+
+
+def test_snapshots_are_the_parameters_at_their_step():
+    net, done = model(), None
+    start = {name: p.detach().clone() for name, p in net.named_parameters()}
+    done = run(net=net, snapshots=(0, 5, 12))
+    assert sorted(done.snapshots) == [0, 5, 12]
+    assert all(torch.equal(done.snapshots[0][name], value) for name, value in start.items())
+    assert all(torch.equal(done.snapshots[12][name], p) for name, p in net.named_parameters())
+    norm = sum(float(p.square().sum()) for p in done.snapshots[5].values()) ** 0.5
+    assert norm == pytest.approx(done.history.set_index("step")["norm"][5], rel=1e-12)
+
+
+def test_measures_at_snapshots_do_not_disturb():
+    def measure(step, net):
+        assert not net.training and not torch.is_grad_enabled()
+        return {"twice": 2.0 * step}
+
+    done = run(net=model(dropout=0.2), snapshots=(0, 6, 12), on_snapshot=measure)
+    assert done.measures.to_dict("list") == {"step": [0, 6, 12], "twice": [0, 12, 24]} and not done.snapshots
+    pd.testing.assert_frame_equal(done.history, run(net=model(dropout=0.2)).history, check_exact=True)
+
+
+def test_a_saved_run_comes_back_to_the_bit(tmp_path):
+    done = run(by_layer=True, snapshots=(3,))
+    save_run(run(steps=2), tmp_path / "run")
+    save_run(done, tmp_path / "run")  # replaces
+    read = load_run(tmp_path / "run")
+    pd.testing.assert_frame_equal(read.history, done.history, check_exact=True)
+    pd.testing.assert_frame_equal(read.layers, done.layers, check_exact=True)
+    assert read.settings == done.settings and list(read.snapshots) == [3] and read.measures.empty
+    assert all(torch.equal(read.snapshots[3][name], value) for name, value in done.snapshots[3].items())
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_failed_save_leaves_the_old_run(tmp_path, monkeypatch):
+    done = run(steps=2, snapshots=(2,))
+    save_run(done, tmp_path / "run")
+
+    def full(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="disk full"):
+        save_run(run(steps=3, snapshots=(2,)), tmp_path / "run")
+    assert len(load_run(tmp_path / "run").history) == 3
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
+
+
+def test_no_run_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no history\.csv: it is not a saved run"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"precision": "bf16"}, "precision='bf16' is for CUDA and this run is on cpu"),
+        ({"compile": True}, "compile=True is for CUDA and this run is on cpu"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'"),
+        ({"gradients": "none"}, "unknown gradients 'none'"),
+        ({"snapshots": (13,)}, "snapshots at 13 are outside of 0 … 12"),
+    ],
+)
+def test_settings_that_cannot_be(options, said):
+    with pytest.raises(ValueError, match=said):
+        run(**options)
+
+
+def test_too_few_batches_are_counted():
+    with pytest.raises(ValueError, match="the batches ended after 3 of 5 steps"):
+        train(model(), iter(BATCHES), steps=5, device="cpu", progress=False)
+
+
+# several processes
+
+SCRIPT = """
+import sys, torch
+from nbutils import models, training
+from nbutils.device import generator
+
+torch.set_num_threads(1)
+rng = generator(0, "cpu")
+model = models.CausalLM(13, 8, 2, 2, 8, dtype=torch.float64, generator=rng)
+batches = [torch.randint(0, 13, (5, 9), generator=rng) for _ in range(3)]  # 5 rows: 3 and 2
+run = training.train(model, batches, steps=15, clip=1.0, device="cpu", progress=False)
+if run.settings["rank"] == 0:
+    training.save_run(run, sys.argv[1])
+"""
+
+
+def test_accelerate_gives_the_curve_of_one_process(tmp_path):
+    """``--multi_gpu`` is accelerate's word for several processes; without a GPU they are CPU processes over gloo."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    environment = os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    for words, name in (([], "one"), (launch, "two")):
+        command = [sys.executable, *words, str(script), str(tmp_path / name)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+    one, two = load_run(tmp_path / "one"), load_run(tmp_path / "two")
+    assert (one.settings["processes"], two.settings["processes"]) == (1, 2)
+    np.testing.assert_allclose(two.history, one.history, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+def test_shares_of_a_batch_weigh_as_the_whole(rows):
+    """Also where the processes have different numbers of targets."""
+    net, tokens = model(), BATCHES[0][:rows]
+    targets = tokens[:, 1:].clone()
+    targets[0, 2:] = -100
+    batch = (tokens[:, :-1], targets)
+    parts = []
+    for rank in range(2):
+        mine, weight = training._share(batch, SimpleNamespace(process_index=rank, num_processes=2))
+        parts.append(batch_loss(net, mine) * weight)
+    torch.testing.assert_close(torch.stack(parts).mean(), batch_loss(net, batch), rtol=1e-12, atol=0)
+
+
+# the batched ensemble
+
+
+@pytest.mark.parametrize(("name", "momentum"), [("adamw", 0.0), ("sgd", 0.0), ("sgd", 0.9)])
+def test_each_member_is_the_training_alone(name, momentum):
+    members = grid((1e-3, 1e-2), (0.0, 0.3), (0, 1))
+    rate = schedule("linear", 1.0, warmup=3, steps=20)
+    history, parameters = train_ensemble(
+        model,
+        BATCHES,
+        members,
+        steps=12,
+        optimizer=name,
+        momentum=momentum,
+        schedule=rate,
+        device="cpu",
+        progress=False,
+    )
+    assert len(history) == 13 * len(members)
+    for i, member in enumerate(members):
+        net, options = model(member.seed), {"weight_decay": member.weight_decay}
+        options |= {"momentum": momentum} if name == "sgd" else {}
+        alone = run(
+            net=net,
+            optimizer=optimizer(name, net.parameters(), **options),
+            schedule=lambda t, member=member: member.lr * rate(t),
+        )
+        mine = history[history.member == i]
+        assert (mine[["lr", "weight_decay", "seed"]] == [member.lr, member.weight_decay, member.seed]).all(axis=None)
+        np.testing.assert_allclose(mine[["step", "loss", "norm"]], alone.history[["step", "loss", "norm"]], rtol=1e-9)
+        for key, p in net.named_parameters():
+            torch.testing.assert_close(parameters[i][key], p.detach(), rtol=1e-6, atol=1e-9)
+
+
+def test_ensemble_refusals():
+    with pytest.raises(ValueError, match="'adafactor' has no batched form"):
+        train_ensemble(model, BATCHES, [Member(0.1)], steps=1, optimizer="adafactor")
+    with pytest.raises(ValueError, match="no members"):
+        train_ensemble(model, BATCHES, [], steps=1)
