@@ -1,0 +1,393 @@
+"""Scaling and its undoing, similarity over real tokens, and the two numbers beside it."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nbutils import saturation
+from nbutils.device import generator
+
+SIZE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def build(kind):
+    """A tiny model of ``transformers`` with random weights, in training mode; the global generator stays as it was."""
+    import transformers as tf
+
+    match kind:
+        case "bert":
+            make = lambda: tf.BertModel(tf.BertConfig(vocab_size=50, max_position_embeddings=24, **SIZE))  # noqa: E731
+        case "roberta":
+            config = tf.RobertaConfig(vocab_size=50, max_position_embeddings=26, **SIZE)
+            make = lambda: tf.RobertaForMaskedLM(config)  # noqa: E731
+        case "gpt2":
+            config = tf.GPT2Config(
+                vocab_size=50, n_positions=24, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+            )
+            make = lambda: tf.GPT2LMHeadModel(config)  # noqa: E731
+        case "t5":
+            config = tf.T5Config(
+                vocab_size=50, d_model=16, d_ff=32, d_kv=8, num_heads=2, num_layers=2, decoder_start_token_id=0
+            )
+            make = lambda: tf.T5ForConditionalGeneration(config)  # noqa: E731
+        case "xlnet":
+            config = tf.XLNetConfig(vocab_size=50, d_model=16, n_layer=2, n_head=2, d_inner=32)
+            make = lambda: tf.XLNetLMHeadModel(config)  # noqa: E731
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = make().train()
+        with torch.no_grad():  # the standard 0.02 makes every score 0: larger weights, so that heads differ
+            for parameter in model.parameters():
+                if parameter.ndim == 2:
+                    parameter.mul_(5)
+    return model
+
+
+KINDS = ("bert", "roberta", "gpt2", "t5", "xlnet")
+
+
+def sentences(count=6, low=3, high=12, seed=0):
+    """Token numbers from 4 on, past the special tokens of all kinds."""
+    rng = generator(seed, "cpu")
+    lengths = torch.randint(low, high + 1, (count,), generator=rng)
+    return [torch.randint(4, 50, (int(n),), generator=rng).tolist() for n in lengths]
+
+
+def padded(texts, pad=0):
+    return saturation.batches_by_length(texts, max_tokens=10**6, pad=pad)[0]
+
+
+class Tied(nn.Module):
+    """Two names for one parameter, a buffer, and a submodule that has its own mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.norm = nn.BatchNorm1d(3)
+        self.norm.eval()
+
+
+# ---- scaled ----
+
+
+def same_bits(a, b):
+    return all(torch.equal(x.view(torch.int32), y.view(torch.int32)) for x, y in zip(a, b, strict=True))
+
+
+def test_scaled_once_and_back_bit_for_bit():
+    model = Tied()
+    with torch.no_grad():  # values that neither scaling by 0.1 and 10 nor dividing brings back
+        model.first.weight.copy_(torch.tensor([[1e-45, -0.0, 0.1], [1 / 3, 3e38, 7e-39], [1.1, 2.2, 3.3]]))
+    before = [p.detach().clone() for p in model.parameters()]
+    kept = [p.data_ptr() for p in model.parameters()]
+    buffers = {name: x.clone() for name, x in model.named_buffers()}
+    with saturation.scaled(model, 0.1) as inside:
+        assert inside is model and model.second.weight is model.first.weight
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            torch.testing.assert_close(parameter.detach(), 0.1 * old, rtol=0, atol=0)
+        for name, x in model.named_buffers():
+            assert torch.equal(x, buffers[name])
+    assert same_bits(model.parameters(), before)
+    assert kept == [p.data_ptr() for p in model.parameters()]
+
+
+def test_storage_tied_by_hand_is_scaled_once():
+    model = Tied()
+    model.second.weight = nn.Parameter(torch.empty(3, 3))
+    model.second.weight.data = model.first.weight.data  # two parameters, one memory
+    old = model.first.weight.detach().clone()
+    with saturation.scaled(model, 3):
+        assert torch.equal(model.second.weight, 3 * old) and torch.equal(model.first.weight, 3 * old)
+    assert model.second.weight.data_ptr() == model.first.weight.data_ptr()
+
+
+def test_back_after_an_exception_and_after_writing():
+    model = Tied()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(KeyError), saturation.scaled(model, 1e3):
+        with torch.no_grad():
+            model.first.weight.fill_(torch.nan)
+        model.double()
+        raise KeyError
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    assert same_bits(model.parameters(), before)
+
+
+def test_nested_scales_multiply():
+    layer = nn.Linear(2, 2)
+    before = layer.weight.detach().clone()
+    with saturation.scaled(layer, 4), saturation.scaled(layer, 0.5):
+        assert torch.equal(layer.weight, 2 * before)
+    assert torch.equal(layer.weight, before)
+
+
+def test_tied_language_model_is_scaled_once():
+    model = build("gpt2")
+    table = model.transformer.wte.weight.detach().clone()
+    with saturation.scaled(model, 1000):
+        assert model.lm_head.weight is model.transformer.wte.weight
+        assert torch.equal(model.lm_head.weight, 1000 * table)
+
+
+def test_dtype_reaches_buffers_and_comes_back():
+    model = Tied()
+    with saturation.scaled(model, 2, dtype=torch.float64):
+        assert {x.dtype for x in [*model.parameters(), *model.buffers()] if x.is_floating_point()} == {torch.float64}
+        model.first(torch.ones(1, 3, dtype=torch.float64))
+    assert {x.dtype for x in [*model.parameters(), *model.buffers()] if x.is_floating_point()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "c", "error", "said"),
+    [
+        (
+            torch.float16,
+            1e6,
+            OverflowError,
+            r"'bias' overflows torch.float16: its largest magnitude 2 times c = 1e\+06",
+        ),
+        (torch.float32, 1e39, OverflowError, "torch.float32.*dtype=torch.float64"),
+        (torch.float32, torch.inf, ValueError, "finite; got inf"),
+        (torch.float32, torch.nan, ValueError, "finite; got nan"),
+    ],
+)
+def test_overflow_is_named(dtype, c, error, said):
+    layer = nn.Linear(2, 2).to(dtype)
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.bias.fill_(2.0)
+    with pytest.raises(error, match=said), saturation.scaled(layer, c):
+        raise AssertionError("never entered")
+    assert (layer.bias == 2).all() and (layer.weight == 0).all()
+
+
+def test_bad_parameters_are_named():
+    layer = nn.Linear(2, 2)
+    with torch.no_grad():
+        layer.bias[1] = torch.nan
+    with pytest.raises(ValueError, match="'bias' has values that are not finite before"), saturation.scaled(layer, 2):
+        pass
+    layer.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(TypeError, match=r"'weight' is torch.int8"), saturation.scaled(layer, 2):
+        pass
+
+
+# ---- similarity ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_changes_nothing(kind):
+    """The mean over single sentences is that of one padded batch, for every architecture, at c = 1000."""
+    model, texts = build(kind), sentences()
+    pad = model.config.pad_token_id or 0
+    single = [saturation.similarity(model, {"input_ids": torch.tensor([text])}) for text in texts]
+    one_by_one = torch.stack(single).mean(0)
+    assert one_by_one.shape == (3,) and one_by_one.dtype == torch.float64
+    together = saturation.similarity(model, padded(texts, pad))
+    torch.testing.assert_close(together, one_by_one, rtol=0, atol=1e-5)
+    for max_tokens in (1, 20, 40):
+        many = saturation.similarity_many(model, texts, max_tokens=max_tokens)
+        torch.testing.assert_close(many.raw, one_by_one, rtol=0, atol=1e-5)
+    lengths = torch.tensor([len(text) for text in texts], dtype=torch.float64)
+    by_token = saturation.similarity(model, padded(texts, pad), average="tokens")
+    expected = (torch.stack(single) * lengths[:, None]).sum(0) / lengths.sum()
+    torch.testing.assert_close(by_token, expected, rtol=0, atol=1e-5)
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scale_one_is_similarity_one_and_float64_agrees(kind):
+    model, batch = build(kind), padded(sentences(), 1 if kind == "roberta" else 0)
+    torch.testing.assert_close(saturation.similarity(model, batch, 1), torch.ones(3, dtype=torch.float64))
+    wide = saturation.similarity(model, batch, dtype=torch.float64)
+    torch.testing.assert_close(saturation.similarity(model, batch), wide, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_hold_at_a_thousand(kind):
+    model, batch = build(kind), padded(sentences(), 1 if kind == "roberta" else 0)
+    assert saturation.mask_leak(model, batch).max() < 1e-6
+    if kind == "gpt2":
+        full = {"input_ids": torch.tensor([list(range(4, 14))])}
+        future = torch.arange(10)[None] >= 5
+        assert saturation.mask_leak(model, full, hidden=future).max() < 1e-6
+    if kind == "bert":  # an encoder sees the other side: the helper can tell
+        full = {"input_ids": torch.tensor([list(range(4, 14))])}
+        assert saturation.mask_leak(model, full, 1, hidden=torch.arange(10)[None] >= 5).max() > 1e-3
+
+
+def test_encoder_decoder_with_and_without_decoder():
+    model, batch = build("t5"), padded(sentences())
+    alone = saturation.similarity(model, batch)
+    decoder = {"decoder_input_ids": batch["input_ids"], "decoder_attention_mask": batch["attention_mask"]}
+    both = saturation.similarity(model, {**batch, **decoder})
+    assert both.shape == (6,)
+    torch.testing.assert_close(both[:3], alone)
+    torch.testing.assert_close(both[3], alone[0])  # one embedding table, no positions
+
+
+class Own(nn.Module):
+    """Attention scores x xᵀ with an additive mask of the given depth, on tokens as one-hot vectors."""
+
+    def __init__(self, depth=-torch.inf, vocab=8):
+        super().__init__()
+        rows = torch.rand(vocab, 4, generator=generator(3, "cpu"))
+        self.table = nn.Parameter(rows * (1 + torch.arange(vocab))[:, None] - 0.5)  # later tokens are larger
+        self.depth = depth
+
+    def hidden_states(self, tokens):
+        x = self.table[tokens]
+        future = torch.ones(tokens.shape[1], tokens.shape[1]).triu(1).bool()
+        scores = x @ x.mT + torch.zeros(()).where(~future, self.depth)
+        return [x, scores.softmax(-1) @ x]
+
+
+@pytest.mark.parametrize(("depth", "leaks"), [(-torch.inf, False), (-1e9, False), (-1e4, True)])
+def test_leaking_mask_is_seen(depth, leaks):
+    batch = {"input_ids": torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7]])}
+    future = torch.arange(8)[None] >= 4
+    leak = saturation.mask_leak(Own(depth), batch, 1000, hidden=future)
+    assert leak[0] == 0
+    assert leak[1] > 0.1 if leaks else leak[1] == 0
+    assert saturation.mask_leak(Own(depth), batch, 1, hidden=future).max() == 0
+
+
+def test_own_model_against_the_definition():
+    model, tokens = Own(), torch.tensor([[0, 1, 2, 3], [3, 3, 5, 6]])
+    raw = saturation.similarity(model, {"input_ids": tokens}, 50)
+    big = copy.deepcopy(model)
+    with torch.no_grad():
+        big.table.mul_(50)
+        pairs = zip(model.hidden_states(tokens), big.hidden_states(tokens), strict=True)
+        expected = [float(torch.cosine_similarity(a, b, dim=-1).mean()) for a, b in pairs]
+    torch.testing.assert_close(raw, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-6)
+    many = saturation.similarity_many(model, [[0, 1, 2], [3, 3, 5, 6], [1, 2, 1]], 50)  # two lengths: two batches
+    assert many.raw.shape == (2,)
+
+
+def test_collapsed_tokens_have_a_trivial_similarity():
+    """One direction for all tokens plus a little: raw near 1, anisotropy near 1, centred much lower."""
+
+    class Collapsed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(8, 6, generator=generator(1, "cpu")))
+
+        def hidden_states(self, tokens):
+            return [torch.tanh(self.table[tokens]) * 0.05 + torch.ones(6)]
+
+    batch = {"input_ids": torch.arange(8)[None]}
+    found = saturation.compare(Collapsed(), [batch])
+    assert found.raw > 0.99 and found.anisotropy > 0.99 and found.anisotropy_scaled > 0.99
+    assert found.centred < 0.98
+    torch.testing.assert_close(found.anisotropy, saturation.anisotropy(Collapsed(), batch))
+
+
+def test_identical_tokens_have_no_centred_direction():
+    found = saturation.compare(Own(), [{"input_ids": torch.full((2, 3), 4)}])
+    assert found.centred.isnan().all()
+    torch.testing.assert_close(found.anisotropy, torch.ones(2, dtype=torch.float64))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.integers(2, 9), st.integers(1, 4))
+def test_pair_cosine_is_the_mean_over_pairs(seed, n, dim):
+    x = torch.randn(n, dim, generator=generator(seed, "cpu"), dtype=torch.float64)
+    unit = x / x.norm(dim=1, keepdim=True)
+    pairs = [float(unit[i] @ unit[j]) for i in range(n) for j in range(n) if i != j]
+    assert float(saturation.mean_pair_cosine(x)) == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
+    assert float(saturation.mean_pair_cosine(1e30 * x)) == pytest.approx(sum(pairs) / len(pairs), abs=1e-12)
+
+
+def test_one_token_has_no_pair():
+    assert saturation.mean_pair_cosine(torch.ones(1, 3)).isnan()
+
+
+# ---- dropout ----
+
+
+def test_dropout_is_off_unless_asked_and_draws_from_its_seed():
+    model, batch = build("bert"), padded(sentences())
+    model.encoder.layer[0].eval()  # a mode of its own
+    modes, state = [module.training for module in model.modules()], torch.get_rng_state()
+    off = saturation.similarity(model, batch, 1)
+    torch.testing.assert_close(off, torch.ones(3, dtype=torch.float64))
+    on = saturation.similarity(model, batch, 1, dropout=True, seed=5)
+    assert (on < 0.98).all()
+    assert torch.equal(on, saturation.similarity(model, batch, 1, dropout=True, seed=5))
+    assert not torch.equal(on, saturation.similarity(model, batch, 1, dropout=True, seed=6))
+    assert modes == [module.training for module in model.modules()]
+    assert torch.equal(state, torch.get_rng_state())
+
+
+# ---- what goes wrong is named ----
+
+
+class Unnormalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4, 4))
+
+    def hidden_states(self, tokens):
+        states = [torch.ones(*tokens.shape, 4, dtype=self.w.dtype)]
+        for _ in range(15):
+            states.append(states[-1] @ self.w)
+        return states
+
+
+def test_overflow_of_a_layer_is_named():
+    batch = {"input_ids": torch.zeros(1, 2, dtype=torch.long)}
+    with pytest.raises(OverflowError, match=r"layer 11 of 15 is not finite in torch.float32 at c = 1000.*float64"):
+        saturation.similarity(Unnormalised(), batch)
+    wide = saturation.similarity(Unnormalised(), batch, dtype=torch.float64)
+    torch.testing.assert_close(wide, torch.ones(16, dtype=torch.float64))
+    with torch.no_grad():
+        dead = Unnormalised()
+        dead.w.zero_()
+    with pytest.raises(ValueError, match="layer 1 at c = 1 has a token whose representation is 0"):
+        saturation.similarity(dead, batch)
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ({}, "needs input_ids"),
+        ({"input_ids": torch.ones(2, 3, dtype=torch.long), "attention_mask": torch.eye(2, 3)}, "no attention mask"),
+        ({"input_ids": torch.ones(1, 3, dtype=torch.long), "attention_mask": torch.zeros(1, 3)}, "no real token"),
+    ],
+)
+def test_bad_batches_are_named(batch, said):
+    with pytest.raises(ValueError, match=said):
+        saturation.similarity(Own(), batch)
+
+
+def test_other_bad_input_is_named():
+    with pytest.raises(TypeError, match="Linear is no model of transformers"):
+        saturation.similarity(nn.Linear(2, 2), {"input_ids": torch.ones(1, 2, dtype=torch.long)})
+    with pytest.raises(ValueError, match="unknown average 'words'"):
+        saturation.similarity(Own(), {"input_ids": torch.ones(1, 2, dtype=torch.long)}, average="words")
+    with pytest.raises(ValueError, match="sentence 1 is empty"):
+        saturation.batches_by_length([[1], []])
+    with pytest.raises(ValueError, match="no sentence"):
+        saturation.batches_by_length([])
+    with pytest.raises(ValueError, match="0 tokens are hidden"):
+        saturation.mask_leak(Own(), {"input_ids": torch.ones(1, 2, dtype=torch.long)})
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 100), st.booleans())
+def test_batches_hold_every_sentence_once(lengths, max_tokens, padding):
+    texts = [[number + 1] * length for number, length in enumerate(lengths)]
+    batches = saturation.batches_by_length(texts, max_tokens=max_tokens, padding=padding)
+    found = []
+    for batch in batches:
+        ids, real = batch["input_ids"], batch["attention_mask"].bool()
+        assert ids.numel() <= max_tokens or len(ids) == 1
+        assert padding or real.all()
+        found += [row[mask].tolist() for row, mask in zip(ids, real, strict=True)]
+    assert sorted(found) == sorted(texts)
