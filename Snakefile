@@ -33,7 +33,7 @@ rule train:
     input:
         dependencies.of_training(),
     output:
-        "_build/{profile}/seed-{seed}/trainings/{training}.safetensors",
+        "_build/{profile}/seed-{seed}/trainings/{training}/history.csv",
     log:
         "_build/{profile}/seed-{seed}/logs/{training}.log",
     params:
@@ -52,7 +52,7 @@ rule execute:
         source="book/{chapter}.md",
         made_from=lambda wildcards: dependencies.of_chapter(wildcards.chapter),
         trainings=lambda wildcards: expand(
-            "_build/{{profile}}/seed-{{seed}}/trainings/{training}.safetensors",
+            "_build/{{profile}}/seed-{{seed}}/trainings/{training}/history.csv",
             training=dependencies.trainings_of(wildcards.chapter),
         ),
     output:

@@ -27,9 +27,9 @@ __all__ = [
     "optimizers",
     "profile",
     "sublayers",
-    "trainings",
     "text",
     "training",
+    "trainings",
     "walks",
 ]
 

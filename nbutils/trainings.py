@@ -57,11 +57,5 @@ def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, Run
         if folder is None:
             runs[name] = make(name, profile=profile, seed=seed, device=device)
             continue
-        file = Path(folder) / f"{name}.safetensors"
-        if not file.exists():
-            raise FileNotFoundError(
-                f"{file} is not there: the workflow trains what a chapter loads by a constant name, "
-                f'`trainings.load("{name}", …)`'
-            )
-        runs[name] = training.load_run(file)
+        runs[name] = training.load_run(Path(folder) / name)
     return runs

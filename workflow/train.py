@@ -1,12 +1,11 @@
 """Run one training that chapters share: a job of the workflow. One that did not finish leaves no output.
 
-``python -m workflow.train lm-pre-adamw --profile book --seed 0 --device cpu --threads 1 OUTPUT LOG``
+``python -m workflow.train lm-pre-adamw --profile book --seed 0 --device cpu --threads 1 FOLDER/history.csv LOG``
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import traceback
 from datetime import UTC, datetime
@@ -18,22 +17,20 @@ from workflow import jobs
 
 def execute(arguments: argparse.Namespace) -> None:
     """Train, then move the result into place in one step. Its progress and a traceback go to the log."""
-    name, output, log = arguments.name, Path(arguments.output), Path(arguments.log)
-    for folder in (output.parent, log.parent):
-        folder.mkdir(parents=True, exist_ok=True)
+    name, folder, log = arguments.name, Path(arguments.output).parent, Path(arguments.log)
+    log.parent.mkdir(parents=True, exist_ok=True)
     error_file = log.with_suffix(".error.json")
     error_file.unlink(missing_ok=True)
     jobs.set_environment(arguments.threads)
     started = datetime.now(UTC)
     jobs.limit_time(arguments.time_limit)
-    part = output.with_name(f".{output.name}.{os.getpid()}.part")
     try:
         with jobs.kernel_messages(log):
             import torch
 
             torch.set_num_threads(arguments.threads)
             run = trainings.make(name, profile=arguments.profile, seed=arguments.seed, device=arguments.device)
-            training.save_run(run, part)
+            training.save_run(run, folder)
     except TimeoutError:
         jobs.fail(error_file, name, "training", f"TimeoutError: not finished after {arguments.time_limit} s")
     except Exception as error:
@@ -41,7 +38,6 @@ def execute(arguments: argparse.Namespace) -> None:
             traceback.print_exc(file=text)
         jobs.fail(error_file, name, "training", f"{type(error).__name__}: {error}")
     jobs.limit_time(0)
-    os.replace(part, output)
     stats = jobs.statistics(arguments, started, resource.RUSAGE_SELF)
     print(f"{name}, seed {arguments.seed}: {stats['seconds']:.1f} s, {stats['peak_mb']:.0f} MB", flush=True)
 
