@@ -13,6 +13,7 @@ from types import ModuleType
 __version__ = "0.1.0"
 __all__ = [
     "activations",
+    "checkpoints",
     "claims",
     "data",
     "device",
@@ -22,8 +23,10 @@ __all__ = [
     "models",
     "norms",
     "profile",
+    "sources",
     "sublayers",
     "walks",
+    "weights",
 ]
 
 
