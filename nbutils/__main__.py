@@ -209,7 +209,7 @@ def plot(result: Series, path: Path) -> None:
     ax.plot(total.step, total.norm, "o-", color=figures.BLUE, label="total", markersize=3.5 if len(total) < 60 else 2)
     t, rho = total.step.to_numpy(float), total.norm.to_numpy(float)
     line = np.linspace(t[0], t[-1], 300)
-    if len(t) >= 4:
+    if len(t) >= 4 and np.ptp(rho) > 0:
         a, b = fits.fit("sqrt", t, rho).values.values()
         ax.plot(
             line, a * np.sqrt(line) + b, label=rf"fit $a\sqrt{{t}}+b$, $a$ = {a:.3g}, $b$ = {b:.3g}", **figures.THEORY

@@ -236,6 +236,8 @@ def _walk(
         return {}
     if known and (known.shapes, known.aliases) != (ref.shapes, ref.aliases):
         store.rows, store.loaded, store.twins = {}, [], []
+    elif known:
+        ref.left_out |= known.left_out
     store.reference = ref
     store.twins = [t for t in store.twins if (t[0], t[1]) in here and (t[2], t[3]) in here]
     done = set(store.rows)
