@@ -296,8 +296,9 @@ def _complete(place: Path, files: list[Path]) -> list[Path]:
     return files
 
 
-def _originals_first(name: str) -> tuple[bool, str]:
-    return layer_of(name) != "embeddings", name
+def _originals_first(name: str) -> tuple[bool, int, str]:
+    """Of tied tensors the first in this order counts: T5's ``shared``, not its copies in encoder and decoder."""
+    return layer_of(name) != "embeddings", name.count("."), name
 
 
 def tied(weights: Weights) -> dict[str, str]:

@@ -255,6 +255,21 @@ def test_tied_weights_count_once_and_equal_layer_norms_are_not_tied(tmp_path):
     assert result.left_out == {"lm_head.weight": "tied to transformer.wte.weight"} and not result.skipped
 
 
+def test_t5_shares_one_matrix_four_times_however_it_is_saved(tmp_path):
+    states = {
+        step: {"shared.weight": torch.ones(5, 4) * step, "encoder.block.0.w": torch.ones(3)} for step in (1, 2, 3)
+    }
+    names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+    more = {step: states[step] | dict.fromkeys(names, states[step]["shared.weight"]) for step in states}
+    save(states[1], tmp_path / "step1")
+    save(more[2], tmp_path / "step2")
+    (tmp_path / "step3").mkdir()
+    torch.save(more[3], tmp_path / "step3" / "pytorch_model.bin")
+    result = series(tmp_path)
+    assert_is(result.table, states)
+    assert result.left_out == dict.fromkeys(names, "tied to shared.weight") and not result.skipped
+
+
 def test_a_head_that_only_starts_as_the_embedding_is_not_tied(tmp_path):
     states = make(tmp_path)
     for step, state in states.items():
