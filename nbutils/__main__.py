@@ -115,6 +115,14 @@ def summary(result: Series) -> str:
 
 def growth(total: pd.DataFrame, samples: int = 200) -> list[str]:
     """Power laws with 95 % intervals from moving-block resamples, and the local exponent of each octave."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of scipy, on resamples that a form fits badly; they are counted below
+        return _growth(total, samples)
+
+
+def _growth(total: pd.DataFrame, samples: int) -> list[str]:
     import numpy as np
 
     from nbutils import fits

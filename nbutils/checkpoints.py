@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,7 +156,7 @@ class _Store:
     """Rows that are done, in ``out`` and beside it what they were made from; both files are replaced whole."""
 
     def __init__(self, out: Path | None, origin: dict[str, Any], overwrite: bool) -> None:
-        self.out, self.origin, self.saved = out, origin, 0.0
+        self.out, self.origin, self.saved = out, origin, -math.inf
         self.rows: dict[Key, list[Row]] = {}
         self.loaded: list[Key] = []  # those of an earlier run
         self.twins: list[list[str]] = []  # label and stamp of a duplicate, then of its original
@@ -189,7 +189,13 @@ class _Store:
 
     def save(self, counted: dict[Key, list[Row]], *, now: bool = False) -> None:
         """At most once a second unless ``now``: a killed run loses no more."""
-        if not self.out or not self.state or not self.reference or (not now and time.monotonic() < self.saved + 1):
+        if (
+            not counted
+            or not self.out
+            or not self.state
+            or not self.reference
+            or (not now and time.monotonic() < self.saved + 1)
+        ):
             return
         if not now:  # what an earlier run has done is kept until this one comes to it
             last = max(rows[0].step for rows in counted.values())
@@ -205,6 +211,16 @@ class _Store:
             part.write_text(content, encoding="utf-8")
             os.replace(part, path)
         self.saved = time.monotonic()
+
+    @contextlib.contextmanager
+    def keeping(self, counted: Callable[[], dict[Key, list[Row]]]) -> Iterator[None]:
+        """Save what is done if the work within stops: an interrupt, or the network."""
+        try:
+            yield
+        except BaseException:
+            self.saved = -math.inf
+            self.save(counted())
+            raise
 
 
 def read_rows(path: Path) -> dict[int, list[Row]]:
@@ -252,7 +268,10 @@ def _walk(
         store.twins.append([copy.label, copy.stamp, original.label, original.stamp])
         order.remove(copy)
 
-    with tqdm(total=len(found), desc="checkpoints", unit="", disable=not progress) as bar:
+    with (
+        tqdm(total=len(found), desc="checkpoints", unit="", disable=not progress) as bar,
+        store.keeping(lambda: counted),
+    ):
         while len(path) < len(order):
             bar.update(len(path) + len(found) - len(order) - bar.n)
             checkpoint, before = order[len(path)], path[-1] if path else None

@@ -8,6 +8,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +41,8 @@ def _number(digits: str, unit: str) -> int | None:
     return value if rest == 0 else None
 
 
-class Checkpoint(NamedTuple):
+@dataclass(frozen=True)
+class Checkpoint:
     """One checkpoint of a series, on disk (``place``) or on the Hub (``repo`` at ``commit``)."""
 
     step: int
@@ -144,20 +146,21 @@ def _cached(source: Path) -> list[tuple[str, Path]]:
 def _asking(repo: str, what: str) -> Iterator[None]:
     """Say plainly what is missing when the Hub does not answer."""
     try:
-        from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+        from huggingface_hub import errors as hub
     except ImportError as error:
         raise ConnectionError(f"{repo}: reading from the Hub needs the package huggingface_hub") from error
     try:
         yield
-    except (EntryNotFoundError, RevisionNotFoundError) as error:
-        raise ReadError(f"{repo}: {what} is not there") from error
-    except RepositoryNotFoundError as error:
+    except hub.RepositoryNotFoundError as error:
         raise FileNotFoundError(
             f"{repo}: no such folder, and no such repository on the Hub, or no access to it"
         ) from error
     except ReadError:
         raise
     except Exception as error:  # each version of the client raises its own kinds
+        gone = isinstance(error, hub.EntryNotFoundError | hub.RevisionNotFoundError)
+        if gone and not isinstance(error, hub.LocalEntryNotFoundError):  # that one tells of a missing network
+            raise ReadError(f"{repo}: {what}: not on the Hub") from error
         said = (str(error).strip().splitlines() or [""])[0]
         raise ConnectionError(
             f"{repo}: cannot get {what} from the Hub ({type(error).__name__}: {said}). Without a network, give a "

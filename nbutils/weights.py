@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -102,6 +103,9 @@ class Weights:
                     self._add(file, _WRAPPER.sub("", raw_name), tensor)
             if not self.parameters:
                 raise ReadError(f"{place}: holds no parameters")
+        except OSError as error:
+            self.close()
+            raise ReadError(f"{error.filename or place}: {error.strerror or error}") from error
         except BaseException:
             self.close()
             raise
@@ -135,12 +139,16 @@ class Weights:
         raw = np.empty(BLOCK * 8, dtype=np.uint8)
 
         def tensor(name: str, entry: Mapping[str, Any]) -> Tensor:
-            dtype, at = entry["dtype"], start + entry["data_offsets"][0]
+            dtype, at = str(entry["dtype"]), start + entry["data_offsets"][0]
 
             def read(first: int, out: NDArray[np.float64]) -> None:
                 part = raw[: len(out) * ITEM[dtype]]
                 file.seek(at + first * ITEM[dtype])
-                if file.readinto(memoryview(part)) != len(part):
+                try:
+                    complete = file.readinto(memoryview(part)) == len(part)
+                except OSError as error:
+                    raise ReadError(f"{path}: {error.strerror} in tensor {name}") from error
+                if not complete:
                     raise ReadError(f"{path}: ends within tensor {name}")
                 decode(part, dtype, out)
 
@@ -229,10 +237,11 @@ def safetensors_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
         try:
             header = json.loads(file.read(length))
             header.pop("__metadata__", None)
-            entries = {
-                name: (e["dtype"], [int(n) for n in e["shape"]], *e["data_offsets"]) for name, e in header.items()
-            }
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            entries = {}
+            for name, entry in header.items():
+                begin, end = map(operator.index, entry["data_offsets"])
+                entries[name] = str(entry["dtype"]), [operator.index(n) for n in entry["shape"]], begin, end
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ReadError(f"{path}: corrupt: its header is not that of safetensors") from error
     for name, (dtype, shape, begin, end) in entries.items():
         if dtype in ITEM and (begin < 0 or min(shape, default=1) < 0 or end - begin != math.prod(shape) * ITEM[dtype]):

@@ -490,7 +490,6 @@ def test_a_changed_checkpoint_and_its_neighbour_are_read_again(tmp_path, measure
 
 def test_a_killed_run_goes_on(tmp_path, measured, monkeypatch):
     states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
-    monkeypatch.setattr(checkpoints.time, "monotonic", iter(range(0, 1000, 5)).__next__)
     plain = checkpoints._measure
 
     def killed(checkpoint, *rest):
@@ -505,6 +504,72 @@ def test_a_killed_run_goes_on(tmp_path, measured, monkeypatch):
     measured.clear()
     assert_is(series(tmp_path / "run", out=out).table, states)
     assert measured == [20, 30]
+
+
+def test_a_run_killed_without_warning_leaves_whole_files(tmp_path, measured):
+    """SIGKILL at the third checkpoint; the clock runs a minute a look, so that each row is saved."""
+    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
+    code = (
+        "import itertools, os, signal, sys; from nbutils import checkpoints; plain = checkpoints._measure\n"
+        "checkpoints.time.monotonic = itertools.count(0, 60).__next__\n"
+        "def measure(c, *rest): return plain(c, *rest) if c.step < 20 else os.kill(os.getpid(), signal.SIGKILL)\n"
+        "checkpoints._measure = measure; checkpoints.series(sys.argv[1], out=sys.argv[2])"
+    )
+    words = [str(tmp_path / "run"), str(out)]
+    assert subprocess.run([sys.executable, "-c", code, *words]).returncode == -9
+    assert len(out.read_text().splitlines()) == 3
+    assert_is(series(tmp_path / "run", out=out).table, states)
+    assert measured == [20, 30]
+
+
+def test_the_network_going_away_loses_nothing(hub, tmp_path, monkeypatch):
+    states, out = make(tmp_path / "plain"), tmp_path / "norms.csv"
+    for step, state in states.items():
+        hub.add("lab/model", f"step{step}", state)
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    plain = huggingface_hub.hf_hub_download
+
+    def down(repo, name, revision, local_dir=None):
+        if revision == "step20-commit":
+            raise LocalEntryNotFoundError("An error happened while trying to locate the file on the Hub")
+        return plain(repo, name, revision, local_dir)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(ConnectionError, match="lab/model@step20: cannot get its weights"),
+    ):
+        patch.setattr(huggingface_hub, "hf_hub_download", down)
+        series("lab/model", out=out)
+    assert len(out.read_text().splitlines()) == 3
+    hub.fetched.clear()
+    assert_is(series("lab/model", out=out).table, states)
+    assert "step0-commit" not in [revision for revision, _ in hub.fetched]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_no_header_breaks_the_reader(tmp_path_factory, data):
+    """Whatever the header says, the file is read or named in a ReadError."""
+    anything = st.one_of(
+        st.none(), st.integers(-5, 40), st.text(max_size=3), st.floats(), st.lists(st.integers(-2, 9), max_size=3)
+    )
+    entry = st.fixed_dictionaries({
+        "dtype": st.one_of(st.sampled_from(["F32", "BF16", "I64", "F8_E4M3", "C64"]), anything),
+        "shape": st.one_of(st.lists(st.integers(0, 3), max_size=3), anything),
+        "data_offsets": st.one_of(st.tuples(st.integers(0, 12), st.integers(0, 40)), anything),
+    })  # fmt: skip
+    header = data.draw(
+        st.one_of(st.dictionaries(st.text(max_size=3), st.one_of(entry, anything), max_size=3), anything)
+    )
+    text = json.dumps(header).encode()
+    path = tmp_path_factory.mktemp("fuzz") / "step1.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(data.draw(st.integers(0, 40))))
+    try:
+        assert len(series(path).table) == 1
+    except ValueError as error:
+        assert "step1.safetensors" in str(error)
 
 
 def test_a_table_of_something_else_is_not_overwritten(tmp_path):
