@@ -92,7 +92,7 @@ def summary(result: Series) -> str:
     resumed = f", {result.resumed} of them from the run before" if result.resumed else ""
     first, last = total.iloc[0], total.iloc[-1]
     lines = [
-        f"{len(total)} checkpoints, steps {first.step} to {last.step}{resumed}; {result.parameters:,} parameters",
+        f"{len(total)} checkpoint{'s' if len(total) > 1 else ''}, steps {first.step} to {last.step}{resumed}; {result.parameters:,} parameters",
         f"norm {first.norm:.6g} to {last.norm:.6g}",
         *growth(total),
         *budget(total),
@@ -130,7 +130,7 @@ def _growth(total: pd.DataFrame, samples: int) -> list[str]:
     t, rho = total.step.to_numpy(float), total.norm.to_numpy(float)
     t, rho = t[t > 0], rho[t > 0]
     if len(t) < 5 or rho.min() <= 0 or np.ptp(rho) == 0:
-        return [f"no fit: {len(t)} steps above 0 with a norm; 5 that differ are needed"]
+        return [f"no fit: at least 5 norms that differ, at steps above 0, are needed; there are {len(t)}"]
     block = max(2, round(len(t) ** (1 / 2)))
     lines = [
         f"fits over steps {t[0]:.0f} to {t[-1]:.0f}, with 95 % intervals from the scatter around each curve "

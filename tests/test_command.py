@@ -80,7 +80,7 @@ def test_budget_shares_are_those_of_the_whole_growth():
 
 def test_a_short_series_is_not_fitted(run):
     text = summary(checkpoints.series([run / "step1k", run / "step2k"]))
-    assert "no fit: 2 steps" in text and "norm budget" in text
+    assert "no fit: at least 5 norms" in text and "norm budget" in text
     assert "norm budget" not in summary(checkpoints.series(run / "step1k"))
 
 
