@@ -92,7 +92,8 @@ def summary(result: Series) -> str:
     resumed = f", {result.resumed} of them from the run before" if result.resumed else ""
     first, last = total.iloc[0], total.iloc[-1]
     lines = [
-        f"{len(total)} checkpoint{'s' if len(total) > 1 else ''}, steps {first.step} to {last.step}{resumed}; {result.parameters:,} parameters",
+        f"{len(total)} checkpoint{'s' if len(total) > 1 else ''}, steps {first.step} to {last.step}{resumed}; "
+        f"{result.parameters:,} parameters",
         f"norm {first.norm:.6g} to {last.norm:.6g}",
         *growth(total),
         *budget(total),
