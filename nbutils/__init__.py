@@ -13,6 +13,7 @@ from types import ModuleType
 __version__ = "0.1.0"
 __all__ = [
     "activations",
+    "checkpoints",
     "claims",
     "corpora",
     "data",
@@ -26,11 +27,13 @@ __all__ = [
     "norms",
     "optimizers",
     "profile",
+    "sources",
     "sublayers",
     "text",
     "training",
     "trainings",
     "walks",
+    "weights",
 ]
 
 

@@ -95,10 +95,27 @@ def test_tracked_files_are_small_and_carry_no_machine_paths():
             assert str(ROOT).encode() + b"/" not in path.read_bytes(), name
 
 
-def test_readme_example_runs():
-    readme = (ROOT / "README.md").read_text()
-    (example,) = re.findall(r"```python\n(.*?)```", readme, re.S)
-    exec(compile(example, "README.md", "exec"), {})
+def test_readme_examples_run(tmp_path, monkeypatch):
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    for step in (1000, 2000):
+        folder = tmp_path / "runs" / "mine" / f"step{step}"
+        folder.mkdir(parents=True)
+        save_file({"h.0.weight": np.full(3, step, dtype=np.float32)}, folder / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(examples) == 2
+    for example in examples:
+        exec(compile(example, "README.md", "exec"), {})
+
+
+def test_readme_commands_of_the_module_are_understood():
+    from nbutils.__main__ import parser
+
+    lines = re.findall(r"^nbutils (.+)$", (ROOT / "README.md").read_text(), re.M)
+    assert [parser().parse_args(line.split()).command for line in lines] == ["norms", "norms"]
+    assert PROJECT["scripts"] == {"nbutils": "nbutils.__main__:main"}
 
 
 def test_readme_links_every_chapter_on_colab():

@@ -1,0 +1,84 @@
+"""Norms of a series of checkpoints against reading the files, and against building the models."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.timing import cpu_seconds
+from nbutils import checkpoints
+from nbutils.device import generator
+
+
+@contextmanager
+def saved_series(steps: int = 3) -> Iterator[Path]:
+    """Checkpoints of a GPT-2 of 22 M parameters (87 MB each), weights random, as transformers saves them."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    rng = generator(0, "cpu")
+    config = GPT2Config(
+        vocab_size=5000, n_embd=512, n_layer=6, n_head=8, n_positions=512, bos_token_id=0, eos_token_id=0
+    )
+    net = GPT2LMHeadModel(config)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        for step in range(steps):
+            for parameter in net.parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=rng), alpha=0.02)
+            net.save_pretrained(Path(folder) / f"checkpoint-{step}")
+        yield Path(folder)
+
+
+def plain_read(folder: Path) -> list[float]:
+    """Each file through safetensors, each tensor squared in float64: norms alone, no neighbours."""
+    norms = []
+    for file in sorted(folder.glob("*/model.safetensors")):
+        square = sum(float(tensor.double().square().sum()) for tensor in load_file(file).values())
+        norms.append(square**0.5)
+    return norms
+
+
+def built_models(folder: Path) -> list[float]:
+    """Each model built, its parameters concatenated; cosine and displacement against the one before, as ours gives."""
+    from transformers import GPT2LMHeadModel
+
+    norms, before = [], None
+    for checkpoint in sorted(folder.iterdir()):
+        net = GPT2LMHeadModel.from_pretrained(checkpoint)
+        theta = torch.cat([p.detach().flatten() for p in net.parameters()]).double()
+        norms.append(float(theta.norm()))
+        if before is not None:
+            delta = theta - before
+            float(delta @ delta), float(2 * before @ delta), float(torch.cosine_similarity(theta, before, dim=0))
+        before = theta
+    return norms
+
+
+def checkpoint_series(plain: Callable[[Path], list[float]], what: str, bound: float) -> dict[str, object]:
+    """Three checkpoints of 87 MB; ours gives norms, cosines and the norm budget."""
+    with saved_series() as folder:
+        np.testing.assert_allclose(checkpoints.series(folder).table.norm, plain(folder), rtol=1e-9)
+        return {
+            "what": f"series of checkpoints, 3 × 87 MB, against {what}",
+            "ours_s": cpu_seconds(lambda: checkpoints.series(folder)),
+            "plain_s": cpu_seconds(lambda: plain(folder)),
+            "bound": bound,
+        }
+
+
+def checkpoints_read() -> dict[str, object]:
+    return checkpoint_series(plain_read, "reading the files and their norms alone", 1 / 1.2)
+
+
+def checkpoints_built() -> dict[str, object]:
+    return checkpoint_series(built_models, "building each model, the same numbers", 5)
+
+
+PAIRS = (checkpoints_read, checkpoints_built)

@@ -1,0 +1,371 @@
+"""Weights on disk, tensor by tensor and in blocks: no model is built, and a file may be larger than memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 1 << 15  # values read at once: the float64 copies of two tensors then stay in the processor's cache
+HEADER_LIMIT = 100_000_000  # bytes, the limit of the safetensors library
+ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
+ITEM |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+_BUFFER = re.compile(
+    r"(?:^|\.)(?:position_ids|token_type_ids|(?:original_)?inv_freq|cos_cached|sin_cached|freqs_cis|masked_bias"
+    r"|(?:causal|attn|attention)_mask|running_mean|running_var|num_batches_tracked|relative_position_index"
+    r"|relative_coords_table|embed_positions\.weights|_float_tensor)$"
+)
+_WRAPPER = re.compile(
+    r"^(?:module\.)+|(?:(?<=^)|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
+_OTHER_FILES = re.compile(r"optim|scheduler|training_args|rng_state|random_states|scaler|adapter", re.I)
+_BLOCK_NUMBER = re.compile(r"(?:^|\.)(?:h|\w*layers?|\w*blocks?)\.(\d+)(?:\.|$)")
+_EMBEDDING = re.compile(r"(?:^|\.)(?:wte|wpe|shared|(?:\w+_)?embed(?!_out)(?:_\w+)?|\w*embeddings?)(?:\.|$)")
+_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|cls|predictions|classifier|score|proj_out|qa_outputs|output)(?:\.|$)")
+
+
+class ReadError(ValueError):
+    """A checkpoint that cannot be used; the message names the file and says why."""
+
+
+def layer_of(name: str) -> str:
+    """Which part of a network a parameter belongs to, from its name.
+
+    ``embeddings``, ``block 3`` (``encoder 3`` or ``decoder 3`` under a module of that name), ``head`` for an output
+    layer, or ``rest``. Blocks are numbered as in the name, from 0.
+
+    >>> [layer_of(name) for name in ("transformer.h.3.mlp.c_fc.weight", "decoder.block.11.layer.0.DenseReluDense.wo")]
+    ['block 3', 'decoder 11']
+    """
+    number = _BLOCK_NUMBER.search(name)
+    if number:
+        sides = re.findall(r"(?:^|\.)(encoder|decoder)(?=\.)", name[: number.start() + 1])
+        return f"{sides[-1] if sides else 'block'} {int(number[1])}"
+    if _EMBEDDING.search(name):
+        return "embeddings"
+    return "head" if _HEAD.search(name) else "rest"
+
+
+def why_left_out(name: str, dtype: str, shape: tuple[int, ...]) -> str | None:
+    """Why a stored tensor is no trainable parameter, or None if it is one.
+
+    >>> why_left_out("transformer.h.0.attn.bias", "F32", (1, 1, 1024, 1024))
+    'attention mask'
+    """
+    if dtype not in FLOATS and not dtype.startswith("F"):
+        return "not floating point"
+    if name.endswith("bias") and len(shape) == 4 and shape[:2] == (1, 1) and shape[2] == shape[3]:
+        return "attention mask"
+    return "buffer" if _BUFFER.search(name) else None
+
+
+class Tensor(NamedTuple):
+    """One stored tensor. ``read(start, out)`` fills ``out`` (float64) with its flat values from ``start`` on."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    read: Callable[[int, NDArray[np.float64]], None]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class Weights:
+    """The parameters of one checkpoint: a file, or a folder with one or several files. Use it in a ``with`` statement.
+
+    Attributes:
+        parameters: tensors by name, without buffers; wrappers' prefixes such as ``module.`` are cut off.
+        left_out: name and reason of what is stored and is no parameter.
+
+    Raises:
+        ReadError: nothing there, shards missing, a truncated or corrupt file, an unknown dtype, an unsafe pickle.
+    """
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.parameters: dict[str, Tensor] = {}
+        self.left_out: dict[str, str] = {}
+        self._open: list[Any] = []
+        try:
+            for file in weight_files(place):
+                stored = self._safetensors(file) if file.suffix == ".safetensors" else self._pickled(file)
+                for raw_name, tensor in stored.items():
+                    self._add(file, _WRAPPER.sub("", raw_name), tensor)
+            if not self.parameters:
+                raise ReadError(f"{place}: holds no parameters")
+        except OSError as error:
+            self.close()
+            raise ReadError(f"{error.filename or place}: {error.strerror or error}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, file: Path, name: str, tensor: Tensor) -> None:
+        if name in self.parameters or name in self.left_out:
+            raise ReadError(f"{file}: tensor {name} is there twice")
+        reason = why_left_out(name, tensor.dtype, tensor.shape)
+        if reason:
+            self.left_out[name] = reason
+        elif tensor.dtype not in FLOATS:
+            raise ReadError(f"{file}: tensor {name} has dtype {tensor.dtype}; known are {', '.join(FLOATS)}")
+        else:
+            self.parameters[name] = tensor
+
+    def close(self) -> None:
+        for file in self._open:
+            file.close()
+        self._open.clear()
+
+    def __enter__(self) -> Weights:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _safetensors(self, path: Path) -> dict[str, Tensor]:
+        file = path.open("rb", buffering=0)
+        self._open.append(file)
+        header, start = safetensors_header(path)
+        raw = np.empty(BLOCK * 8, dtype=np.uint8)
+
+        def tensor(name: str, entry: Mapping[str, Any]) -> Tensor:
+            dtype, at = str(entry["dtype"]), start + entry["data_offsets"][0]
+
+            def read(first: int, out: NDArray[np.float64]) -> None:
+                part = raw[: len(out) * ITEM[dtype]]
+                file.seek(at + first * ITEM[dtype])
+                try:
+                    complete = file.readinto(memoryview(part)) == len(part)
+                except OSError as error:
+                    raise ReadError(f"{path}: {error.strerror} in tensor {name}") from error
+                if not complete:
+                    raise ReadError(f"{path}: ends within tensor {name}")
+                decode(part, dtype, out)
+
+            return Tensor(dtype, tuple(entry["shape"]), read)
+
+        return {name: tensor(name, entry) for name, entry in header.items()}
+
+    def _pickled(self, path: Path) -> dict[str, Tensor]:
+        """A file of ``torch.save``, through ``weights_only``: no code of the file runs. What shares storage is tied."""
+        import torch
+
+        options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
+        try:
+            try:
+                loaded = torch.load(str(path), mmap=True, **options)
+            except RuntimeError as error:
+                if "mmap" not in str(error):
+                    raise
+                loaded = torch.load(str(path), **options)  # torch's format before 1.6 cannot be mapped
+        except Exception as error:  # torch raises many kinds for a broken file
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise ReadError(f"{path}: torch.load(weights_only=True) refuses it: {said[0]}") from error
+        for key in ("state_dict", "model_state_dict", "model", "module"):
+            if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+                loaded = loaded[key]
+                break
+        stored = {k: v for k, v in loaded.items() if torch.is_tensor(v)} if isinstance(loaded, dict) else {}
+        names = {
+            getattr(torch, t): n for t, n in zip(("float64", "float32", "float16", "bfloat16"), FLOATS, strict=True)
+        }
+        seen: dict[object, str] = {}
+        found = {}
+        for name in sorted(stored, key=_originals_first):
+            value = stored[name].detach()
+            storage = (value.data_ptr(), value.shape, value.stride())
+            if value.numel() and storage in seen:
+                self.left_out[_WRAPPER.sub("", name)] = f"tied to {seen[storage]}"
+                continue
+            seen[storage] = name
+            other = "F?" if value.is_floating_point() else str(value.dtype)
+            found[name] = Tensor(names.get(value.dtype, other), tuple(value.shape), _torch_reader(value))
+        return found
+
+
+def _torch_reader(value: Any) -> Callable[[int, NDArray[np.float64]], None]:
+    def read(first: int, out: NDArray[np.float64]) -> None:
+        np.copyto(out, value.reshape(-1)[first : first + len(out)].double().numpy())
+
+    return read
+
+
+def decode(raw: NDArray[np.uint8], dtype: str, out: NDArray[np.float64]) -> None:
+    """Little-endian bytes of a safetensors dtype to float64, in place; every value is exact.
+
+    >>> out = np.empty(1)
+    >>> decode(np.array([0x80, 0x3F], dtype=np.uint8), "BF16", out)  # a bfloat16 is the upper half of a float32
+    >>> out
+    array([1.])
+    """
+    if dtype == "BF16":
+        bits = raw.view("<u2").astype("<u4")
+        bits <<= 16
+        np.copyto(out, bits.view("<f4"))
+    else:
+        np.copyto(out, raw.view(f"<f{ITEM[dtype]}"))
+
+
+def safetensors_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
+    """Entries of a safetensors file by name, and where its data begin.
+
+    Raises:
+        ReadError: no such format, or offsets that do not fit shapes or the file's length.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        first = file.read(8)
+        if first == b"version ":
+            raise ReadError(f"{path}: a Git LFS pointer, not the weights (git lfs pull fetches them)")
+        length = int.from_bytes(first, "little")
+        if size < 8:
+            raise ReadError(f"{path}: {'empty' if size == 0 else 'truncated'} ({size} bytes)")
+        if length > HEADER_LIMIT:
+            raise ReadError(f"{path}: corrupt: no safetensors header")
+        if size < 8 + length:
+            raise ReadError(f"{path}: truncated within its header ({size} of at least {8 + length} bytes)")
+        try:
+            header = json.loads(file.read(length))
+            header.pop("__metadata__", None)
+            entries = {}
+            for name, entry in header.items():
+                begin, end = map(operator.index, entry["data_offsets"])
+                entries[name] = str(entry["dtype"]), [operator.index(n) for n in entry["shape"]], begin, end
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ReadError(f"{path}: corrupt: its header is not that of safetensors") from error
+    for name, (dtype, shape, begin, end) in entries.items():
+        if dtype in ITEM and (begin < 0 or min(shape, default=1) < 0 or end - begin != math.prod(shape) * ITEM[dtype]):
+            raise ReadError(f"{path}: corrupt: tensor {name} has {end - begin} bytes for {dtype} {shape}")
+        if 8 + length + end > size:
+            expected = 8 + length + max(entry[3] for entry in entries.values())
+            raise ReadError(f"{path}: truncated within tensor {name} ({size} of {expected} bytes)")
+    return header, 8 + length
+
+
+def weight_files(place: Path) -> list[Path]:
+    """The files that hold a checkpoint's weights: safetensors before pickles, one file before shards.
+
+    Raises:
+        ReadError: none there, missing shards, or several files and no index.
+    """
+    if place.is_file():
+        return [place]
+    try:
+        listed = sorted(place.iterdir())
+    except OSError as error:
+        raise ReadError(f"{place}: {error.strerror}") from error
+    for single in ("model.safetensors", "pytorch_model.bin"):
+        for suffix in (Path(single).suffix, ".pt", ".pth")[: 1 if single.startswith("model") else 3]:
+            files = [f for f in listed if f.suffix == suffix and not _OTHER_FILES.search(f.name)]
+            indices = [f for f in listed if f.name.endswith(f"{suffix}.index.json") and not _OTHER_FILES.search(f.name)]
+            if place / single in files:
+                return [place / single]
+            if indices:
+                return _indexed(indices[0])
+            if files:
+                return _complete(place, files)
+    raise ReadError(f"{place}: {'no .safetensors, .bin or .pt file in it' if listed else 'empty folder'}")
+
+
+def _indexed(index: Path) -> list[Path]:
+    try:
+        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        plain = all(shard == Path(shard).name for shard in shards)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ReadError(f"{index}: corrupt: no weight_map") from error
+    if not plain or not shards:
+        raise ReadError(f"{index}: shards must be files of the same folder")
+    missing = [shard for shard in shards if not (index.parent / shard).is_file()]
+    if missing:
+        raise ReadError(f"{index}: names {missing[0]}, which is not there ({len(missing)} of {len(shards)} missing)")
+    return [index.parent / shard for shard in shards]
+
+
+def _complete(place: Path, files: list[Path]) -> list[Path]:
+    """Shards without an index: all must be there by their numbers."""
+    parts = [part for file in files if (part := re.search(r"-(\d+)-of-(\d+)\.", file.name))]
+    if len(files) == 1 and not parts:
+        return files
+    if len(parts) < len(files):
+        raise ReadError(f"{place}: {len(files)} weight files and no index: {', '.join(f.name for f in files[:3])}")
+    total = max(int(part[2]) for part in parts)
+    missing = sorted(set(range(1, total + 1)) - {int(part[1]) for part in parts})
+    if missing or len(files) != total:
+        raise ReadError(f"{place}: {len(files)} of {total} shards; missing {', '.join(map(str, missing))}")
+    return files
+
+
+def _originals_first(name: str) -> tuple[bool, int, str]:
+    """Of tied tensors the first in this order counts: T5's ``shared``, not its copies in encoder and decoder."""
+    return layer_of(name) != "embeddings", name.count("."), name
+
+
+def tied(weights: Weights) -> dict[str, str]:
+    """Aliases of tied embeddings and output layers that are stored twice: ``{alias: original}``.
+
+    Only embeddings and output layers are compared, value by value: at the start of training all layer norms are equal
+    and none is tied.
+    """
+    aliases: dict[str, str] = {}
+    names = [n for n in weights.parameters if layer_of(n) in ("embeddings", "head")]
+    originals: list[str] = []
+    for name in sorted(names, key=_originals_first):
+        partner = name.replace(".decoder.bias", ".bias")
+        vector = len(weights.parameters[name].shape) < 2  # zero at the start: only a known pair may be tied
+        options = [n for n in originals if n == partner] if vector else originals
+        same_as = next((n for n in options if same(weights, n, weights, name)), None)
+        if same_as:
+            aliases[name] = same_as
+        else:
+            originals.append(name)
+    return aliases
+
+
+def same(a: Weights, name_a: str, b: Weights, name_b: str) -> bool:
+    """Whether two tensors have the same shape and values, whatever their dtypes."""
+    x, y = a.parameters[name_a], b.parameters[name_b]
+    if x.shape != y.shape:
+        return False
+    left, right = np.empty(BLOCK), np.empty(BLOCK)
+    for start in range(0, x.size, BLOCK):
+        n = min(BLOCK, x.size - start)
+        x.read(start, left[:n])
+        y.read(start, right[:n])
+        if not np.array_equal(left[:n], right[:n]):
+            return False
+    return True
+
+
+class Sums(NamedTuple):
+    """Float64 sums over a tensor θ' and its predecessor θ, with Δ = θ' − θ."""
+
+    square: float  # ‖θ'‖²
+    displacement_sq: float = 0.0  # ‖Δ‖²
+    dot: float = 0.0  # θ·Δ
+
+
+def sums(current: Tensor, previous: Tensor | None) -> Sums:
+    """``Sums`` of one tensor, block by block: the difference is taken value by value, so nothing cancels."""
+    buffer = np.empty((2, min(BLOCK, max(current.size, 1))))
+    square = displacement_sq = dot = 0.0
+    with np.errstate(all="ignore"):  # what is not finite is told by the caller
+        for start in range(0, current.size, BLOCK):
+            y, x = buffer[:, : min(BLOCK, current.size - start)]
+            current.read(start, y)
+            square += float(y @ y)
+            if previous is not None:
+                previous.read(start, x)
+                np.subtract(y, x, out=y)
+                displacement_sq += float(y @ y)
+                dot += float(x @ y)
+    return Sums(square, displacement_sq, dot)

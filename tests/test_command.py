@@ -1,0 +1,123 @@
+"""The command: what it prints, writes and draws, and how it fails."""
+
+import csv
+import io
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from nbutils import checkpoints
+from nbutils.__main__ import budget, growth, main, summary
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A walk of 12 checkpoints in ``run/``, with a copy, a broken one, a mask and one without a step."""
+    rng = torch.Generator().manual_seed(0)
+    state = {"wte.weight": torch.zeros(20, 16), "h.0.w": torch.zeros(16, 64), "h.1.w": torch.zeros(16, 64)}
+    for step in range(1, 13):
+        state = {k: v + torch.randn(v.shape, generator=rng) for k, v in state.items()}
+        folder = tmp_path / "run" / f"step{step}k"
+        folder.mkdir(parents=True)
+        save_file({**state, "h.0.attn.bias": torch.ones(1, 1, 4, 4)}, folder / "model.safetensors")
+    for name in ("step13k", "final"):
+        (tmp_path / "run" / name).mkdir()
+        save_file(state, tmp_path / "run" / name / "model.safetensors")
+    (tmp_path / "run" / "step14k").mkdir()
+    (tmp_path / "run" / "step14k" / "model.safetensors").write_bytes(b"")
+    return tmp_path / "run"
+
+
+def test_table_plot_and_summary(run, tmp_path, capsys):
+    out, figure = tmp_path / "norms.csv", tmp_path / "norms.png"
+    assert main(["norms", str(run), "--by", "layer", "--out", str(out), "--plot", str(figure)]) == 0
+    table = pd.read_csv(out)
+    assert list(table.columns) == ["step", "layer", "norm", "cos_similarity", "displacement_sq", "inner"]
+    assert list(table.layer[:4]) == ["total", "embeddings", "block 0", "block 1"] and len(table) == 48
+    pd.testing.assert_frame_equal(table, checkpoints.series(run, by="layer").table)
+    assert out.read_text().splitlines()[1].endswith(",,,") and figure.stat().st_size > 10_000
+    said = capsys.readouterr()
+    for words in (
+        "12 checkpoints, steps 1000 to 12000; 2,368 parameters", "a·tᵖ: a = ", "by octave: 1024–2048: ", "norm budget",
+        "block 1:", "step13k: its weights are those of", "step14k/model.safetensors: empty (0 bytes)",
+        "final: its name tells no step", "attention mask: h.0.attn.bias",
+    ):  # fmt: skip
+        assert words in said.out, words
+    assert "checkpoints: 100%" in said.err
+    assert main(["norms", str(run), "--by", "layer", "--out", str(out)]) == 0
+    assert "12 of them from the run before" in capsys.readouterr().out
+    pd.testing.assert_frame_equal(pd.read_csv(out), table)
+
+
+def test_without_a_file_the_table_is_printed_and_the_summary_beside_it(run, capsys):
+    assert main(["norms", str(run)]) == 0
+    said = capsys.readouterr()
+    rows = list(csv.DictReader(io.StringIO(said.out)))
+    assert len(rows) == 12 and {row["layer"] for row in rows} == {"total"} and "norm budget" in said.err
+
+
+@pytest.mark.parametrize("exponent", [0.3, 0.5, 1.0])
+def test_exponent_lies_in_its_interval(exponent):
+    step = np.arange(1, 61) * 500
+    noise = 0.01 * np.random.default_rng(0).standard_normal(60)
+    lines = growth(pd.DataFrame({"step": step, "norm": 3 * step**exponent * (1 + noise)}))
+    power = next(line for line in lines if "a·tᵖ: " in line)
+    low, high = (float(x) for x in power.split("p = ")[1].split("[")[1].split("]")[0].split(", "))
+    assert low < exponent < high and high - low < 0.05
+    octaves = [float(part.split(": ")[1]) for part in lines[-1].split("octave: ")[1].split(", ")]
+    assert len(octaves) == 5 and np.mean(octaves) == pytest.approx(exponent, abs=0.02)
+
+
+def test_budget_shares_are_those_of_the_whole_growth():
+    table = pd.DataFrame({"displacement_sq": [np.nan, 3.0, 3.0], "inner": [np.nan, 1.0, 1.0]})
+    assert "grew by 8 = ‖Δ‖² 6 + 2θ·Δ 2, 75.0% and 25.0%" in budget(table)[0]
+
+
+def test_a_short_series_is_not_fitted(run):
+    text = summary(checkpoints.series([run / "step1k", run / "step2k"]))
+    assert "no fit: at least 5 norms" in text and "norm budget" in text
+    assert "norm budget" not in summary(checkpoints.series(run / "step1k"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{tmp}/nowhere"], "no such folder"),
+        (["{tmp}/run/step14k"], "no checkpoint could be read"),
+        (["{tmp}/run", "--out", "{tmp}/nowhere/norms.csv"], "its folder does not exist"),
+        (["{tmp}/run", "--plot", "{tmp}/norms.txt"], "give a name that ends in .png"),
+        (["{tmp}/run", "--match", "x*"], "no checkpoint with a step in its name"),
+    ],
+)
+def test_failures_are_one_message_and_exit_code_2(run, tmp_path, capsys, words, said):
+    assert main(["norms", *(word.format(tmp=tmp_path) for word in words)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_a_network_the_command_says_what_is_missing(run, tmp_path):
+    """A closed port in place of the Hub: nothing outside is asked."""
+    import os
+
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+    words = [sys.executable, "-m", "nbutils", "norms", "lab/model"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
+    assert "lab/model: cannot get the list of its revisions from the Hub" in done.stderr
+
+
+def test_interrupted(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(checkpoints, "_measure", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(["norms", str(run), "--out", str(tmp_path / "norms.csv")]) == 130
+    assert "the same command goes on from here" in capsys.readouterr().err
+
+
+def test_help_names_every_column(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["norms", "--help"])
+    said = capsys.readouterr().out
+    assert stop.value.code == 0 and all(column in said for column in checkpoints.COLUMNS)
