@@ -3,8 +3,9 @@
 Row t of a history belongs to the step δ from θ_{t−1} to θ_t, as in ``norms.NormTracker``: ‖θ_t‖ after it, ‖δ‖ and θ·δ,
 and loss, learning rate and θ·∇L, which are at θ_{t−1}. Row 0 is the start and has the norm alone.
 
-Under ``accelerate launch`` the same script trains on several GPUs: each process takes its share of every batch, and the
-history is that of one process, to rounding.
+Under ``accelerate launch --multi_gpu`` the same script trains on several GPUs: each process takes its share of every
+batch, and the history is that of one process, to rounding. Without GPUs the processes are CPU processes; accelerate's
+``--cpu`` starts only one, whatever number is asked for.
 """
 
 from __future__ import annotations
@@ -186,14 +187,18 @@ def train(
             optimizer.step()
             tracker.after()
             if tracker.steps % every == 0:
-                mean = float("nan") if noise is not None else _mean(value, accelerator)
+                mean = (
+                    float("nan") if noise is not None else _mean(value, accelerator)
+                )  # a tensor: no waiting for a GPU
                 rows.append({"step": tracker.steps, "loss": mean, "lr": rate(t)})
-                bar.set_postfix(loss=f"{mean:.3f}", refresh=False)
+                if not bar.disable:
+                    bar.set_postfix(loss=f"{float(mean):.3f}", refresh=False)
         if steps in wanted:
             _snapshot(steps, model, kept, measures, on_snapshot)
     optimizer.zero_grad()
     measured = tracker.history().drop(columns="cos_similarity")
     total = measured["layer"] == "total"
+    rows = [row | {"loss": float(row["loss"])} for row in rows]
     history = pd.DataFrame(rows).merge(measured[total], on="step")[list(COLUMNS)]
     layers = measured[~total].reset_index(drop=True)
     settings = {
@@ -236,9 +241,9 @@ def _targets(batch: Batch) -> int:
     return int((labels != IGNORED).sum())
 
 
-def _mean(value: Tensor, accelerator: Accelerator | None) -> float:
+def _mean(value: Tensor, accelerator: Accelerator | None) -> Tensor:
     value = value.detach()
-    return float(accelerator.reduce(value, "mean") if accelerator else value)
+    return accelerator.reduce(value, "mean") if accelerator else value
 
 
 def _map(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
@@ -250,7 +255,7 @@ def _map(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
 
 
 def to_device(batch: Batch, place: torch.device) -> Batch:
-    return _map(batch, lambda x: x.to(place, non_blocking=True))
+    return _map(batch, lambda x: x.to(place, non_blocking=True).contiguous())  # T5 views its labels
 
 
 def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
