@@ -44,7 +44,7 @@ COLUMNS = ("step", "loss", "lr", "norm", "step_norm", "inner", "alignment", "pro
 class Run:
     """What a training left behind.
 
-    Attributes:
+    Args:
         history: one row per recorded step: ``step`` (steps done), ``loss``, ``lr``, ``norm`` ‖θ‖, ``step_norm`` ‖δ‖,
             ``inner`` θ·δ, ``alignment`` cos(θ, δ), ``projection`` θ·∇L and ``grad_norm`` ‖∇L‖, before clipping.
         layers: the same by layer without loss and lr, with a column ``layer``; empty unless asked for.
@@ -73,7 +73,9 @@ def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
 
 
-def gradient_scales(model: nn.Module, batch: Batch, *, loss: Callable[[nn.Module, Batch], Tensor] = batch_loss) -> dict:
+def gradient_scales(
+    model: nn.Module, batch: Batch, *, loss: Callable[[nn.Module, Batch], Tensor] = batch_loss
+) -> dict[str, float]:
     """Root mean square of each parameter's gradient, by name: the scale of noise that SGD can be compared with."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     gradients = torch.autograd.grad(loss(model, batch), parameters.values(), allow_unused=True)
@@ -113,7 +115,7 @@ def train(
     compile: bool = False,
     seed: int = 0,
     progress: bool = True,
-    accelerator: Accelerator | None = None,
+    accelerator: Any = None,
 ) -> Run:
     """Train ``model`` in place and record norms, steps and their angles.
 
@@ -134,7 +136,7 @@ def train(
         precision: ``bf16`` is autocast, on CUDA only; parameters and sums keep their type.
         compile: ``torch.compile``, on CUDA only.
         seed: of noise and dropout. Torch's global generators are as before afterwards.
-        accelerator: made here under ``accelerate launch``.
+        accelerator: an ``accelerate.Accelerator``; made here under ``accelerate launch``.
 
     Raises:
         ValueError: an unknown name, a setting that needs CUDA, too few batches.
@@ -187,9 +189,8 @@ def train(
             optimizer.step()
             tracker.after()
             if tracker.steps % every == 0:
-                mean = (
-                    float("nan") if noise is not None else _mean(value, accelerator)
-                )  # a tensor: no waiting for a GPU
+                # a tensor until the end: a GPU is not waited for
+                mean = float("nan") if noise is not None else _mean(value, accelerator)
                 rows.append({"step": tracker.steps, "loss": mean, "lr": rate(t)})
                 if not bar.disable:
                     bar.set_postfix(loss=f"{float(mean):.3f}", refresh=False)
