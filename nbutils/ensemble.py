@@ -62,8 +62,8 @@ def train_ensemble(
         schedule: factor on every member's learning rate, by number of steps done.
 
     Returns:
-        A history with the columns ``member, lr, weight_decay, seed, step, loss, norm`` and the rows of ``train``, and the
-        trained parameters of each member by name.
+        A history with the columns ``member, lr, weight_decay, seed, step, loss, norm`` and the rows of ``train``, and
+        the trained parameters of each member by name.
 
     Raises:
         ValueError: no members, an optimizer that is not here, too few batches.
