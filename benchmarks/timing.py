@@ -15,3 +15,12 @@ def cpu_seconds(work: Callable[[], object], repeats: int = 3) -> float:
         work()
         times.append(time.process_time() - start)
     return statistics.median(times)
+
+
+def interleaved(sides: dict[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
+    """Median CPU time of each side, run by turns: what else the machine does falls on all of them."""
+    times: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(repeats):
+        for side, work in sides.items():
+            times[side].append(cpu_seconds(work, repeats=1))
+    return {side: statistics.median(values) for side, values in times.items()}

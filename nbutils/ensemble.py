@@ -62,7 +62,7 @@ def train_ensemble(
         schedule: factor on every member's learning rate, by number of steps done.
 
     Returns:
-        The history: ``member, lr, weight_decay, seed, step, loss, norm`` with the rows of ``train``, and
+        A history with the columns ``member, lr, weight_decay, seed, step, loss, norm`` and the rows of ``train``, and
         the trained parameters of each member by name.
 
     Raises:

@@ -3,8 +3,9 @@
 Row t of a history belongs to the step δ from θ_{t−1} to θ_t, as in ``norms.NormTracker``: ‖θ_t‖ after it, ‖δ‖ and θ·δ,
 and loss, learning rate and θ·∇L, which are at θ_{t−1}. Row 0 is the start and has the norm alone.
 
-Under ``accelerate launch`` the same script trains on several GPUs: each process takes its share of every batch, and the
-history is that of one process, to rounding.
+Under ``accelerate launch --multi_gpu`` the same script trains on several GPUs: each process takes its share of every
+batch, and the history is that of one process, to rounding. Without GPUs the processes are CPU processes; accelerate's
+``--cpu`` starts only one, whatever number is asked for.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ COLUMNS = ("step", "loss", "lr", "norm", "step_norm", "inner", "alignment", "pro
 class Run:
     """What a training left behind.
 
-    Attributes:
+    Args:
         history: one row per recorded step: ``step`` (steps done), ``loss``, ``lr``, ``norm`` ‖θ‖, ``step_norm`` ‖δ‖,
             ``inner`` θ·δ, ``alignment`` cos(θ, δ), ``projection`` θ·∇L and ``grad_norm`` ‖∇L‖, before clipping.
         layers: the same by layer without loss and lr, with a column ``layer``; empty unless asked for.
@@ -72,7 +73,9 @@ def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
     return cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
 
 
-def gradient_scales(model: nn.Module, batch: Batch, *, loss: Callable[[nn.Module, Batch], Tensor] = batch_loss) -> dict:
+def gradient_scales(
+    model: nn.Module, batch: Batch, *, loss: Callable[[nn.Module, Batch], Tensor] = batch_loss
+) -> dict[str, float]:
     """Root mean square of each parameter's gradient, by name: the scale of noise that SGD can be compared with."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     gradients = torch.autograd.grad(loss(model, batch), parameters.values(), allow_unused=True)
@@ -112,7 +115,7 @@ def train(
     compile: bool = False,
     seed: int = 0,
     progress: bool = True,
-    accelerator: Accelerator | None = None,
+    accelerator: Any = None,
 ) -> Run:
     """Train ``model`` in place and record norms, steps and their angles.
 
@@ -133,7 +136,7 @@ def train(
         precision: ``bf16`` is autocast, on CUDA only; parameters and sums keep their type.
         compile: ``torch.compile``, on CUDA only.
         seed: of noise and dropout. Torch's global generators are as before afterwards.
-        accelerator: made here under ``accelerate launch``.
+        accelerator: an ``accelerate.Accelerator``; made here under ``accelerate launch``.
 
     Raises:
         ValueError: an unknown name, a setting that needs CUDA, too few batches.
@@ -186,14 +189,17 @@ def train(
             optimizer.step()
             tracker.after()
             if tracker.steps % every == 0:
+                # a tensor until the end: a GPU is not waited for
                 mean = float("nan") if noise is not None else _mean(value, accelerator)
                 rows.append({"step": tracker.steps, "loss": mean, "lr": rate(t)})
-                bar.set_postfix(loss=f"{mean:.3f}", refresh=False)
+                if not bar.disable:
+                    bar.set_postfix(loss=f"{float(mean):.3f}", refresh=False)
         if steps in wanted:
             _snapshot(steps, model, kept, measures, on_snapshot)
     optimizer.zero_grad()
     measured = tracker.history().drop(columns="cos_similarity")
     total = measured["layer"] == "total"
+    rows = [row | {"loss": float(row["loss"])} for row in rows]
     history = pd.DataFrame(rows).merge(measured[total], on="step")[list(COLUMNS)]
     layers = measured[~total].reset_index(drop=True)
     settings = {
@@ -236,9 +242,9 @@ def _targets(batch: Batch) -> int:
     return int((labels != IGNORED).sum())
 
 
-def _mean(value: Tensor, accelerator: Accelerator | None) -> float:
+def _mean(value: Tensor, accelerator: Accelerator | None) -> Tensor:
     value = value.detach()
-    return float(accelerator.reduce(value, "mean") if accelerator else value)
+    return accelerator.reduce(value, "mean") if accelerator else value
 
 
 def _map(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
@@ -250,7 +256,7 @@ def _map(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
 
 
 def to_device(batch: Batch, place: torch.device) -> Batch:
-    return _map(batch, lambda x: x.to(place, non_blocking=True))
+    return _map(batch, lambda x: x.to(place, non_blocking=True).contiguous())  # T5 views its labels
 
 
 def endless(batches: Iterable[Batch]) -> Iterator[Batch]:

@@ -323,6 +323,20 @@ def test_accelerate_gives_the_curve_of_one_process(tmp_path):
     np.testing.assert_allclose(two.history, one.history, rtol=1e-8, atol=1e-10)
 
 
+def test_t5_trains_on_a_share_of_the_rows():
+    tokens = BATCHES[0][::2, :-1]  # not contiguous, as a process gets it
+    done = train(
+        small_t5(13, 8, 1, heads=2),
+        [{"input_ids": tokens, "labels": tokens}],
+        steps=3,
+        optimizer="adafactor",
+        schedule=schedule("inverse-sqrt", 1.0, warmup=100),
+        device="cpu",
+        progress=False,
+    )
+    assert done.history.loss.iloc[1:].notna().all()
+
+
 @pytest.mark.parametrize("rows", [4, 5])
 def test_shares_of_a_batch_weigh_as_the_whole(rows):
     """Also where the processes have different numbers of targets."""
