@@ -380,6 +380,7 @@ def test_other_bad_input_is_named():
         saturation.mask_leak(Own(), {"input_ids": torch.ones(1, 2, dtype=torch.long)})
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 100), st.booleans())
 def test_batches_hold_every_sentence_once(lengths, max_tokens, padding):
     texts = [[number + 1] * length for number, length in enumerate(lengths)]
