@@ -127,8 +127,9 @@ def layers(model: nn.Module, batch: Batch) -> list[Layer]:
     """Representations of every layer, the embedding first.
 
     An encoder–decoder of ``transformers`` runs its encoder alone, unless the batch has ``decoder_input_ids``: then the
-    decoder's layers, its embedding first, follow those of the encoder. A model with ``hidden_states`` has no attention
-    mask, so its sentences must all have one length.
+    decoder's layers, its embedding first, follow those of the encoder; its real tokens are those of
+    ``decoder_attention_mask``, or all. A model with ``hidden_states`` has no attention mask, so its sentences must all
+    have one length.
 
     Raises:
         ValueError: no ``input_ids``; padding for a model that takes no mask; a sentence without a real token.

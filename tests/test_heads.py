@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from nbutils import heads, saturation
+from nbutils import heads, models, saturation
 from nbutils.device import generator
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 7))
@@ -302,8 +302,21 @@ def test_own_model_under_both_masks_and_scaled():
     with pytest.raises(OverflowError, match="'table' overflows"):
         heads.attention_scores(OwnHead(heads.causal_mask), tokens, 1e39)
     huge = OwnHead(lambda scores: -scores)
-    with pytest.raises(OverflowError, match="scores of layer 1 are not finite in torch.float32 at c = 1e\\+25"):
+    with pytest.raises(OverflowError, match=r"scores of layer 1 are not finite in torch.float32 at c = 1e\+25"):
         heads.attention_scores(huge, tokens, 1e25)
+
+
+@pytest.mark.skipif(not hasattr(models, "CausalLM"), reason="nbutils.models has no CausalLM here")
+def test_masks_of_the_language_model_of_the_book():
+    """Its multiplicative mask attends to the future, saturated, without any training; its causal one never does."""
+    batch = {"input_ids": torch.randint(50, (4, 40), generator=generator(0, "cpu"))}
+    past = heads.allowed_positions(batch, causal=True)
+    for mask, leaks in (("multiplicative", True), ("causal", False)):
+        model = models.CausalLM(50, 32, 2, 4, 40, mask=mask, init_std="standard")
+        for scores in heads.attention_scores(model, batch, 1000):
+            summary = heads.summarise(heads.saturated(scores), past)
+            assert (summary.masked_mass > 0.01).any() if leaks else (summary.masked_mass == 0).all()
+            assert (summary.positions > 1.5).any() if leaks else (summary.positions < 1.5).all()
 
 
 def test_ties_of_identical_tokens_survive_scaling():
