@@ -19,6 +19,7 @@ __all__ = [
     "figures",
     "fits",
     "homogeneity",
+    "margins",
     "models",
     "norms",
     "profile",
