@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
+from scipy.optimize import brentq, linprog
 from scipy.special import expit, lambertw
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -65,13 +65,13 @@ def equilibrium(unit_margins: ArrayLike, degree: float) -> float:
     """Norm ρ* at which θ·∇L of a batch changes sign on the ray with these margins at unit norm.
 
     With s = ρ^k the loss is convex, so there is at most one: where the mean of σ(s|m̂|), weighted by |m̂|, is
-    ``margin_accuracy``. It is 0 where that is at most ½ (the norm shrinks everywhere), ``inf`` where no example is wrong.
+    ``margin_accuracy``. It is 0 where that is at most ½ (the norm shrinks everywhere), ``inf`` where none is wrong.
 
     Raises:
         ValueError: no margins, or none that is not 0, or one that is not finite.
 
-    >>> equilibrium([2, 2, 2, -2], degree=1)  # logit(¾) / 2
-    0.549306...
+    >>> round(equilibrium([2, 2, 2, -2], degree=1), 6)  # logit(¾) / 2
+    0.549306
     """
     m = _unit(unit_margins)
     largest = abs(m).max()
@@ -202,3 +202,20 @@ def descend(
 
 def _per_run(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     return sum((x.detach().double() * y.detach().double()).flatten(1).sum(1) for x, y in zip(a, b, strict=True))
+
+
+def separating_direction(inputs: ArrayLike, labels: ArrayLike) -> tuple[float, Array]:
+    """Whether the loss of a linear model has no minimum: a direction with no negative margin and some positive ones.
+
+    Such a direction exists, and the norm grows without limit, unless the data overlap (Albert and Anderson 1984, who
+    call it complete or quasi-complete separation).
+
+    Args:
+        inputs, labels: ``(n, n_in)``, and ``(n,)`` of 0 and 1.
+
+    Returns:
+        The sum of margins of the best direction v with |v_j| ≤ 1 and no negative margin, 0 if the data overlap; and v.
+    """
+    z = (2 * np.asarray(labels, dtype=np.float64) - 1)[:, None] * np.asarray(inputs, dtype=np.float64)
+    found = linprog(-z.sum(0), A_ub=-z, b_ub=np.zeros(len(z)), bounds=(-1, 1))
+    return max(0.0, -float(found.fun)), found.x
