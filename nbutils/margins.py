@@ -138,17 +138,25 @@ def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor, *, d
     0 or ``inf`` where it has one sign over ``decades`` of the scale on either side of the module's own norm.
     """
 
+    parameters = {name: value.detach() for name, value in module.named_parameters()}
+    sign = 2 * labels.to(inputs.dtype) - 1
+
+    def loss(theta: dict[str, Tensor]) -> Tensor:
+        return -logsigmoid(sign * functional_call(module, theta, (inputs,)).squeeze(-1)).mean()
+
     def batch(log_c: float) -> float:
-        c = torch.full((len(inputs),), np.exp(log_c), dtype=inputs.dtype)
-        return float(measured_projection(module, inputs, labels, c)[1].mean())
+        theta = {name: np.exp(log_c) * value for name, value in parameters.items()}
+        gradient = grad(loss)(theta)
+        projection = sum((theta[name] * gradient[name]).sum() for name in theta)
+        return float(np.arcsinh(1e3 * float(projection)))  # compressed: it spans many decades
 
     end = decades * np.log(10)
     if batch(-end) >= 0:
         return 0.0
     if batch(end) <= 0:
         return float("inf")
-    norm = sum(float(p.detach().double().square().sum()) for p in module.parameters()) ** 0.5
-    return norm * float(np.exp(brentq(batch, -end, end, xtol=1e-13)))
+    norm = sum(float(value.double().square().sum()) for value in parameters.values()) ** 0.5
+    return norm * float(np.exp(brentq(batch, -end, end, xtol=1e-12)))
 
 
 class Descent(NamedTuple):
