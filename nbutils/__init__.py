@@ -24,6 +24,7 @@ __all__ = [
     "heads",
     "homogeneity",
     "languages",
+    "margins",
     "models",
     "norms",
     "optimizers",

@@ -29,6 +29,16 @@ def test_one_width_is_no_network():
         HomogeneousMLP((3,))
 
 
+def test_functional_call_reaches_every_layer():
+    net = HomogeneousMLP((3, 4, 4, 1), generator=generator(1, "cpu"))
+    x = torch.randn(5, 3, generator=generator(0, "cpu"), dtype=torch.float64)
+    theta = {name: value.detach() for name, value in net.named_parameters()}
+    gradients = torch.func.grad(lambda at: functional_call(net, at, (x,)).sum())(theta)
+    net(x).sum().backward()
+    for name, value in net.named_parameters():
+        assert torch.equal(gradients[name], value.grad) and value.grad.abs().max() > 0
+
+
 TOKENS = torch.randint(0, 11, (3, 7), generator=generator(5, "cpu"))
 
 
