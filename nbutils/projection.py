@@ -336,6 +336,6 @@ def pull_bound(classes: int) -> float:
     m_j = −ln(p_j/p_max), the entropy of p plus ln p_max; at given p_max it is largest if all other classes are alike.
 
     >>> round(pull_bound(2), 4), round(pull_bound(10), 4)
-    (0.2785, 1.0963)
+    (0.2785, 1.101)
     """
     return float(lambertw((classes - 1) / np.e).real)
