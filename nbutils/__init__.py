@@ -29,6 +29,7 @@ __all__ = [
     "norms",
     "optimizers",
     "profile",
+    "projection",
     "saturation",
     "sources",
     "sublayers",
