@@ -18,6 +18,7 @@ __all__ = [
     "device",
     "figures",
     "fits",
+    "flows",
     "homogeneity",
     "models",
     "norms",

@@ -45,6 +45,7 @@ class HomogeneousMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(..., n_in)`` to ``(..., n_out)``."""
-        for weight in self.weights[:-1]:
+        *hidden, last = self.weights  # a slice of a ParameterList would cut functional_call's gradients
+        for weight in hidden:
             x = torch.relu(x @ weight.mT)
-        return x @ self.weights[-1].mT
+        return x @ last.mT
