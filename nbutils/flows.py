@@ -1,8 +1,8 @@
 """Gradient flow and descent of homogeneous networks on separable data, over hundreds of decades of time.
 
-On separable data the logistic loss falls like 1/t, and plain gradients underflow long before the norm says what it does.
+On separable data the logistic loss falls like 1/t, and plain gradients underflow long before the norm shows its law.
 So everything here is written in ℓ = log L: the flow has the same path in every clock, and ∇ℓ = ∇L / L neither
-underflows nor vanishes. Margins are q_i = y_i f(x_i; θ), the loss is the mean of log(1 + exp(−q_i)); float64 on the CPU.
+underflows nor vanishes. Margins are q_i = y_i f(x_i; θ), the loss is the mean of log(1 + exp(−q_i)), all in float64.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class Path(NamedTuple):
 def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e-4, floor: float = 0.02) -> Path:
     """Gradient flow dθ/dt = −∇L from ``theta``, where the clock shows t = 1, told at given values of log 1/L.
 
-    The independent variable is λ = log 1/L: dθ/dλ = −∇ℓ/‖∇ℓ‖² and d(log t)/dλ = exp(λ − log t)/‖∇ℓ‖². Both sides stay of
-    moderate size however small L is. Bogacki–Shampine 3(2), with a step length for each network.
+    The independent variable is λ = log 1/L: dθ/dλ = −∇ℓ/‖∇ℓ‖² and d(log t)/dλ = exp(λ − log t)/‖∇ℓ‖². Both sides stay
+    moderate however small L is. Bogacki–Shampine 3(2), with a step length for each network.
 
     Args:
         theta: ``(networks, n)``, float64.
