@@ -22,6 +22,7 @@ __all__ = [
     "figures",
     "fits",
     "heads",
+    "flows",
     "homogeneity",
     "languages",
     "margins",
