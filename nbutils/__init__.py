@@ -22,6 +22,7 @@ __all__ = [
     "models",
     "norms",
     "profile",
+    "scale_invariant",
     "sublayers",
     "walks",
 ]
