@@ -87,7 +87,9 @@ def losses(weights: Sequence[Tensor], x: Tensor, y: Tensor, *, eps: float = 0.0)
 Gradients = Callable[[list[Tensor]], None]
 
 
-def loss_gradients(data: Problem, *, batch: int | None = None, eps: float = 0.0, generator: torch.Generator) -> Gradients:
+def loss_gradients(
+    data: Problem, *, batch: int | None = None, eps: float = 0.0, generator: torch.Generator
+) -> Gradients:
     """Puts the gradient of ``losses`` into ``.grad``: over all samples, or over a random batch for each run."""
     runs, samples = data.y.shape
 
