@@ -33,6 +33,7 @@ __all__ = [
     "projection",
     "saturation",
     "sources",
+    "scale_invariant",
     "sublayers",
     "text",
     "training",
