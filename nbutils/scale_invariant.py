@@ -141,7 +141,7 @@ def train(
     steps: int,
     *,
     rate: Callable[[int], float] | None = None,
-    name: str = "steps",
+    name: str | None = None,
 ) -> Steps:
     """Train all runs together and record every step.
 
@@ -151,11 +151,12 @@ def train(
         optimizer: from parameters to the optimizer. One that works element by element treats the runs apart from each
             other; Adafactor does not, so give it one run at a time.
         rate: learning rate at step t = 1, 2, …; ``None`` for the optimizer's own.
+        name: label of a progress bar; ``None`` for none.
     """
     theta = [w.clone().requires_grad_() for w in weights]
     opt, rows = optimizer(theta), []
     dot = lambda a, b: (a * b).sum((1, 2), dtype=torch.float64)  # noqa: E731  (runs,)
-    for t in tqdm(range(1, steps + 1), desc=name, leave=False, mininterval=2):
+    for t in tqdm(range(1, steps + 1), desc=name, leave=False, disable=name is None):
         gradients(theta)
         if rate is not None:
             for group in opt.param_groups:
