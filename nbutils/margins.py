@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq, linprog
 from scipy.special import expit, lambertw
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call  # not grad or vmap: their first call imports torch._dynamo, 3 s
 from torch.nn.functional import logsigmoid
 
 Array = NDArray[np.float64]
@@ -111,25 +111,20 @@ def measured_projection(module: nn.Module, inputs: Tensor, labels: Tensor, scale
     """f and θ·∇L of each example at its own scale c of all parameters, by reverse-mode autograd.
 
     Args:
-        module: one output; its own parameters are at scale 1.
-        inputs, labels, scales: ``(n, …)``, ``(n,)`` of 0 and 1, ``(n,)``.
+        module: of matrices, one output, broadcasting like ``models.HomogeneousMLP``; its own parameters are at scale 1.
+        inputs, labels, scales: ``(n, n_in)``, ``(n,)`` of 0 and 1, ``(n,)``.
 
     Returns:
         Two tensors ``(n,)``.
     """
-    parameters = {name: value.detach() for name, value in module.named_parameters()}
-
-    def loss(theta: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        f = functional_call(module, theta, (x,)).squeeze(-1)
-        # not binary_cross_entropy_with_logits: its backward pass is σ(f) − y, which is 0 from f = 37 on for y = 1
-        return -logsigmoid((2 * y - 1) * f), f
-
-    def one(x: Tensor, y: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        theta = {name: c * value for name, value in parameters.items()}
-        gradient, f = grad(loss, has_aux=True)(theta, x, y)
-        return f, sum((theta[name] * gradient[name]).sum() for name in theta)
-
-    return vmap(one)(inputs, labels.to(inputs.dtype), scales.to(inputs.dtype))
+    scales = scales.to(inputs.dtype)[:, None, None]  # one copy of the parameters for each example
+    theta = {name: (scales * value.detach()).requires_grad_() for name, value in module.named_parameters()}
+    f = functional_call(module, theta, (inputs[:, None],))[:, 0, 0]
+    # not binary_cross_entropy_with_logits: its backward pass is σ(f) − y, which is 0 from f = 37 on for y = 1
+    loss = -logsigmoid((2 * labels.to(inputs.dtype) - 1) * f).sum()
+    gradients = torch.autograd.grad(loss, list(theta.values()))
+    products = (value.detach() * gradient for value, gradient in zip(theta.values(), gradients, strict=True))
+    return f.detach(), sum(product.flatten(1).sum(1) for product in products)
 
 
 def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor, *, decades: float = 4) -> float:
@@ -141,14 +136,12 @@ def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor, *, d
     parameters = {name: value.detach() for name, value in module.named_parameters()}
     sign = 2 * labels.to(inputs.dtype) - 1
 
-    def loss(theta: dict[str, Tensor]) -> Tensor:
-        return -logsigmoid(sign * functional_call(module, theta, (inputs,)).squeeze(-1)).mean()
-
     def batch(log_c: float) -> float:
-        theta = {name: np.exp(log_c) * value for name, value in parameters.items()}
-        gradient = grad(loss)(theta)
-        projection = sum((theta[name] * gradient[name]).sum() for name in theta)
-        return float(np.arcsinh(1e3 * float(projection)))  # compressed: it spans many decades
+        theta = {name: (np.exp(log_c) * value).requires_grad_() for name, value in parameters.items()}
+        loss = -logsigmoid(sign * functional_call(module, theta, (inputs,)).squeeze(-1)).mean()
+        gradients = torch.autograd.grad(loss, list(theta.values()))
+        products = (value.detach() * gradient for value, gradient in zip(theta.values(), gradients, strict=True))
+        return float(np.arcsinh(1e3 * float(sum(p.sum() for p in products))))  # compressed: it spans many decades
 
     end = decades * np.log(10)
     if batch(-end) >= 0:
