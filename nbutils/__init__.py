@@ -23,6 +23,7 @@ __all__ = [
     "fits",
     "homogeneity",
     "languages",
+    "limits",
     "models",
     "norms",
     "optimizers",
