@@ -76,7 +76,7 @@ class Leading:
         return Leading(*(part[index] for part in self._term()), *self._history())
 
     @property
-    def mT(self) -> Leading:  # noqa: N802
+    def mT(self) -> Leading:
         return Leading(*(part.swapaxes(-1, -2) for part in self._term()), *self._history())
 
     def _term(self) -> tuple[Array, Array, Array]:
