@@ -13,10 +13,11 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from benchmarks import series, tracking, trainings, walk
+from benchmarks import projections, representations, series, tracking, trainings, walk
 
 RESULT = Path(__file__).resolve().parent.parent / "_build" / "bench.json"
-PAIRS = tuple(pair for module in (walk, tracking, series, trainings) for pair in module.PAIRS)
+MODULES = (walk, projections, tracking, series, trainings, representations)
+PAIRS = tuple(pair for module in MODULES for pair in module.PAIRS)
 
 
 def main() -> int:

@@ -14,10 +14,15 @@ from nbutils import norms
 from nbutils.device import generator
 
 
-def language_model(blocks: int = 3, d: int = 512, vocabulary: int = 1000) -> tuple[nn.ModuleDict, Callable[[], None]]:
+def language_model(blocks: int = 10, d: int = 256, vocabulary: int = 8000) -> tuple[nn.ModuleDict, Callable[[], None]]:
     """A causal language model of 10 M parameters; forward and backward over a batch of 8 × 128 tokens."""
     layer = nn.TransformerEncoderLayer(d, 8, 4 * d, dropout=0.0, batch_first=True, norm_first=True)
-    model = nn.ModuleDict({"embedding": nn.Embedding(vocabulary, d), "h": nn.TransformerEncoder(layer, blocks).layers})
+    model = nn.ModuleDict(
+        {
+            "embedding": nn.Embedding(vocabulary, d),
+            "h": nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False).layers,
+        }
+    )
     tokens = torch.randint(vocabulary, (8, 129), generator=generator(0, "cpu"))
     mask = nn.Transformer.generate_square_subsequent_mask(128)
 

@@ -53,9 +53,10 @@ class HomogeneousMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(..., n_in)`` to ``(..., n_out)``."""
-        for weight in self.weights[:-1]:
+        *hidden, last = self.weights  # not self.weights[:-1]: a slice makes new parameters, cut off from torch.func
+        for weight in hidden:
             x = torch.relu(x @ weight.mT)
-        return x @ self.weights[-1].mT
+        return x @ last.mT
 
 
 class Attention(NamedTuple):

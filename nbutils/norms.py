@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-BLOCK = 1 << 16  # elements: three float32 blocks fit a core's L2 cache, so a tracked step reads memory about once
+BLOCK = 1 << 17  # elements: two float32 blocks fit a core's L2 cache, so a tracked step reads memory about once
 QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
 BLOCK_NUMBER = re.compile(r"(?:^|\.)((?:\w+\.)*?)(?:h|layers?|blocks?)\.(\d+)(?:\.|$)")
 
@@ -107,18 +107,23 @@ class NormTracker:
     For θ' = θ + δ it measures ‖θ'‖, ‖δ‖, θ·δ, cos(θ, δ), with ``gradients`` also θ·∇L and ‖∇L‖, and after
     ``snapshot()`` the cosine of θ' with that snapshot. δ is the step that the parameters really made, after rounding,
     clipping and weight decay, and not what the optimizer meant. It keeps one copy of the parameters (two with a
-    snapshot). Products are taken over blocks of 65,536 elements in the parameters' precision (half types: in float64)
+    snapshot). Products are taken over blocks of 131,072 elements in the parameters' precision (half types: in float64)
     and blocks are summed in float64: for float32 a sum of squares is right to about 1e-7, at worst, for a constant
     tensor, to 2e-6. On CUDA nothing waits for the device before ``history()``.
+
+    Between sums of squares of the parameters themselves, which come every ``check``-th measured step, ρ² follows from
+    ρ'² = ρ² + ‖δ‖² + 2θ·δ. Where the sum is taken the two are compared: ``identity_error``.
 
     Args:
         named_parameters: as ``model.named_parameters()`` gives them; those with ``requires_grad=False`` are left out.
         every: measure at steps ``every``, 2·``every``, …; the others cost nothing.
         by: from a parameter's name to its layer; ``None`` for the total alone.
         gradients: measure θ·∇L and ‖∇L‖ as well, from ``.grad`` as it is when the step begins: one more reading.
+        check: take the norm from its own sum of squares at every so many measured steps; 1 is always.
 
     Raises:
-        ValueError: nothing to track, parameters on several devices, ``every`` < 1, a layer named ``total``.
+        ValueError: nothing to track, parameters on several devices, ``every`` or ``check`` < 1, a layer named
+            ``total``.
 
     >>> import torch
     >>> theta = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -137,21 +142,22 @@ class NormTracker:
         every: int = 1,
         by: Callable[[str], str] | None = layer_of,
         gradients: bool = False,
+        check: int = 32,
     ) -> None:
         import torch
 
         named = [(name, p) for name, p in named_parameters if p.requires_grad]
         devices = {p.device for _, p in named}
-        if every < 1 or len(devices) != 1:
+        if min(every, check) < 1 or len(devices) != 1:
             raise ValueError(
-                f"give trainable parameters on one device, and every ≥ 1; got {len(named)} of them on "
-                f"{sorted(map(str, devices))}, every = {every}"
+                f"give trainable parameters on one device, every ≥ 1 and check ≥ 1; got {len(named)} of them on "
+                f"{sorted(map(str, devices))}, every = {every}, check = {check}"
             )
         layers = [by(name) if by else "total" for name, _ in named]
         if by and "total" in layers:
             raise ValueError("no layer may be named 'total': that row is the sum over all layers")
         self.layers = list(dict.fromkeys(layers))  # in the order of the parameters
-        self.every, self.gradients, self.steps = every, gradients, 0
+        self.every, self.gradients, self.check, self.steps = every, gradients, check, 0
         self._parameters = [p for _, p in named]
         device = self._parameters[0].device
         # CUDA: whole tensors, since each kernel has its fixed price
@@ -167,6 +173,7 @@ class NormTracker:
         self._previous = [torch.empty(p.numel(), dtype=p.dtype, device=device) for p in self._parameters]
         self._snapshot: list[Tensor] | None = None
         self._rows: list[tuple[int, Tensor]] = []
+        self._gaps: list[Tensor] = []  # relative gap between the two sides of the identity, where both were taken
         self._open, self._of_gradients, self._version = False, {}, None
         self._refresh()
         self._record({"norm": self._squared})
@@ -200,6 +207,11 @@ class NormTracker:
             self._version = None  # the copy is old, and fused optimizers do not raise versions
             return
         measured = self._step_products() | self._of_gradients | {"before": self._squared}
+        measured["norm"] = self._squared + measured["step"] + 2 * measured["inner"]
+        if len(self._rows) % self.check == 0:
+            summed = self._sum_of_squares()
+            self._gaps.append(self._gap(summed, measured["norm"]))
+            measured["norm"] = summed
         self._record(measured)
         self._squared, self._version = measured["norm"], self._versions()
 
@@ -233,20 +245,23 @@ class NormTracker:
         return pd.DataFrame(index | {name: values.ravel() for name, values in columns.items()})
 
     def identity_error(self) -> float:
-        """Largest |ρ'² − ρ² − ‖δ‖² − 2θ·δ| / ρ'² over all measured steps and layers (Eq. 3 of the paper).
+        """Largest |ρ'² − (ρ² + ‖δ‖² + 2θ·δ)| / ρ'² over layers and steps at which ρ'² was summed (Eq. 3 of the paper).
 
-        ρ² and ρ'² come from their own sums of squares. Rounding gives up to about 1e-6 for float32 and 1e-14 for
-        float64; more means that the parameters were overwritten behind autograd's back (``p.data``) or are not finite.
+        The right side is taken along all steps since the sum before. That is at every ``check``-th measured step, and
+        now. Rounding gives up to about 1e-6 for float32 and 1e-14 for float64; more means that the parameters were
+        overwritten behind autograd's back (``p.data``) or are not finite.
 
         Raises:
             RuntimeError: nothing measured yet.
         """
-        _, sums, _ = self._sums()
-        q = dict(zip(QUANTITIES, np.moveaxis(sums[1:], 1, 0), strict=True))
-        if not len(sums[1:]):
+        import torch
+
+        if len(self._rows) < 2:
             raise RuntimeError("no step measured yet: there is no identity to check")
-        gap = np.abs(q["norm"] - q["before"] - q["step"] - 2 * q["inner"])
-        return float(np.max(gap / np.maximum(q["norm"], np.finfo(np.float64).tiny)))
+        gaps = self._gaps
+        if self._version == self._versions():  # else something else than a step has moved the parameters since
+            gaps = [*gaps, self._gap(self._sum_of_squares(), self._squared)]
+        return float(torch.stack(gaps).max()) if gaps else 0.0
 
     def _sums(self) -> tuple[NDArray[np.int64], NDArray[np.float64], list[str]]:
         """Measured steps (T,), their sums (T, quantities, layers + 1) and the layers, the total last."""
@@ -274,30 +289,40 @@ class NormTracker:
         """
         if self._version == self._versions():
             return
-        norm = []
-        for now, previous, number in self._blocks():
+        for now, previous, _ in self._blocks():
             previous.copy_(now)
-            norm.append(_dot(*(self._widen(now, number),) * 2))
-        self._squared, self._version = self._reduce(norm), self._versions()
+        self._squared, self._version = self._sum_of_squares(), self._versions()
+
+    def _sum_of_squares(self) -> Tensor:
+        """‖θ‖² by layer, from the copy."""
+        return self._reduce([_dot(*(self._widen(old, number),) * 2) for _, old, number in self._blocks()])
+
+    @staticmethod
+    def _gap(summed: Tensor, followed: Tensor) -> Tensor:
+        return ((summed - followed).abs() / summed.clamp(min=np.finfo(np.float64).tiny)).max()
 
     def _step_products(self) -> dict[str, Tensor]:
-        """‖θ'‖², ‖δ‖², θ·δ and θ'·snapshot by layer; the copy moves on to θ' while the block is in the cache."""
+        """‖δ‖², θ·δ and θ'·snapshot by layer; the copy moves on to θ' while the block is in the cache."""
         import torch
 
-        norm, step, inner, kept = [], [], [], []
+        step, across, kept = [], [], []
         snapshot = self._snapshot and [x for tensor in self._snapshot for x in tensor.split(self._block)]
         for i, (now, previous, number) in enumerate(self._blocks()):
-            theta, old = self._widen(now, number, 1), self._widen(previous, number, 2)
-            delta = torch.sub(theta, old, out=self._buffer(number, 0, theta.numel()))
-            norm.append(_dot(theta, theta))
-            step.append(_dot(delta, delta))
-            inner.append(_dot(old, delta))
+            theta = self._widen(now, number, 1)
             if snapshot:
                 kept.append(_dot(theta, self._widen(snapshot[i], number, 3)))
+            if theta is now:  # in place: no third block in the cache
+                back = previous.sub_(now)
+            else:
+                back = torch.sub(self._widen(previous, number, 2), theta, out=self._buffer(number, 0, theta.numel()))
+            step.append(_dot(back, back))
+            across.append(_dot(theta, back))
             previous.copy_(now)
-        measured = {"norm": norm, "step": step, "inner": inner} | ({"snapshot": kept} if snapshot else {})
-        of_snapshot = {"snapshot_norm": self._snapshot_squared} if snapshot else {}
-        return {name: self._reduce(parts) for name, parts in measured.items()} | of_snapshot
+        square, product = self._reduce(step), self._reduce(across)
+        measured = {"step": square, "inner": -product - square}  # θ·δ = θ'·δ − ‖δ‖², and back = −δ
+        return measured | (
+            {"snapshot": self._reduce(kept), "snapshot_norm": self._snapshot_squared} if snapshot else {}
+        )
 
     def _gradient_products(self) -> dict[str, Tensor]:
         """θ·∇L and ‖∇L‖² by layer; a parameter without a gradient counts as zero."""

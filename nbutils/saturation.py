@@ -127,8 +127,9 @@ def layers(model: nn.Module, batch: Batch) -> list[Layer]:
     """Representations of every layer, the embedding first.
 
     An encoder–decoder of ``transformers`` runs its encoder alone, unless the batch has ``decoder_input_ids``: then the
-    decoder's layers, its embedding first, follow those of the encoder. A model with ``hidden_states`` has no attention
-    mask, so its sentences must all have one length.
+    decoder's layers, its embedding first, follow those of the encoder; its real tokens are those of
+    ``decoder_attention_mask``, or all. A model with ``hidden_states`` has no attention mask, so its sentences must all
+    have one length.
 
     Raises:
         ValueError: no ``input_ids``; padding for a model that takes no mask; a sentence without a real token.
@@ -219,7 +220,8 @@ def similarity(
         OverflowError: a parameter or a representation is not finite at ``c``; says which.
         ValueError: see ``layers``; also a token whose representation is 0.
     """
-    return compare(model, [batch], c, average=average, dropout=dropout, seed=seed, dtype=dtype).raw
+    pairs = _pairs(model, [batch], c, average=average, dropout=dropout, seed=seed, dtype=dtype)
+    return torch.stack([_mean_cosine(_unit(h), _unit(h_scaled), weights) for weights, h, h_scaled in pairs])
 
 
 def anisotropy(model: nn.Module, batch: Batch, c: float = 1.0, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -240,45 +242,55 @@ def mean_pair_cosine(states: Tensor) -> Tensor:
     >>> mean_pair_cosine(torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]))  # 0, 1 and 0
     tensor(0.3333, dtype=torch.float64)
     """
-    n = len(states)
-    return (_unit(states).sum(0).square().sum().cpu() - n) / (n * (n - 1) or math.nan)
+    return _pair_cosine(_unit(states))
 
 
-def compare(
+def _pair_cosine(unit: Tensor) -> Tensor:
+    n = len(unit)
+    return (unit.sum(0).square().sum().cpu() - n) / (n * (n - 1) or math.nan)
+
+
+def compare(model: nn.Module, batches: Sequence[Batch], c: float = 1000.0, **options: Any) -> Similarity:
+    """:class:`Similarity` over several batches at once: the model is scaled once. ``options`` as in ``similarity``.
+
+    Centres and pairs are over the tokens of all batches, whose representations are held in memory at both scales.
+    """
+    rows = []
+    for weights, h, h_scaled in _pairs(model, batches, c, **options):
+        unit, unit_scaled = _unit(h), _unit(h_scaled)
+        raw = _mean_cosine(unit, unit_scaled, weights)
+        centred = _mean_cosine(_unit(_centre(h)), _unit(_centre(h_scaled)), weights)
+        rows.append(torch.stack([raw, centred, _pair_cosine(unit), _pair_cosine(unit_scaled)]))
+    return Similarity(*torch.stack(rows, dim=1))
+
+
+def _pairs(
     model: nn.Module,
     batches: Sequence[Batch],
-    c: float = 1000.0,
+    c: float,
     *,
     average: str = "sentences",
     dropout: bool = False,
     seed: int = 0,
     dtype: torch.dtype | None = None,
-) -> Similarity:
-    """:class:`Similarity` over several batches at once: the model is scaled once. Arguments as ``similarity``.
-
-    Centres and pairs are over the tokens of all batches, whose representations are held in memory at both scales.
-    """
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Of each layer: weights of the real tokens ``(n,)``, their representations ``(n, dim)``, and those at ``c``."""
     if average not in AVERAGES:
         raise ValueError(f"unknown average {average!r}: choose one of {', '.join(AVERAGES)}")
     if not batches:
         raise ValueError("no batch to compare on")
-    plain: list[list[Layer]] = []
-    saturated: list[list[Layer]] = []
+    runs: list[list[list[Layer]]] = []
     with mode(model, dropout=dropout, seed=seed):
-        for scale, runs in ((1.0, plain), (float(c), saturated)):
+        for scale in (1.0, c):
             with ExitStack() as stack:
                 if scale != 1 or dtype is not None:
                     stack.enter_context(scaled(model, scale, dtype=dtype))
-                runs += [_checked(layers(model, batch), scale) for batch in batches]
-    rows = []
-    for layer in range(len(plain[0])):
-        real = [run[layer].real for run in plain]
-        weights = torch.cat([_weights(mask, average) for mask in real])
-        h, h_scaled = (torch.cat([run[layer].states[run[layer].real] for run in runs]) for runs in (plain, saturated))
-        raw = _mean_cosine(h, h_scaled, weights)
-        centred = _mean_cosine(_centre(h), _centre(h_scaled), weights)
-        rows.append(torch.stack([raw, centred, mean_pair_cosine(h), mean_pair_cosine(h_scaled)]))
-    return Similarity(*torch.stack(rows, dim=1))
+                runs.append([_checked(layers(model, batch), scale) for batch in batches])
+    plain, saturated = (
+        [torch.cat([x.states[x.real] for x in layer]) for layer in zip(*run, strict=True)] for run in runs
+    )
+    weights = [torch.cat([_weights(x.real, average) for x in layer]) for layer in zip(*runs[0], strict=True)]
+    return list(zip(weights, plain, saturated, strict=True))
 
 
 def _weights(real: Tensor, average: str) -> Tensor:
@@ -295,9 +307,9 @@ def _centre(x: Tensor) -> Tensor:
     return torch.where(rest.norm(dim=1, keepdim=True) > noise, rest, 0.0)
 
 
-def _mean_cosine(a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
+def _mean_cosine(unit: Tensor, other: Tensor, weights: Tensor) -> Tensor:
     """Weighted mean of the rows' cosines, over those that have a direction in both; NaN without any."""
-    cosines = (_unit(a) * _unit(b)).sum(-1)
+    cosines = (unit * other).sum(-1)
     good = ~cosines.isnan()
     return ((weights * cosines)[good].sum() / weights[good].sum()).cpu()
 

@@ -24,9 +24,29 @@ def test_mlp_draws_are_its_generators():
     assert torch.equal(first, again)
 
 
+def test_gradients_reach_every_layer_through_functional_call():
+    net, x = HomogeneousMLP((3, 4, 4, 1), generator=generator(0, "cpu")), torch.ones(2, 3).double()
+    state = {name: value.detach().requires_grad_() for name, value in net.named_parameters()}
+    swapped = torch.autograd.grad(functional_call(net, state, (x,)).sum(), list(state.values()))
+    plain = torch.autograd.grad(net(x).sum(), list(net.parameters()))
+    assert len(swapped) == 3
+    for one, other in zip(swapped, plain, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_one_width_is_no_network():
     with pytest.raises(ValueError, match="n_out"):
         HomogeneousMLP((3,))
+
+
+def test_functional_call_reaches_every_layer():
+    net = HomogeneousMLP((3, 4, 4, 1), generator=generator(1, "cpu"))
+    x = torch.randn(5, 3, generator=generator(0, "cpu"), dtype=torch.float64)
+    theta = {name: value.detach() for name, value in net.named_parameters()}
+    gradients = torch.func.grad(lambda at: functional_call(net, at, (x,)).sum())(theta)
+    net(x).sum().backward()
+    for name, value in net.named_parameters():
+        assert torch.equal(gradients[name], value.grad) and value.grad.abs().max() > 0
 
 
 TOKENS = torch.randint(0, 11, (3, 7), generator=generator(5, "cpu"))

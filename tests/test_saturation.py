@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nbutils import saturation
+from nbutils import models, saturation
 from nbutils.device import generator
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -271,6 +271,32 @@ def test_own_model_against_the_definition():
     assert many.raw.shape == (2,)
 
 
+def test_centred_against_the_definition():
+    """One mean over the tokens of all batches, taken from each side; a shift common to all tokens drops out."""
+    model, texts = Own(), [torch.tensor([[0, 1, 2, 3], [3, 3, 5, 6]]), torch.tensor([[7, 2]])]
+    found = saturation.compare(model, [{"input_ids": text} for text in texts], 50, average="tokens")
+    sides = []
+    for scale in (1, 50):
+        with torch.no_grad(), saturation.scaled(model, scale):
+            states = torch.cat([model.hidden_states(text)[1].flatten(0, 1) for text in texts]).double()
+        sides.append(states - states.mean(0))
+    expected = float(torch.cosine_similarity(*sides, dim=-1).mean())
+    assert float(found.centred[1]) == pytest.approx(expected, abs=1e-6)
+    assert abs(expected - float(found.raw[1])) > 1e-3  # the two differ here
+
+
+@pytest.mark.parametrize("placement", ["post", "pre", "residual-post"])
+def test_language_model_of_the_book(placement):
+    """Its mask holds at c = 1000, and float32 is enough there."""
+    model = models.CausalLM(50, 16, 3, 2, 24, placement=placement, init_std="standard")
+    batch = {"input_ids": torch.randint(50, (4, 24), generator=generator(0, "cpu"))}
+    found = saturation.similarity(model, batch)
+    assert found.shape == (4,) and found[0] == pytest.approx(1)
+    torch.testing.assert_close(found, saturation.similarity(model, batch, dtype=torch.float64), rtol=0, atol=1e-5)
+    future = (torch.arange(24) >= 9).expand(4, 24)
+    assert saturation.mask_leak(model, batch, hidden=future).max() < 1e-6
+
+
 def test_collapsed_tokens_have_a_trivial_similarity():
     """One direction for all tokens plus a little: raw near 1, anisotropy near 1, centred much lower."""
 
@@ -354,6 +380,14 @@ def test_overflow_of_a_layer_is_named():
         saturation.similarity(dead, batch)
 
 
+def test_half_precision_is_refused_at_a_thousand():
+    model, batch = build("bert").half(), padded(sentences())
+    with pytest.raises(OverflowError, match=r"layer 1 of 2 is not finite in torch.float16 at c = 1000"):
+        saturation.similarity(model, batch)
+    assert saturation.similarity(model, batch, 2).isfinite().all()
+    assert saturation.similarity(model, batch, dtype=torch.float32).isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("batch", "said"),
     [
@@ -380,6 +414,7 @@ def test_other_bad_input_is_named():
         saturation.mask_leak(Own(), {"input_ids": torch.ones(1, 2, dtype=torch.long)})
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 100), st.booleans())
 def test_batches_hold_every_sentence_once(lengths, max_tokens, padding):
     texts = [[number + 1] * length for number, length in enumerate(lengths)]

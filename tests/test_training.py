@@ -162,9 +162,11 @@ def test_same_seed_same_bits():
 
 def test_recording_less_changes_nothing():
     often, seldom = run(schedule=0.01), run(schedule=0.01, every=4, projections=False)
-    same = ["step", "loss", "lr", "norm", "step_norm", "inner", "alignment"]
     expected = often.history[often.history.step % 4 == 0].reset_index(drop=True)
+    same = ["step", "loss", "lr", "step_norm", "inner"]
     pd.testing.assert_frame_equal(seldom.history[same], expected[same], check_exact=True)
+    near = ["norm", "alignment"]  # the norm follows from the steps, or from a sum of its own
+    pd.testing.assert_frame_equal(seldom.history[near], expected[near], rtol=1e-6)
     assert seldom.history.projection.isna().all()
 
 

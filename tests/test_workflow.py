@@ -103,6 +103,57 @@ def test_a_notebook_past_its_time_limit(project, workflow):
     assert set(stamps(project)) == {"02-two"}
 
 
+def test_a_text_edited_while_it_runs_does_not_count(project, workflow):
+    source = project / "book" / "01-one.md"
+    edit = f"import pathlib\np = pathlib.Path({str(source)!r})\np.write_text(p.read_text() + 'Edited.')"
+    source.write_text(chapter("01-one", edit))
+    done = workflow(project)
+    assert done.returncode == 1 and "changed while it ran" in "\n".join(done.stdout.splitlines()[-3:])
+    assert set(stamps(project)) == {"02-two"}
+
+
+QUICK = """
+
+def _quick(*, profile, seed, device):
+    import pandas as pd
+    from nbutils.training import Run
+
+    {body}
+    return Run(pd.DataFrame({{"step": [0, 1], "norm": [1.0, 1.5]}}), settings={{"seed": seed}})
+
+
+RECIPES = {{"quick-a": _quick}}
+"""
+LOADS = """
+runs = trainings.load("quick-*", profile=profile, seed=seed, device=device)
+claims.check("{}", "a", runs["quick-a"].history.norm.iloc[-1], (1.4, 1.6))
+"""
+
+
+def test_chapters_share_a_training(project, workflow):
+    """Trained once for both; not again for a new text; a recipe that raises is named and leaves no chapter behind."""
+    module = project / "nbutils" / "trainings.py"
+    recipes = module.read_text()
+    module.write_text(recipes + QUICK.format(body="pass"))
+    for name, claim in (("01-one", "one"), ("02-two", "two")):
+        text = chapter(name, LOADS.format(claim), imports="from nbutils import trainings")
+        (project / "book" / f"{name}.md").write_text(text)
+    done = workflow(project)
+    assert done.returncode == 0 and "GREEN: 2 checks hold" in done.stdout, done.stdout[-3000:]
+    kept = executed(project) / "trainings" / "quick-a" / "history.csv"
+    trained, first = kept.stat().st_mtime_ns, stamps(project)
+
+    text = project / "book" / "02-two.md"
+    text.write_text(text.read_text() + "\nMore prose.\n")
+    assert workflow(project).returncode == 0 and kept.stat().st_mtime_ns == trained
+    assert stamps(project)["01-one"] == first["01-one"]
+
+    module.write_text(recipes + QUICK.format(body="raise KeyError('no gradient')"))
+    done = workflow(project)
+    assert done.returncode == 1 and "RED: 3 problem(s)" in done.stdout
+    assert "no gradient" in done.stdout and done.stdout.count("not run: the training quick-a failed") == 2
+
+
 def test_a_kernel_that_dies(project, workflow):
     (project / "book" / "01-one.md").write_text(chapter("01-one", "import os\nos._exit(3)"))
     done = workflow(project)

@@ -136,9 +136,10 @@ def conclude(result: report.Report, done: bool, pages: Path | None) -> int:
         print(report.table(result.problems))
         print(f"RED: {len(result.problems)} problem(s) in profile {result.run['profile']}")
         for chapter in {problem.chapter for problem in result.problems if not problem.claim}:
-            log = run_folder(result.run["profile"], result.run["seed"]) / "logs" / f"{chapter}.ipynb"
-            if log.exists():
-                print(f"The failed notebook with its traceback: {log.relative_to(ROOT)}")
+            logs = run_folder(result.run["profile"], result.run["seed"]) / "logs"
+            for log in (logs / f"{chapter}.ipynb", logs / f"{chapter}.log"):
+                if log.exists():
+                    print(f"What failed, with its traceback: {log.relative_to(ROOT)}")
         return 1
     if not done:
         print("RED: every claim holds, but the pages were not rendered; see the messages above")

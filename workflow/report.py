@@ -13,7 +13,7 @@ import nbformat
 import yaml
 
 from nbutils.claims import MIME, VERDICTS, Record, format_band, format_number, verdict
-from workflow import ROOT, run_folder
+from workflow import ROOT, dependencies, run_folder
 from workflow import chapters as all_chapters
 
 FIELDS = {"id", "chapters", "source", "statement", "corrected", "ours", "planned"}
@@ -137,21 +137,21 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
     """Read what the executed notebooks of one run say. A chapter without a result is a problem that names its cell."""
     folder = run_folder(profile, seed)
     records, stats, ran, failed = [], [], [], []
+    errors = [json.loads(file.read_text(encoding="utf-8")) for file in sorted((folder / "logs").glob("*.error.json"))]
+    said = {error["job"]: f"{error['where']} raised {error['error']}" for error in errors}
+    failed += [Problem(job, "", what) for job, what in said.items() if job not in all_chapters()]  # shared trainings
     for chapter in chapters:
-        notebook, error = folder / f"{chapter}.ipynb", folder / "logs" / f"{chapter}.error.json"
-        if error.exists():
-            said = json.loads(error.read_text(encoding="utf-8"))
-            failed.append(Problem(chapter, "", f"{said['where']} raised {said['error']}"))
+        notebook, missing = folder / f"{chapter}.ipynb", sorted(set(said) & set(dependencies.trainings_of(chapter)))
+        if chapter in said:
+            failed.append(Problem(chapter, "", said[chapter]))
+        elif missing:
+            failed.append(Problem(chapter, "", f"not run: the training {missing[0]} failed"))
         elif notebook.exists():
             ran.append(chapter)
             records += records_of(notebook)
             stats.append(json.loads((folder / f"{chapter}.json").read_text(encoding="utf-8")))
         else:
             failed.append(Problem(chapter, "", "no result: its job was killed, or did not start"))
-    for error in sorted((folder / "logs").glob("*.error.json")):  # shared trainings
-        said = json.loads(error.read_text(encoding="utf-8"))
-        if said["job"] not in all_chapters():
-            failed.append(Problem(said["job"], "", f"{said['where']} raised {said['error']}"))
     verdicts, problems = audit(load_claims(), load_verdicts(), records, ran, all_chapters())
     run = {
         "profile": profile,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import resource
@@ -17,7 +18,7 @@ import nbformat
 import papermill
 from papermill.exceptions import PapermillExecutionError
 
-from workflow import ROOT, jobs, notebooks
+from workflow import ROOT, dependencies, jobs, notebooks
 
 
 def execute(arguments: argparse.Namespace) -> None:
@@ -28,7 +29,7 @@ def execute(arguments: argparse.Namespace) -> None:
     error_file.unlink(missing_ok=True)
     jobs.set_environment(arguments.threads)
     os.environ["NBUTILS_TRAININGS"] = str(Path(arguments.output).resolve().parent / "trainings")
-    started = datetime.now(UTC)
+    started, made_from = datetime.now(UTC), digest(chapter)
     jobs.limit_time(arguments.time_limit)
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / f"{chapter}.ipynb"
@@ -51,10 +52,18 @@ def execute(arguments: argparse.Namespace) -> None:
         except Exception as error:  # a kernel that died, or that did not start
             jobs.fail(error_file, chapter, "cell ?", f"{type(error).__name__}: {error}")
         jobs.limit_time(0)
+    if digest(chapter) != made_from:  # Snakemake would take the old result for that of the new text
+        jobs.fail(error_file, chapter, "cell ?", "the chapter or a module of it changed while it ran: run it again")
     stats = {"chapter": chapter, **jobs.statistics(arguments, started, resource.RUSAGE_CHILDREN)}
     jobs.put(Path(arguments.stats), json.dumps(stats, indent=1) + "\n")
     jobs.put(Path(arguments.output), log.read_text(encoding="utf-8"))
     print(f"{chapter}, seed {arguments.seed}: {stats['seconds']:.1f} s, {stats['peak_mb']:.0f} MB", flush=True)
+
+
+def digest(chapter: str) -> str:
+    """SHA-256 of the chapter's text and of all that it is made from."""
+    files = (ROOT / name for name in (f"book/{chapter}.md", *dependencies.of_chapter(chapter)))
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def cell_of(error: PapermillExecutionError) -> str:

@@ -1,0 +1,358 @@
+"""Gradient flow and descent of homogeneous networks on separable data, over hundreds of decades of time.
+
+On separable data the logistic loss falls like 1/t, and plain gradients underflow long before the norm shows its law.
+So everything here is written in ℓ = log L: the flow has the same path in every clock, and ∇ℓ = ∇L / L neither
+underflows nor vanishes. Margins are q_i = y_i f(x_i; θ), the loss is the mean of log(1 + exp(−q_i)), all in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.integrate import solve_ivp
+from scipy.optimize import brentq, nnls
+from scipy.special import stdtrit
+from torch import Tensor
+from torch.func import functional_call
+
+from nbutils.models import HomogeneousMLP
+
+Array = NDArray[np.float64]
+# Flat parameters of several networks, (networks, n), to the margins of their examples, (networks, examples).
+Margins = Callable[[Tensor], Tensor]
+
+
+def log_softplus(z: Tensor) -> Tensor:
+    """log log(1 + exp(z)), without underflow: z for very negative z.
+
+    >>> log_softplus(torch.tensor([-1e4, 0.0], dtype=torch.float64)).exp()[1].item()  # log 2
+    0.6931471805599453
+    """
+    low = z < -30  # log(1 + e^z) = e^z (1 − e^z/2 + …)
+    return torch.where(low, z, torch.nn.functional.softplus(torch.where(low, 0.0, z)).log())
+
+
+def log_loss(q: Tensor) -> Tensor:
+    """ℓ = log of the mean logistic loss over the last dimension of the margins."""
+    return torch.logsumexp(log_softplus(-q), dim=-1) - math.log(q.shape[-1])
+
+
+def gradient(margins: Margins, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """ℓ ``(networks,)``, ∇ℓ ``(networks, n)`` and the margins ``(networks, examples)``."""
+    theta = theta.detach().requires_grad_()
+    q = margins(theta)
+    ell = log_loss(q)
+    (grad,) = torch.autograd.grad(ell.sum(), theta)
+    return ell.detach(), grad, q.detach()
+
+
+def mlp_margins(widths: Sequence[int], x: Tensor, y: Tensor) -> Margins:
+    """Margins of ``HomogeneousMLP(widths)`` with one output.
+
+    Args:
+        x: inputs, ``(examples, n_in)`` for all networks or ``(networks, examples, n_in)``.
+        y: labels ±1, ``(examples,)`` or ``(networks, examples)``.
+    """
+    net = HomogeneousMLP(widths)
+    shapes = {name: value.shape for name, value in net.named_parameters()}
+
+    def margins(theta: Tensor) -> Tensor:
+        parts = theta.split([shape.numel() for shape in shapes.values()], dim=-1)
+        state = {name: part.unflatten(-1, shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+        return y * functional_call(net, state, (x,)).squeeze(-1)
+
+    return margins
+
+
+def separable(
+    networks: int, examples: int, n_in: int, *, gap: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """A data set for each network: Gaussian inputs, moved away from a random plane by ``gap``, labelled by their side.
+
+    Returns:
+        x ``(networks, examples, n_in)`` and y ``(networks, examples)``, ±1, float64.
+    """
+    kind = {"generator": generator, "dtype": torch.float64}
+    normal = torch.nn.functional.normalize(torch.randn(networks, 1, n_in, **kind), dim=-1)
+    x = torch.randn(networks, examples, n_in, **kind)
+    y = (x * normal).sum(-1).sign()
+    return x + gap * y[..., None] * normal, y
+
+
+def separated_start(
+    widths: Sequence[int], networks: int, margins: Margins, *, generator: torch.Generator, steps: int = 3000
+) -> tuple[Tensor, Tensor]:
+    """Random networks, trained until the loss is below log(2)/(2·examples), so that every example is right.
+
+    Returns:
+        theta ``(networks, n)``, and which networks got there ``(networks,)``: gradient descent may get stuck.
+    """
+    drawn = [HomogeneousMLP(widths, generator=generator) for _ in range(networks)]
+    theta = torch.stack([torch.cat([w.detach().flatten() for w in net.weights]) for net in drawn])
+    for _ in range(steps):
+        ell, grad, q = gradient(margins, theta)
+        done = ell < math.log(math.log(2) / (2 * q.shape[1]))
+        if done.all():
+            break
+        step = 0.02 * theta.norm(dim=1, keepdim=True) * torch.nn.functional.normalize(grad, dim=1)
+        theta = torch.where(done[:, None], theta, theta - step)
+    return theta, done
+
+
+def with_margin(margins: Margins, right: Tensor, wrong: Tensor, value: float) -> Tensor:
+    """The unit vectors between ``right`` and ``wrong`` (rows) at which the first margin is ``value``, by bisection.
+
+    The margin must be above ``value`` at the unit vector along ``right`` and below it along ``wrong``.
+    """
+    low, high = (torch.nn.functional.normalize(end, dim=1) for end in (right, wrong))
+    for _ in range(80):
+        middle = torch.nn.functional.normalize(low + high, dim=1)
+        above = (margins(middle)[:, 0] > value)[:, None]
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    return low
+
+
+class Path(NamedTuple):
+    """A flow or descent at some points; arrays ``(points, networks)`` unless said otherwise."""
+
+    log_time: Array
+    norm: Array  # ρ
+    length: Array  # distance travelled, ∫‖∇L‖dt
+    log_inv_loss: Array  # log 1/L
+    margin: Array  # the smallest q
+    theta: Array  # (points, networks, n)
+
+
+def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e-4, floor: float = 0.02) -> Path:
+    """Gradient flow dθ/dt = −∇L from ``theta``, where the clock shows t = 1, told at given values of log 1/L.
+
+    The independent variable is λ = log 1/L: dθ/dλ = −∇ℓ/‖∇ℓ‖² and d(log t)/dλ = exp(λ − log t)/‖∇ℓ‖². Both sides stay
+    moderate however small L is. Bogacki–Shampine 3(2), with a step length for each network.
+
+    Args:
+        theta: ``(networks, n)``, float64.
+        targets: increasing values of log 1/L. A network that starts past one is told where it starts.
+        tol: local error of θ relative to ρ, and of log t.
+    """
+    theta = theta.detach().clone()
+    n = theta.shape[1]
+    lam = -gradient(margins, theta)[0]
+    state = torch.cat([theta, torch.zeros(len(theta), 2, dtype=theta.dtype)], dim=1)  # θ, log t, length
+
+    def rate(state: Tensor) -> Tensor:
+        ell, grad, _ = gradient(margins, state[:, :n])
+        square = grad.square().sum(1, keepdim=True)
+        clock = torch.exp(-ell[:, None] - state[:, n : n + 1]) / square
+        return torch.cat([-grad / square, clock, square.rsqrt()], dim=1)
+
+    points, h, k1 = [], torch.full_like(lam, floor), rate(state)
+    for target in np.asarray(targets, dtype=np.float64):
+        while bool((lam < target).any()):
+            left = target - lam
+            step = torch.minimum(h, left).clamp(min=0)[:, None]
+            k2 = rate(state + step / 2 * k1)
+            k3 = rate(state + 3 / 4 * step * k2)
+            new = state + step / 9 * (2 * k1 + 3 * k2 + 4 * k3)
+            k4 = rate(new)
+            error = step / 72 * (-5 * k1 + 6 * k2 + 8 * k3 - 9 * k4)
+            size = error[:, :n].norm(dim=1) / state[:, :n].norm(dim=1)
+            size = torch.maximum(size, error[:, n].abs()) / tol
+            good = ((size <= 1) | (h <= floor)) & (left > 0)
+            state, k1 = torch.where(good[:, None], new, state), torch.where(good[:, None], k4, k1)
+            last = good & (h >= left)
+            factor = (0.9 * size.clamp(min=1e-6) ** (-1 / 3)).clamp(0.2, 2)
+            lam = torch.where(last, torch.full_like(lam, target), torch.where(good, lam + step[:, 0], lam))
+            h = torch.where(left <= 0, h, torch.where(last, h, step[:, 0] * factor)).clamp(min=floor)
+        points.append(_point(margins, state[:, :n], state[:, n], state[:, n + 1]))
+    return _path(points)
+
+
+def descent(margins: Margins, theta: Tensor, steps: Sequence[int], rate: float, *, scale: str = "plain") -> Path:
+    """Gradient descent, told after given numbers of steps (increasing).
+
+    ``scale``: ``plain`` steps −η∇L; ``loss`` steps −η∇L/L, Euler's method for the flow in another clock; ``normalised``
+    steps −η∇L/‖∇L‖. The time is Σ of what multiplies ∇L, kept as its logarithm.
+    """
+    if scale not in ("plain", "loss", "normalised"):
+        raise ValueError(f"unknown scale {scale!r}: choose plain, loss or normalised")
+    theta, points = theta.detach().clone(), []
+    log_t = torch.full(theta.shape[:1], -math.inf, dtype=theta.dtype)
+    length, wanted = torch.zeros_like(log_t), set(steps)
+    for i in range(1, max(steps) + 1):
+        ell, grad, _ = gradient(margins, theta)
+        size = grad.norm(dim=1)
+        log_c = {"plain": 0 * ell, "loss": -ell, "normalised": -ell - size.log()}[scale] + math.log(rate)
+        delta = torch.exp(log_c + ell)[:, None] * grad  # ∇L = L∇ℓ
+        theta = theta - delta
+        log_t, length = torch.logaddexp(log_t, log_c), length + delta.norm(dim=1)
+        if i in wanted:
+            points.append(_point(margins, theta, log_t, length))
+    return _path(points)
+
+
+def _point(margins: Margins, theta: Tensor, log_t: Tensor, length: Tensor) -> tuple[Tensor, ...]:
+    q = margins(theta)
+    return log_t, theta.norm(dim=1), length, -log_loss(q), q.amin(1), theta
+
+
+def _path(points: list[tuple[Tensor, ...]]) -> Path:
+    return Path(*(torch.stack(part).detach().numpy() for part in zip(*points, strict=True)))
+
+
+def loglog_coefficient(degree: int) -> float:
+    """2 − 2/k, what multiplies log log t in log 1/L."""
+    return 2 - 2 / degree
+
+
+def reduced_log_time(u: ArrayLike, degree: int, log_c: float = 0.0) -> Array:
+    """log t of the one-dimensional flow du/dt = C u^(2−2/k) / (1 + e^u), at increasing values of u ≥ u[0], t(u[0]) = 1.
+
+    That is the flow of one example along a direction which stays: u = γρ^k, C = k²γ^(2/k). Solved for
+    v = log t − u + p log u + log C, p = 2 − 2/k, which obeys dv/du = (1 + e^−u) e^−v − 1 + p/u and is never large.
+    """
+    u, p = np.asarray(u, dtype=np.float64), loglog_coefficient(degree)
+    if u[0] <= 0 or (np.diff(u) <= 0).any():
+        raise ValueError("u must be positive and increase")
+    start = -u[0] + p * math.log(u[0]) + log_c
+
+    def slope(u: float, v: Array) -> Array:
+        return (1 + math.exp(-u)) * np.exp(-v) - 1 + p / u
+
+    found = solve_ivp(slope, (u[0], u[-1]), [start], "LSODA", t_eval=u, rtol=1e-10, atol=1e-12)
+    return u - p * np.log(u) - log_c + found.y[0]
+
+
+class Coefficient(NamedTuple):
+    """Coefficient of log log t over networks."""
+
+    estimate: float
+    interval: tuple[float, float]
+    each: Array
+
+
+def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Coefficient:
+    """Coefficient p of u = log t + p (log u − 1/u) + const; arrays ``(points, networks)``.
+
+    log u is log log t to leading order, and −1/u is the next term of the derived law, so that the fit needs no t of
+    10^1000. The interval is Student's over the networks, widened by the mean distance between the slopes of the first
+    and of the second half of the window: the law holds in the limit only.
+    """
+    log_t, u = np.asarray(log_t, dtype=np.float64), np.asarray(u, dtype=np.float64)
+    if log_t.ndim != 2 or log_t.shape != u.shape or log_t.shape[1] < 2 or len(log_t) < 4:
+        raise ValueError(f"shapes {log_t.shape} and {u.shape}: give (points ≥ 4, networks ≥ 2) for both")
+
+    def slopes(part: slice) -> Array:
+        a, b = (np.log(u) - 1 / u)[part], (u - log_t)[part]
+        a, b = a - a.mean(0), b - b.mean(0)
+        return (a * b).sum(0) / (a * a).sum(0)
+
+    each, half = slopes(slice(None)), len(log_t) // 2 + 1
+    drift = abs(slopes(slice(None, half)) - slopes(slice(-half, None))).mean()
+    n = len(each)
+    arm = stdtrit(n - 1, (1 + level) / 2) * each.std(ddof=1) / math.sqrt(n) + drift
+    estimate = float(each.mean())
+    return Coefficient(estimate, (float(estimate - arm), float(estimate + arm)), each)
+
+
+def scalar_descent(degree: int, steps: ArrayLike, rate: float, *, theta: float = 1.0) -> Array:
+    """θ^k of plain descent on one weight, f = θ^k and y = 1, after each of the given numbers of steps; float64."""
+    told, found = iter(sorted(int(s) for s in np.asarray(steps))), []
+    due, exp = next(told), math.exp
+    for i in range(1, int(np.max(steps)) + 1):
+        theta += rate * degree * theta ** (degree - 1) / (1 + exp(theta**degree))
+        if i == due:
+            found.append(theta**degree)
+            due = next(told, 0)
+    return np.array(found)
+
+
+def residual(theta: np.floating, *, naive: bool) -> np.floating:
+    """1 − σ(θ) in the arithmetic of ``theta``: by that subtraction, or as e^−θ / (1 + e^−θ)."""
+    one, small = type(theta)(1), np.exp(-theta)
+    return one - one / (one + small) if naive else small / (one + small)
+
+
+def descend_to_stop(
+    dtype: type[np.floating], rate: float, *, naive: bool, start: float, most: int = 10**7
+) -> tuple[float, int]:
+    """Run θ ← θ + η(1 − σ(θ)) in ``dtype`` until a step changes nothing: where, and after how many steps."""
+    theta, eta = dtype(start), dtype(rate)
+    for i in range(most):
+        new = theta + eta * residual(theta, naive=naive)
+        if new == theta:
+            return float(theta), i
+        theta = new
+    raise RuntimeError(f"still moving after {most} steps, at {theta}")
+
+
+def first_fixed(dtype: type[np.floating], rate: float, *, naive: bool) -> float:
+    """The smallest θ ≥ 1 that such a step leaves where it is, by bisection: no need to walk there."""
+    low, high, eta = 1.0, 80.0 if dtype == np.float64 else 40.0 if dtype == np.float32 else 12.0, dtype(rate)
+    for _ in range(60):
+        middle = dtype((low + high) / 2)
+        moved = middle + eta * residual(middle, naive=naive) != middle
+        low, high = (float(middle), high) if moved else (low, float(middle))
+    return high
+
+
+def predicted_stop(dtype: type[np.floating], rate: float, *, naive: bool) -> float:
+    """Where rounding stops plain descent on one weight, with P bits of precision.
+
+    A step is absorbed at η e^−θ = 2^(e − P) for θ in [2^e, 2^(e+1)), half a unit in the last place: at
+    θ = log η + (P − e) log 2. Naively 1 + e^−θ is 1 from θ = P log 2 on. The smaller one counts.
+    """
+    bits = np.finfo(dtype).nmant + 1
+    absorbed = [
+        max(2.0**e, math.log(rate) + (bits - e) * math.log(2))
+        for e in range(8)
+        if math.log(rate) + (bits - e) * math.log(2) < 2.0 ** (e + 1)
+    ]
+    return min(absorbed[0], bits * math.log(2)) if naive else absorbed[0]
+
+
+def adam(
+    steps: int, rate: float, *, eps: float, dtype: type = float, betas: tuple[float, float] = (0.9, 0.999)
+) -> Array:
+    """θ after every step of Adam on one weight, f = θ and y = 1 from θ = 0, in the arithmetic of ``dtype``."""
+    theta, m, v = dtype(0), dtype(0), dtype(0)
+    (b1, b2), one, eta, eps = map(dtype, betas), dtype(1), dtype(rate), dtype(eps)
+    exp = math.exp if dtype is float else np.exp
+    path, c1, c2 = np.empty(steps), 1.0, 1.0
+    for i in range(steps):
+        g = -exp(-theta) / (one + exp(-theta))
+        m, v = b1 * m + (one - b1) * g, b2 * v + (one - b2) * (g * g)
+        c1, c2 = c1 * betas[0], c2 * betas[1]
+        theta = theta - eta * (m / dtype(1 - c1)) / ((v / dtype(1 - c2)) ** dtype(0.5) + eps)
+        path[i] = theta
+    return path
+
+
+def adam_speed(rate: float, betas: tuple[float, float] = (0.9, 0.999)) -> float:
+    """Speed δ of Adam without ε on a gradient e^−θ: δ = η(1−β₁)/(1−β₁e^δ) · √((1−β₂e^2δ)/(1−β₂)).
+
+    Always below ½ log(1/β₂), however large η is: the memory of v is longer than the gradient lasts.
+
+    >>> round(adam_speed(1e-3), 6), adam_speed(1.0) < math.log(1 / 0.999) / 2
+    (0.000414, True)
+    """
+    b1, b2 = betas
+    top = math.log(1 / b2) / 2
+
+    def excess(d: float) -> float:
+        left = max(0.0, 1 - b2 * math.exp(2 * d)) / (1 - b2)
+        return rate * (1 - b1) / (1 - b1 * math.exp(d)) * math.sqrt(left) - d
+
+    return float(brentq(excess, 0, top, xtol=1e-16))
+
+
+def max_margin(x: ArrayLike, y: ArrayLike) -> float:
+    """Largest margin of a linear classifier of norm 1 without bias: the distance of the origin to the hull of y·x."""
+    z = np.asarray(x, dtype=np.float64) * np.asarray(y, dtype=np.float64)[:, None]
+    big = 1e6 * np.abs(z).max()  # a heavy row forces the weights to sum to 1
+    weights, _ = nnls(np.vstack([z.T, np.full(len(z), big)]), np.append(np.zeros(z.shape[1]), big))
+    return float(np.linalg.norm(weights / weights.sum() @ z))

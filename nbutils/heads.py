@@ -1,0 +1,257 @@
+"""What an attention head attends to once it is saturated, and how to tell a head that picks from one that averages.
+
+Scores are what goes into the softmax, shape ``(..., T, T)``, queries before keys; −∞ is masked. Multiplied by c → ∞, a
+row puts equal weight on all its maximal scores and none elsewhere. Only differences within a row matter, so log
+probabilities serve as scores.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nbutils.saturation import Batch, mode, scaled
+
+
+class HeadSummary(NamedTuple):
+    """Means over the sentences and queries of each head, shapes ``(heads,)``, float64."""
+
+    positions: Tensor  # positions attended
+    share: Tensor  # mean of positions attended / mean of positions allowed
+    split: Tensor  # share of queries that attend more than one position
+    entropy: Tensor  # nats
+    normalised_entropy: Tensor  # entropy / log(positions allowed), over queries with at least two
+    masked_mass: Tensor  # weight on positions that are not allowed
+
+
+# ---- saturated attention ----
+
+
+def saturated(scores: Tensor, *, rtol: float = 0.0) -> Tensor:
+    """Attention in the limit of scores times c → ∞: equal weight on the maximal scores of each row.
+
+    Args:
+        scores: shape ``(..., T, T)``, −∞ where masked. A row that is all masked gets no weight at all.
+        rtol: scores within ``rtol`` times the largest magnitude of the row count as tied with the maximum. By default
+            ties are exact. Rounding may break the ties of an exact computation: of the order of 1e-6 mends that in
+            float32, and may tie what is only close. With ``rtol`` > 0 a shift of the row moves the threshold.
+
+    Raises:
+        ValueError: a score is NaN or +∞, or ``rtol`` is negative.
+
+    >>> saturated(torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, -torch.inf]]))
+    tensor([[0.0000, 0.5000, 0.5000],
+            [1.0000, 0.0000, 0.0000]])
+    """
+    if not (scores < torch.inf).all():
+        raise ValueError(f"{int((~(scores < torch.inf)).sum())} scores are NaN or +inf: no maximum to attend to")
+    if not rtol >= 0:
+        raise ValueError(f"rtol must not be negative; got {rtol}")
+    open_ = scores != -torch.inf
+    size = scores.abs().masked_fill(~open_, 0).amax(-1, keepdim=True)
+    chosen = open_ & (scores >= scores.amax(-1, keepdim=True) - rtol * size)
+    return chosen.to(scores.dtype) / chosen.sum(-1, keepdim=True).clamp(min=1)
+
+
+def causal_mask(scores: Tensor) -> Tensor:
+    """Scores with those of future keys at −∞: the mask that the softmax turns into weight 0."""
+    return scores.masked_fill(~_past(scores), -torch.inf)
+
+
+def multiplicative_mask(scores: Tensor) -> Tensor:
+    """Scores with those of future keys times 0, as the paper's released code masks: the softmax still sees them.
+
+    A score of 0 beats every negative one. Where all scores of the past are negative, the saturated head therefore
+    attends to the whole future, uniformly (``released_mask_positions``).
+    """
+    return scores.where(_past(scores), 0.0)
+
+
+def _past(scores: Tensor) -> Tensor:
+    return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+
+
+def released_mask_positions(length: int) -> float:
+    """Mean number of positions that a saturated head attends under ``multiplicative_mask`` if all scores are negative.
+
+    Query i of T ties all its T − i future keys at 0. The last query has none and takes its largest score, one position.
+    The mean is (T(T − 1)/2 + 1)/T = (T − 1)/2 + 1/T.
+
+    >>> round(released_mask_positions(83), 5)
+    41.01205
+    """
+    return (_length(length) - 1) / 2 + 1 / length
+
+
+def released_mask_split(length: int) -> float:
+    """Share of queries of that head that attend more than one position: all but the last two, (T − 2)/T.
+
+    >>> released_mask_split(4)
+    0.5
+    """
+    return max(_length(length) - 2, 0) / length
+
+
+def _length(length: int) -> int:
+    if length < 1:
+        raise ValueError(f"the length must be at least 1; got {length}")
+    return length
+
+
+# ---- measures ----
+
+
+def allowed_positions(batch: Batch, *, causal: bool) -> Tensor:
+    """Which key each query may attend to: real ones, and for ``causal`` no later ones. Bool, ``(batch, 1, T, T)``.
+
+    A padding query may attend to nothing, which leaves it out of ``summarise``.
+    """
+    ids = batch["input_ids"]
+    real = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(ids, dtype=torch.bool)
+    pairs = real[:, None, :, None] & real[:, None, None, :]
+    return pairs & _past(pairs) if causal else pairs
+
+
+def positions(weights: Tensor, *, threshold: float = 0.5) -> Tensor:
+    """Number of keys with at least ``threshold`` times the largest weight of the row, shape ``(..., T)``.
+
+    In saturated attention all attended keys have the same weight: any threshold in (0, 1] counts exactly the ties.
+
+    >>> positions(torch.tensor([[0.5, 0.3, 0.2], [0.0, 1.0, 0.0]]))
+    tensor([2, 1])
+    """
+    if not 0 < threshold <= 1:
+        raise ValueError(f"the threshold must be in (0, 1]; got {threshold}")
+    weights = _probabilities(weights)
+    return ((weights > 0) & (weights >= threshold * weights.amax(-1, keepdim=True))).sum(-1)
+
+
+def entropy(weights: Tensor, allowed: Tensor | None = None, *, normalised: bool = False) -> Tensor:
+    """Entropy of each row in nats, float64, shape ``(..., T)``; ``normalised`` divides by log of the keys allowed.
+
+    Between 0 and log n, so between 0 and 1 normalised, unless weight is on keys that are not allowed. NaN where fewer
+    than two keys are allowed and the normalised entropy is asked for.
+
+    Args:
+        allowed: bool, broadcast to the shape of ``weights``; all keys if not given.
+    """
+    nats = torch.special.entr(_probabilities(weights)).sum(-1)
+    if not normalised:
+        return nats
+    count = _allowed(weights, allowed).sum(-1).double()
+    return nats / count.log().where(count > 1, math.nan)
+
+
+def masked_mass(weights: Tensor, allowed: Tensor) -> Tensor:
+    """Weight of each row on keys that are not allowed, float64, shape ``(..., T)``."""
+    return _probabilities(weights).masked_fill(_allowed(weights, allowed), 0).sum(-1)
+
+
+def summarise(weights: Tensor, allowed: Tensor | None = None, *, threshold: float = 0.5) -> HeadSummary:
+    """Means over sentences and queries for each head of ``weights`` ``(batch, heads, T, T)``.
+
+    Queries without an allowed key do not count. Give ``saturated(scores)`` or ``scores.softmax(-1)``.
+
+    Raises:
+        ValueError: another shape; weights that are no probabilities; no query left.
+    """
+    if weights.ndim != 4:
+        raise ValueError(f"weights have shape {tuple(weights.shape)}: give (batch, heads, T, T)")
+    allowed = _allowed(weights, allowed)
+    count = allowed.sum(-1)
+    queries = count > 0
+    if not queries.any((0, 2)).all():
+        raise ValueError("no query has a key that it may attend to")
+
+    def mean(x: Tensor, which: Tensor = queries) -> Tensor:
+        return (x.double().where(which, 0.0).sum((0, 2)) / which.sum((0, 2))).cpu()
+
+    attended = positions(weights, threshold=threshold)
+    return HeadSummary(
+        positions=mean(attended),
+        share=mean(attended) / mean(count),  # the mean of the ratios would be large for any head: first queries see few
+        split=mean(attended > 1),
+        entropy=mean(entropy(weights)),
+        normalised_entropy=mean(entropy(weights, allowed, normalised=True), count > 1),
+        masked_mass=mean(masked_mass(weights, allowed)),
+    )
+
+
+def classify(summary: HeadSummary, *, few: float = 1.5, many: float = 0.25) -> list[str]:
+    """``argmax-like``, ``mean-like`` or ``other`` for each head, from where it attends on average.
+
+    The rule, in this order: at most ``few`` positions: argmax-like. At least the share ``many`` of the positions
+    allowed: mean-like. Anything else: other. On short inputs the two overlap and the first wins: use T ≥ 2 few / many.
+    A head that averages over one of a few token types is mean-like by this rule.
+    """
+    kinds = []
+    for count, share in zip(summary.positions.tolist(), summary.share.tolist(), strict=True):
+        kinds.append("argmax-like" if count <= few else "mean-like" if share >= many else "other")
+    return kinds
+
+
+def _probabilities(weights: Tensor) -> Tensor:
+    """The weights in float64, if each row sums to 1, or to 0 where all is masked."""
+    wide = weights.double()
+    total = wide.sum(-1)
+    off = torch.minimum((total - 1).abs(), total.abs())
+    if not ((wide >= 0).all() and (off < 1e-2).all()):  # 1e-2: float16 and bfloat16 rows
+        raise ValueError("weights are not probabilities: each row must be at least 0 and sum to 1 (or be all 0)")
+    return wide
+
+
+def _allowed(weights: Tensor, allowed: Tensor | None) -> Tensor:
+    if allowed is None:
+        return torch.ones_like(weights, dtype=torch.bool)
+    return allowed.bool().expand_as(weights)
+
+
+# ---- models ----
+
+
+def attention_scores(
+    model: nn.Module, batch: Batch, c: float = 1.0, *, dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """Scores of every layer, ``(batch, heads, T, T)``, −∞ where masked, in the model scaled by ``c``. Dropout is off.
+
+    A model with ``attentions(tokens)`` (ours) gives its scores as they are. A model of ``transformers`` gives
+    probabilities p; log p are its scores up to a constant for each row, with the same order and ties, as far as the
+    precision goes: what underflows to p = 0 reads as masked, and gaps below the precision of p read as ties. An
+    encoder–decoder gives its encoder, then, if the batch has ``decoder_input_ids``, the decoder's self-attention.
+
+    Raises:
+        ValueError: the model gives no attention: load it with ``attn_implementation="eager"``.
+        OverflowError: scores that are not finite; see also ``saturation.scaled``.
+    """
+    with mode(model), scaled(model, c, dtype=dtype):
+        found = _own(model, batch) if callable(getattr(model, "attentions", None)) else _transformers(model, batch)
+    for number, scores in enumerate(found, start=1):
+        if not (scores < torch.inf).all():
+            raise OverflowError(
+                f"scores of layer {number} are not finite in {scores.dtype} at c = {c:g}: "
+                "take a smaller c, or dtype=torch.float64"
+            )
+    return found
+
+
+def _own(model: nn.Module, batch: Batch) -> list[Tensor]:
+    if "attention_mask" in batch and not batch["attention_mask"].all():
+        raise ValueError("this model takes no attention mask: give it sentences of one length, without padding")
+    return [layer.scores for layer in model.attentions(batch["input_ids"])]
+
+
+def _transformers(model: nn.Module, batch: Batch) -> list[Tensor]:
+    inputs: dict[str, Any] = {**batch, "output_attentions": True, "return_dict": True}
+    if not getattr(model.config, "is_encoder_decoder", False):
+        found = model(**inputs).attentions
+    elif "decoder_input_ids" in batch:
+        out = model(**inputs)
+        found = (*(out.encoder_attentions or ()), *(out.decoder_attentions or ()))
+    else:
+        found = model.get_encoder()(**inputs).attentions
+    if not found or any(layer is None for layer in found):
+        raise ValueError(f'{type(model).__name__} gives no attention: load it with attn_implementation="eager"')
+    return [layer.log() for layer in found]

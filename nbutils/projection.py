@@ -1,0 +1,341 @@
+"""θ·∇L along a ray cθ, at every scale and accuracy at once, and the norm at which it changes sign.
+
+With logits z and their derivative ż along the ray, dz/d ln c, softmax cross-entropy with label y has
+θ·∇L = Σ_j p_j ż_j − ż_y. So one forward-mode pass per scale gives θ·∇L for every label, and with it every accuracy.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+from scipy.special import lambertw
+from torch import Tensor, nn
+from torch.func import functional_call, jvp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nbutils.sublayers import BIASES, Sublayer
+
+Array = NDArray[np.float64]
+Classes = NDArray[np.int64]
+
+SUBLAYERS = {  # those of Fig. 1: kind, with biases, with residual connection
+    "attention": ("attention", True, True),
+    "attention, no biases": ("attention", False, True),
+    "feed-forward": ("feedforward", True, True),
+    "feed-forward, no biases": ("feedforward", False, True),
+    "feed-forward, no biases or residual": ("feedforward", False, False),
+}
+WRONG = ("uniform", "mirror")
+
+
+@dataclass(frozen=True)
+class Projection:
+    """θ·∇L of a batch on the ray cθ, and what made it. Wrong samples stay wrong at all lower accuracies."""
+
+    scales: Array  # c, (n_scales,)
+    accuracies: Array  # as given, (n_accuracies,)
+    norm: Array  # c‖θ‖ of all parameters, (n_scales,)
+    projection: Array  # mean over samples, (n_accuracies, n_scales)
+    predicted: Classes  # argmax of the logits, (n_scales, samples)
+    wrong: Classes  # number of samples with a wrong label, (n_accuracies,)
+    right_part: Array = field(repr=False)  # θ·∇L of each sample if its label is right, (n_scales, samples)
+    wrong_part: Array = field(repr=False)  # and if it is wrong
+    order: Classes = field(repr=False)  # the order in which samples turn wrong, (samples,)
+    other: Classes = field(repr=False)  # their wrong labels, (n_scales, samples)
+    at: Callable[[float], Array] = field(repr=False)  # projection of every accuracy at another scale, (n_accuracies,)
+
+    def labels(self, accuracy: int, scale: int) -> Classes:
+        """Labels at an accuracy and a scale, given by their places in ``accuracies`` and ``scales``: ``(samples,)``."""
+        y = self.predicted[scale].copy()
+        turned = self.order[: self.wrong[accuracy]]
+        y[turned] = self.other[scale, turned]
+        return y
+
+
+def along_ray(
+    module: nn.Module,
+    inputs: Tensor,
+    scales: ArrayLike,
+    accuracies: ArrayLike,
+    *,
+    scale_inputs: bool = True,
+    wrong: str = "uniform",
+    memory: int = 2**28,
+    generator: torch.Generator,
+) -> Projection:
+    """θ·∇L of softmax cross-entropy where all parameters of ``module`` are multiplied by each scale.
+
+    The labels are those of §4.2. They are set anew at every scale, from the prediction there: a right label is
+    argmax z, a wrong one another class. The generator draws once, for all scales: the order in which samples turn
+    wrong, and each sample's wrong class relative to its prediction. At accuracy a the first round((1 − a)·samples) in
+    that order are wrong.
+
+    Args:
+        module: gives logits ``(..., classes)``; every leading index is a sample. All its parameters are θ, frozen ones
+            too; its buffers are not. It must work under ``torch.func`` (no in-place changes, no dropout).
+        inputs: its one argument.
+        scales: c > 0, ``(n_scales,)``.
+        accuracies: in [0, 1], ``(n_accuracies,)``.
+        scale_inputs: multiply the input by c, too, as the released code does for an input of degree 1. θ·∇L is over
+            the parameters in any case: the input is scaled, not differentiated.
+        wrong: ``uniform`` takes one of the other classes at random, ``mirror`` the class C − 1 − argmax of the released
+            code, which needs an even number of classes.
+        memory: bytes that the intermediate values of the scales taken at once may need, roughly.
+
+    Raises:
+        ValueError: an accuracy outside [0, 1], a scale that is not positive, fewer than two classes, an odd number of
+            them with ``mirror``, logits that are not finite.
+
+    >>> net = nn.Linear(3, 4, bias=False)
+    >>> ray = along_ray(net, torch.randn(8, 3), [1, 2], [0.5, 1], generator=torch.Generator())
+    >>> ray.projection.shape, ray.predicted.shape, bool((ray.projection[1] < 0).all())
+    ((2, 2), (2, 8), True)
+    """
+    scales, accuracies = (np.atleast_1d(np.asarray(part, dtype=np.float64)) for part in (scales, accuracies))
+    for a in accuracies:
+        if not 0 <= a <= 1:
+            raise ValueError(f"accuracy {a:g}: a fraction of right samples lies in [0, 1]")
+    if not (scales > 0).all():
+        raise ValueError(f"scale {scales.min():g}: a ray has scales above 0")
+    if wrong not in WRONG:
+        raise ValueError(f"unknown wrong labels {wrong!r}: choose one of {', '.join(WRONG)}")
+
+    size, (*batch, classes) = _forward_bytes(module, inputs)
+    samples = int(np.prod(batch))
+    if classes < 2:
+        raise ValueError(f"{classes} class: with fewer than two there is no wrong label")
+    if wrong == "mirror" and classes % 2:
+        raise ValueError(f"{classes} classes: the mirror label C − 1 − argmax needs an even number, or it may be right")
+    order = torch.randperm(samples, generator=generator, device=generator.device).cpu().numpy()
+    shift = torch.randint(1, classes, (samples,), generator=generator, device=generator.device).cpu()
+    counts = np.rint((1 - accuracies) * samples).astype(np.int64)
+    at_once = max(1, memory // (4 * size))  # logits, their derivative, and what both leave behind
+
+    def parts(c: Array) -> tuple[Array, Array, Classes, Classes]:
+        """θ·∇L of each sample, right and wrong, and both labels; each ``(len(c), samples)``."""
+        chunks = (c[i : i + at_once] for i in range(0, len(c), at_once))
+        pairs = [logits_along_ray(module, inputs, chunk, scale_inputs=scale_inputs) for chunk in chunks]
+        z, dz = (torch.cat(part).double().cpu().flatten(1, -2) for part in zip(*pairs, strict=True))
+        if not (z.isfinite().all() and dz.isfinite().all()):
+            raise ValueError(f"logits or their derivatives are not finite at scales up to {c.max():g}")
+        best = z.argmax(-1)
+        other = classes - 1 - best if wrong == "mirror" else (best + shift) % classes
+        p = z.softmax(-1)  # Σ_j p_j (ż_j − ż_y): differences first, so that nothing large cancels
+        right, false = ((p * (dz - dz.gather(-1, y[..., None]))).sum(-1).numpy() for y in (best, other))
+        return right, false, best.numpy(), other.numpy()
+
+    def mean(right: Array, false: Array) -> Array:
+        """The first ``counts`` samples of the order wrong, the others right: ``(n_accuracies, scales)``."""
+        right, false = (np.pad(part, ((0, 0), (1, 0))) for part in (right[:, order[::-1]], false[:, order]))
+        return (false.cumsum(1)[:, counts] + right.cumsum(1)[:, samples - counts]).T / samples
+
+    right, false, best, other = parts(scales)
+    table = mean(right, false)
+    known = dict(zip(scales.tolist(), table.T, strict=True))
+
+    def at(c: float) -> Array:
+        c = float(c)
+        if c not in known:
+            known[c] = mean(*parts(np.array([c]))[:2])[:, 0]
+        return known[c]
+
+    rho = sum(float(p.detach().double().square().sum()) for p in module.parameters()) ** 0.5
+    return Projection(scales, accuracies, scales * rho, table, best, counts, right, false, order, other, at)
+
+
+def logits_along_ray(
+    module: nn.Module, inputs: Tensor, scales: ArrayLike, *, scale_inputs: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Logits z at each scale and dz/d ln c over the parameters alone: twice ``(n_scales, ..., classes)``.
+
+    >>> z, dz = logits_along_ray(nn.Linear(3, 4, bias=False), torch.randn(8, 3), [1.0, 2.0])
+    >>> torch.allclose(z, dz)  # degree 1 in the parameters
+    True
+    """
+    theta = {name: value.detach() for name, value in module.named_parameters()}
+    c = torch.as_tensor(np.asarray(scales), dtype=inputs.dtype, device=inputs.device)
+
+    def one(c: Tensor) -> tuple[Tensor, Tensor]:
+        point = {name: c * value for name, value in theta.items()}
+        x = c * inputs if scale_inputs else inputs
+        return jvp(lambda at: functional_call(module, at, (x,)), (point,), (point,))
+
+    with torch.no_grad():
+        return vmap(one)(c)
+
+
+def by_autograd(
+    module: nn.Module, inputs: Tensor, c: float, labels: ArrayLike, *, scale_inputs: bool = True
+) -> tuple[float, float]:
+    """The plain way, one point by one backward pass: θ·∇L and its cosine, θ·∇L / (‖θ‖‖∇L‖), at the scale c."""
+    theta = {name: (c * value.detach()).requires_grad_() for name, value in module.named_parameters()}
+    logits = functional_call(module, theta, (c * inputs if scale_inputs else inputs,)).flatten(0, -2)
+    loss = nn.functional.cross_entropy(logits, torch.as_tensor(labels, device=logits.device))
+    gradient = torch.autograd.grad(loss, list(theta.values()), allow_unused=True)
+    pairs = [(p.detach().double(), g.double()) for p, g in zip(theta.values(), gradient, strict=True) if g is not None]
+    dot = sum(float((p * g).sum()) for p, g in pairs)
+    rho = sum(float(p.detach().double().square().sum()) for p in theta.values()) ** 0.5
+    return dot, dot / (rho * sum(float(g.square().sum()) for _, g in pairs) ** 0.5)
+
+
+def _forward_bytes(module: nn.Module, inputs: Tensor) -> tuple[int, torch.Size]:
+    """Bytes of all values that one forward pass makes, and the shape of the last."""
+    total = 0
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal total
+            out = func(*args, **(kwargs or {}))
+            total += out.nbytes if isinstance(out, Tensor) else 0
+            return out
+
+    with torch.no_grad(), Count():
+        shape = module(inputs).shape
+    return max(total, 1), shape
+
+
+def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:
+    """First norm at which θ·∇L turns from negative to positive, one for each accuracy, ``(n_accuracies,)``.
+
+    The first two neighbouring scales between which it does so, then Brent's method on the ray itself. Where the grid
+    has none, the search goes on outside it by factors of two: above it if θ·∇L is negative at its end, below it if
+    it is positive from the start. A prediction that changes with the scale makes θ·∇L jump: the crossing may be such
+    a jump. Two crossings between neighbouring scales go unseen.
+
+    Infinite where no sample is wrong, accuracy 1 (but for rounding to whole samples), or where there is no crossing
+    up to a million times the largest scale; 0 where it stays positive down to a millionth of the smallest.
+    """
+    out = np.full(len(ray.accuracies), np.inf)
+    unit = ray.norm[0] / ray.scales[0]
+    order = np.argsort(ray.scales)
+    grid = ray.scales[order]
+    for i in np.flatnonzero(ray.wrong):
+        values = ray.projection[i, order]
+        up = np.flatnonzero((values[:-1] <= 0) & (values[1:] > 0))
+        bracket = None
+        if values[0] > 0:
+            steps = itertools.pairwise(grid[0] * 0.5 ** np.arange(21))
+            bracket = next(((low, high) for high, low in steps if ray.at(low)[i] <= 0), None)
+        elif len(up):
+            bracket = grid[up[0]], grid[up[0] + 1]
+        else:
+            steps = itertools.pairwise(grid[-1] * 2.0 ** np.arange(21))
+            bracket = next(((low, high) for low, high in steps if ray.at(high)[i] > 0), None)
+        if bracket is not None:
+            out[i] = unit * brentq(lambda c, i=i: ray.at(c)[i], *bracket, xtol=1e-300, rtol=max(rtol, 9e-16))
+        elif values[0] > 0:
+            out[i] = 0.0
+    return out
+
+
+class Affine(nn.Module):
+    """A random affine layer on top of a sublayer: part of the loss (buffers) or of the network (parameters)."""
+
+    def __init__(self, body: nn.Module, dim: int, classes: int, *, scaled: bool, generator: torch.Generator) -> None:
+        super().__init__()
+        self.body = body
+        weight = torch.randn(classes, dim, generator=generator, dtype=torch.float64) / dim**0.5
+        bias = torch.randn(classes, generator=generator, dtype=torch.float64) / 2
+        for name, value in (("weight", weight), ("bias", bias)):
+            if scaled:
+                self.register_parameter(name, nn.Parameter(value, requires_grad=False))
+            else:
+                self.register_buffer(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``(..., dim)`` to logits ``(..., classes)``."""
+        return self.body(x) @ self.weight.mT + self.bias
+
+
+def figure1(
+    name: str,
+    *,
+    released: bool = False,
+    affine: str | None = "loss",
+    dim: int = 10,
+    generator: torch.Generator,
+) -> nn.Module:
+    """One of the five sublayers of Fig. 1, with its random parameters, in float64.
+
+    As described in §4.2 a sublayer of BERT (post-norm, two heads, output projection), with a random affine layer on
+    top: ``affine="loss"`` counts it as part of the loss, so that it is not scaled, ``"network"`` as part of θ, and
+    None leaves it out. As ``released`` (``transformer_scale_test.py`` of the authors' repository): one head, no output
+    projection, scores not divided by √d, torch's uniform initialization, ε = 1e-5, and no affine layer.
+
+    Raises:
+        ValueError: unknown name or affine layer.
+    """
+    if name not in SUBLAYERS:
+        raise ValueError(f"unknown sublayer {name!r}: choose one of {'; '.join(SUBLAYERS)}")
+    if affine not in ("loss", "network", None):
+        raise ValueError(f"unknown affine layer {affine!r}: choose 'loss', 'network' or None")
+    kind, biases, residual = SUBLAYERS[name]
+    if released:
+        return released_sublayer(kind, dim, hidden=dim, biases=biases, residual=residual, generator=generator)
+    body = Sublayer(
+        kind,
+        dim,
+        placement="post" if residual else "simplified",
+        biases=BIASES[kind] if biases else (),
+        generator=generator,
+    )
+    if affine is None:
+        return body
+    return Affine(body, dim, dim, scaled=affine == "network", generator=generator)
+
+
+def released_sublayer(
+    kind: str, dim: int, *, hidden: int, biases: bool, residual: bool, generator: torch.Generator
+) -> Sublayer:
+    """A sublayer as the authors' released code has it: see ``figure1``."""
+    attention = kind == "attention"
+    names = tuple(b for b in BIASES[kind] if not (attention and b == "output")) if biases else ()
+    layer = Sublayer(
+        kind,
+        dim,
+        hidden=hidden,
+        heads=1,
+        project=not attention,
+        placement="post" if residual else "simplified",
+        biases=names,
+        eps=1e-5,
+        generator=generator,
+    )
+    layer.key_dim = 1  # the released scores are not divided by √d
+    for name, value in layer.named_parameters():
+        if name.startswith("norm."):
+            value.data.fill_(1.0 if name == "norm.gain" else 0.0)
+        else:
+            fan_in = hidden if name.startswith("output") else dim
+            value.data = (2 * torch.rand(value.shape, generator=generator, dtype=torch.float64) - 1) * fan_in**-0.5
+    return layer
+
+
+def released_transformer(depth: int, dim: int, *, hidden: int | None = None, generator: torch.Generator) -> nn.Module:
+    """The released code's larger network: ``depth`` post-norm layers of attention and feed-forward, all with biases."""
+    hidden = 10 * dim if hidden is None else hidden
+    return nn.Sequential(
+        *(
+            released_sublayer(kind, dim, hidden=hidden, biases=True, residual=True, generator=generator)
+            for _ in range(depth)
+            for kind in ("attention", "feedforward")
+        )
+    )
+
+
+def pull_bound(classes: int) -> float:
+    """Largest E_p over a right prediction of f_max − f: W((C − 1)/e), with Lambert's W.
+
+    For logits of degree k, −θ·∇L of a right sample is at most k times it, at any norm. It is Σ_j p_j m_j with margins
+    m_j = −ln(p_j/p_max), the entropy of p plus ln p_max; at given p_max it is largest if all other classes are alike.
+
+    >>> round(pull_bound(2), 4), round(pull_bound(10), 4)
+    (0.2785, 1.101)
+    """
+    return float(lambertw((classes - 1) / np.e).real)

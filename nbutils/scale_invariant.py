@@ -1,0 +1,203 @@
+"""Networks whose loss does not depend on the length of the parameters, and step-by-step records of how they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+from torch import Tensor
+from tqdm.auto import tqdm
+
+Array = NDArray[np.float64]
+
+
+class Problem(NamedTuple):
+    """Classification with label noise, for ``runs`` independent runs at once."""
+
+    x: Tensor  # (runs, samples, features)
+    y: Tensor  # (runs, samples) class numbers
+    weights: list[Tensor]  # first layer (runs, hidden, features), second (runs, classes, hidden): the start
+
+
+class Steps(NamedTuple):
+    """What each step did, for each matrix and run: all of shape ``(steps, matrices, runs)``, in float64."""
+
+    before: Array  # ‖θ‖² before the step
+    after: Array  # ‖θ'‖² after it
+    step: Array  # ‖δ‖²
+    inner: Array  # θ·δ
+    projection: Array  # θ·∇L
+    gradient: Array  # ‖∇L‖²
+
+    def total(self) -> Steps:
+        """Summed over the matrices: each ``(steps, runs)``."""
+        return Steps(*(part.sum(axis=1) for part in self))
+
+    def cos(self, *, gradient: bool = False) -> Array:
+        """cos(θ, δ), or cos(θ, ∇L)."""
+        product, length = (self.projection, self.gradient) if gradient else (self.inner, self.step)
+        return product / np.sqrt(self.before * length)
+
+
+def problem(
+    runs: int,
+    *,
+    samples: int = 64,
+    features: int = 8,
+    hidden: int = 16,
+    classes: int = 4,
+    noise: float = 0.2,
+    dtype: torch.dtype = torch.float64,
+    generator: torch.Generator,
+) -> Problem:
+    """Gaussian inputs, labels of a random linear teacher, a share ``noise`` of them replaced by random classes.
+
+    Each run has its own data, teacher and start, and each matrix starts with norm 1.
+    """
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=dtype, device=generator.device)  # noqa: E731
+    x, teacher = draw(runs, samples, features), draw(runs, features, classes)
+    uniform = torch.rand(runs, samples, generator=generator, device=generator.device)
+    random = torch.randint(classes, (runs, samples), generator=generator, device=generator.device)
+    y = torch.where(uniform < noise, random, (x @ teacher).argmax(-1))
+    weights = [draw(runs, hidden, features), draw(runs, classes, hidden)]
+    return Problem(x, y, [w / w.norm(dim=(1, 2), keepdim=True) for w in weights])
+
+
+def normalised(x: Tensor, eps: float = 0.0) -> Tensor:
+    """Mean 0 and variance 1 over the last axis; with ``eps`` as layer norm has it."""
+    x = x - x.mean(-1, keepdim=True)
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def losses(weights: Sequence[Tensor], x: Tensor, y: Tensor, *, eps: float = 0.0) -> Tensor:
+    """Cross-entropy of a two-layer network with layer norm after each matrix, shape (runs,).
+
+    With ``eps = 0`` it does not change when either matrix is multiplied by a positive number.
+    """
+    first, second = weights
+    h = torch.relu(normalised(x @ first.mT, eps))
+    logits = 2 * normalised(h @ second.mT, eps)  # (runs, samples, classes)
+    return torch.nn.functional.cross_entropy(logits.mT, y, reduction="none").mean(-1)
+
+
+Gradients = Callable[[list[Tensor]], None]
+
+
+def loss_gradients(
+    data: Problem, *, batch: int | None = None, eps: float = 0.0, generator: torch.Generator
+) -> Gradients:
+    """Puts the gradient of ``losses`` into ``.grad``: over all samples, or over a random batch for each run."""
+    runs, samples = data.y.shape
+
+    def fill(theta: list[Tensor]) -> None:
+        x, y = data.x, data.y
+        if batch is not None:
+            pick = torch.randint(samples, (runs, batch), generator=generator, device=generator.device)
+            y, x = y.gather(1, pick), x.gather(1, pick[..., None].expand(-1, -1, x.shape[-1]))
+        for w, grad in zip(theta, torch.autograd.grad(losses(theta, x, y, eps=eps).sum(), theta), strict=True):
+            w.grad = grad
+
+    return fill
+
+
+def noise_gradients(*, across: bool = False, generator: torch.Generator) -> Gradients:
+    """The null model: standard normal gradients that know nothing of θ.
+
+    With ``across`` their part along each matrix is taken out and the rest divided by ‖θ‖, as in a scale-invariant loss:
+    these are the gradients of g·θ/‖θ‖ with a fresh normal g at each step.
+    """
+
+    def fill(theta: list[Tensor]) -> None:
+        for w in theta:
+            g = torch.randn(w.shape, generator=generator, dtype=w.dtype, device=w.device)
+            if across:
+                rho = w.detach().norm(dim=(1, 2), keepdim=True)
+                unit = w.detach() / rho
+                g = (g - (g * unit).sum((1, 2), keepdim=True) * unit) / rho
+            w.grad = g
+
+    return fill
+
+
+def unit_steps(gradients: Gradients) -> Gradients:
+    """Each matrix's gradient divided by its own length: with SGD, steps of fixed length."""
+
+    def fill(theta: list[Tensor]) -> None:
+        gradients(theta)
+        for w in theta:
+            w.grad = w.grad / w.grad.norm(dim=(1, 2), keepdim=True)
+
+    return fill
+
+
+def train(
+    weights: Sequence[Tensor],
+    gradients: Gradients,
+    optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
+    steps: int,
+    *,
+    rate: Callable[[int], float] | None = None,
+    name: str | None = None,
+) -> Steps:
+    """Train all runs together and record every step.
+
+    Args:
+        weights: the start, each ``(runs, rows, columns)``; not changed.
+        gradients: fills ``.grad``.
+        optimizer: from parameters to the optimizer. One that works element by element treats the runs apart from each
+            other; Adafactor does not, so give it one run at a time.
+        rate: learning rate at step t = 1, 2, …; ``None`` for the optimizer's own.
+        name: label of a progress bar; ``None`` for none.
+    """
+    theta = [w.clone().requires_grad_() for w in weights]
+    opt, rows = optimizer(theta), []
+    dot = lambda a, b: (a * b).sum((1, 2), dtype=torch.float64)  # noqa: E731  (runs,)
+    for t in tqdm(range(1, steps + 1), desc=name, leave=False, disable=name is None):
+        gradients(theta)
+        if rate is not None:
+            for group in opt.param_groups:
+                group["lr"] = rate(t)
+        old = [w.detach().clone() for w in theta]
+        grads = [w.grad.clone() for w in theta]
+        opt.step()
+        row = []
+        for w, o, g in zip(theta, old, grads, strict=True):
+            now = w.detach()
+            delta = now - o
+            pairs = ((o, o), (now, now), (delta, delta), (o, delta), (o, g), (g, g))
+            row.append(torch.stack([dot(a, b) for a, b in pairs]))
+        rows.append(torch.stack(row, dim=1))
+    return Steps(*torch.stack(rows, dim=1).cpu().numpy())
+
+
+class Exponent(NamedTuple):
+    """Growth exponent of ρ over a window: mean over runs and its confidence interval."""
+
+    estimate: float
+    interval: tuple[float, float]
+    each: Array  # (runs,)
+
+
+def exponent(rho_sq: ArrayLike, window: tuple[float, float], *, confidence: float = 0.999) -> Exponent:
+    """Slope of ln ρ against ln t between the two times of ``window``, for ``rho_sq`` of shape ``(steps, runs)``.
+
+    A least-squares line through log-spaced times, one for each run, and Student's interval over the runs. There is no
+    offset to fit: a free a·tᵖ + b gives the offset most of the curvature.
+
+    >>> t = np.arange(1, 1001.0)
+    >>> round(exponent(np.stack([t, 2 * t], axis=1), (10, 1000)).estimate, 6)
+    0.5
+    """
+    rho_sq = np.asarray(rho_sq, dtype=np.float64)
+    low, high = window
+    if rho_sq.ndim != 2 or not 1 <= low < high <= len(rho_sq):
+        raise ValueError(f"rho_sq has shape {rho_sq.shape}, window {window}: give (steps, runs) and times within it")
+    t = np.unique(np.geomspace(low, high, 60).round().astype(int))
+    each = np.polyfit(np.log(t), np.log(rho_sq[t - 1]) / 2, 1)[0]
+    runs, mean = len(each), float(each.mean())
+    half = float(stats.t.ppf((1 + confidence) / 2, runs - 1) * each.std(ddof=1) / np.sqrt(runs)) if runs > 1 else np.inf
+    return Exponent(mean, (mean - half, mean + half), each)

@@ -1,0 +1,140 @@
+"""Flows against exact solutions, and false stops against runs."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbutils import flows
+from nbutils.device import generator
+from nbutils.models import HomogeneousMLP
+
+F64 = torch.float64
+
+
+@given(st.floats(-700, 700))
+def test_log_softplus_is_the_logarithm(z):
+    expected = math.log(max(z, 0) + math.log1p(math.exp(-abs(z))) if z > -30 else math.exp(z))
+    assert flows.log_softplus(torch.tensor(z, dtype=F64)).item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+def test_gradient_survives_where_the_loss_underflows():
+    ell, grad, q = flows.gradient(lambda theta: theta, torch.tensor([[1e5, 2e5]], dtype=F64))
+    assert q.shape == (1, 2) and ell.item() == pytest.approx(-1e5 - math.log(2))
+    torch.testing.assert_close(grad, torch.tensor([[-1.0, 0.0]], dtype=F64))
+
+
+def test_mlp_margins_are_those_of_the_networks():
+    rng, y = generator(0, "cpu"), torch.tensor([1.0, -1.0, 1.0], dtype=F64)
+    nets, x = [HomogeneousMLP((4, 5, 1), generator=rng) for _ in "ab"], torch.randn(3, 4, generator=rng, dtype=F64)
+    theta = torch.stack([torch.cat([w.detach().flatten() for w in net.weights]) for net in nets])
+    wanted = torch.stack([y * net(x)[:, 0] for net in nets])
+    torch.testing.assert_close(flows.mlp_margins((4, 5, 1), x, y)(theta), wanted)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1000))
+def test_separable_data_have_their_margin(seed):
+    x, y = flows.separable(2, 10, 3, gap=0.5, generator=generator(seed, "cpu"))
+    assert set(y.unique().tolist()) <= {-1.0, 1.0}
+    assert all(flows.max_margin(a, b) >= 0.5 - 1e-6 for a, b in zip(x.numpy(), y.numpy(), strict=True))
+
+
+def test_max_margin_of_known_points():
+    assert flows.max_margin([[3, 4]], [-1]) == pytest.approx(5, rel=1e-6)
+    assert flows.max_margin([[1, 1], [-1, 1]], [1, 1]) == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_flow_of_one_weight_is_the_reduced_flow(k):
+    path = flows.flow(lambda theta: theta**k, torch.ones(1, 1, dtype=F64), [2, 5, 30, 90], tol=1e-7, floor=1e-3)
+    u = np.concatenate([[1.0], path.margin[:, 0]])
+    np.testing.assert_allclose(path.log_time[:, 0], flows.reduced_log_time(u, k, math.log(k**2))[1:], atol=1e-4)
+    np.testing.assert_allclose(path.length, path.norm - 1, rtol=1e-4)
+    np.testing.assert_allclose(path.log_inv_loss[:, 0], [2, 5, 30, 90], rtol=1e-4)
+
+
+def test_reduced_flow_of_degree_one_is_solved_by_hand():
+    u = np.array([1.0, 2.0, 10.0, 600.0])  # u̇ = 1/(1 + e^u): t − 1 = u + e^u − (1 + e)
+    t = 1 + u + np.exp(u) - (1 + math.e)
+    np.testing.assert_allclose(flows.reduced_log_time(u, 1), np.log(t), atol=1e-8)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_reduced_flow_has_the_coefficient_of_the_second_logarithm(k):
+    u = np.geomspace(1e4, 1e8, 20)
+    log_t = flows.reduced_log_time(np.concatenate([[1.0], u]), k)[1:]
+    fit = np.polyfit(np.log(log_t), u - log_t, 1)[0]
+    assert fit == pytest.approx(2 - 2 / k, abs=1e-3)
+    both = flows.fit_loglog(np.stack([log_t] * 2, 1), np.stack([u] * 2, 1))
+    assert both.interval[0] <= 2 - 2 / k <= both.interval[1] or abs(both.estimate - (2 - 2 / k)) < 1e-6
+
+
+def test_plain_descent_is_late_the_flow():
+    u = np.linspace(1, 20, 500)
+    at = np.interp(math.log(2000.0), flows.reduced_log_time(u, 2, math.log(4)), u)
+    assert flows.scalar_descent(2, [20_000], 0.1)[0] == pytest.approx(at, abs=0.01)
+    path = flows.descent(lambda theta: theta**2, torch.ones(1, 1, dtype=F64), [10, 500], 0.1)
+    np.testing.assert_allclose(path.margin[:, 0], flows.scalar_descent(2, [10, 500], 0.1), rtol=1e-12)
+    np.testing.assert_allclose(path.log_time[:, 0], np.log([1, 50]), atol=1e-12)
+
+
+def test_normalised_steps_have_their_length():
+    path = flows.descent(lambda theta: theta, torch.ones(1, 1, dtype=F64), [1000, 2000], 1.0, scale="normalised")
+    np.testing.assert_allclose(path.norm[:, 0], [1001, 2001])
+    np.testing.assert_allclose(path.length[:, 0], [1000, 2000])
+    with pytest.raises(ValueError, match="choose plain, loss or normalised"):
+        flows.descent(lambda theta: theta, torch.ones(1, 1, dtype=F64), [1], 1.0, scale="unit")
+
+
+def test_with_margin_finds_the_place():
+    ends = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=F64), torch.tensor([[-1.0, 1.0], [0.3, -1.0]], dtype=F64)
+    found = flows.with_margin(lambda theta: theta[:, :1] + theta[:, 1:], *ends, 1e-3)
+    torch.testing.assert_close(found.sum(1), torch.full((2,), 1e-3, dtype=F64), atol=1e-12, rtol=0)
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(2, dtype=F64))
+
+
+@pytest.mark.parametrize(("rate", "naive"), [(1, False), (8, False), (100, False), (100, True)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_rounding_stops_descent_where_predicted(dtype, rate, naive):
+    predicted = flows.predicted_stop(dtype, rate, naive=naive)
+    assert flows.first_fixed(dtype, rate, naive=naive) == pytest.approx(predicted, abs=0.03)
+    if dtype == np.float16:
+        stop, _ = flows.descend_to_stop(dtype, rate, naive=naive, start=predicted - 0.5)
+        assert stop == pytest.approx(predicted, abs=0.2)
+
+
+def test_still_moving_is_said():
+    with pytest.raises(RuntimeError, match="still moving after 10 steps"):
+        flows.descend_to_stop(np.float64, 1, naive=False, start=1, most=10)
+
+
+def test_adam_is_torch_s():
+    theta = torch.zeros((), dtype=F64, requires_grad=True)
+    optimizer = torch.optim.Adam([theta], lr=0.01, eps=1e-8)
+    for _ in range(50):
+        optimizer.zero_grad()
+        torch.nn.functional.softplus(-theta).backward()
+        optimizer.step()
+    assert flows.adam(50, 0.01, eps=1e-8)[-1] == pytest.approx(theta.item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("rate", [1e-4, 1e-3])
+def test_adam_without_epsilon_has_its_speed(rate):
+    path = flows.adam(40_000, rate, eps=0.0)
+    assert (path[-1] - path[20_000]) / 19_999 == pytest.approx(flows.adam_speed(rate), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: flows.reduced_log_time([2.0, 1.0], 2), "positive and increase"),
+        (lambda: flows.fit_loglog(np.ones(5), np.ones(5)), "points ≥ 4, networks ≥ 2"),
+    ],
+)
+def test_bad_input_is_named(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()

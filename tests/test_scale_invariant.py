@@ -1,0 +1,97 @@
+"""Scale-invariant networks: the exact laws of their growth under plain steps and momentum."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbutils import scale_invariant as si
+from nbutils.device import generator
+
+SGD = torch.optim.SGD
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
+def test_loss_does_not_see_the_scale_of_either_matrix(seed, first, second):
+    data = si.problem(2, samples=16, generator=generator(seed, "cpu"))
+    scaled = [c * w for c, w in zip((first, second), data.weights, strict=True)]
+    expected = si.losses(data.weights, data.x, data.y)
+    torch.testing.assert_close(si.losses(scaled, data.x, data.y), expected, rtol=1e-9, atol=0)
+
+
+def test_epsilon_breaks_it():
+    data = si.problem(2, samples=16, generator=generator(0, "cpu"))
+    halved = [w / 100 for w in data.weights]
+    apart = si.losses(halved, data.x, data.y, eps=1e-3) - si.losses(data.weights, data.x, data.y, eps=1e-3)
+    assert (apart.abs() > 1e-3).all()
+
+
+def test_labels_of_the_teacher_and_noise():
+    rng = generator(3, "cpu")
+    clean, noisy = (si.problem(1, samples=20_000, noise=noise, generator=rng).y for noise in (0.0, 1.0))
+    assert clean.unique().tolist() == [0, 1, 2, 3]
+    np.testing.assert_allclose(noisy[0].bincount() / 20_000, 0.25, atol=0.02)
+
+
+@pytest.mark.parametrize("batch", [None, 4])
+def test_plain_steps_are_orthogonal_and_obey_the_quartic_law(batch):
+    rng = generator(1, "cpu")
+    data, eta = si.problem(3, samples=32, generator=rng), 0.3
+    run = si.train(data.weights, si.loss_gradients(data, batch=batch, generator=rng), lambda p: SGD(p, lr=eta), 40)
+    assert all(part.shape == (40, 2, 3) for part in run)
+    assert abs(run.cos(gradient=True)).max() < 1e-12
+    sphere = run.gradient * run.before  # G²
+    np.testing.assert_allclose(run.after**2, run.before**2 + 2 * eta**2 * sphere + (eta**2 * sphere / run.before) ** 2)
+
+
+def test_fixed_length():
+    rng = generator(2, "cpu")
+    data = si.problem(2, samples=32, generator=rng)
+    fill = si.unit_steps(si.loss_gradients(data, batch=8, generator=rng))
+    run = si.train(data.weights, fill, lambda p: SGD(p, lr=0.1), 50)
+    np.testing.assert_allclose(run.after[:, :, 0], 1 + 0.01 * np.arange(1, 51)[:, None] * np.ones(2))
+
+
+def test_momentum_has_its_inner_product_from_the_step_before():
+    rng = generator(4, "cpu")
+    start = [torch.randn(2, 8, 8, generator=rng, dtype=torch.float64)]
+    fill = si.noise_gradients(across=True, generator=rng)
+    run = si.train(start, fill, lambda p: SGD(p, lr=0.01, momentum=0.8), 60)
+    np.testing.assert_allclose(run.inner[1:], 0.8 * (run.inner[:-1] + run.step[:-1]), atol=1e-12)
+
+
+def test_runs_do_not_touch_each_other_nor_the_start():
+    rng = generator(5, "cpu")
+    data = si.problem(3, samples=16, generator=rng)
+    kept = [w.clone() for w in data.weights]
+    both = si.train(data.weights, si.loss_gradients(data, generator=rng), lambda p: torch.optim.Adam(p, lr=0.1), 10)
+    assert all(torch.equal(a, b) for a, b in zip(kept, data.weights, strict=True))
+    one = si.Problem(data.x[1:2], data.y[1:2], [w[1:2] for w in data.weights])
+    alone = si.train(one.weights, si.loss_gradients(one, generator=rng), lambda p: torch.optim.Adam(p, lr=0.1), 10)
+    np.testing.assert_allclose(alone.after[..., 0], both.after[..., 1], rtol=1e-9)
+
+
+def test_noise_across_is_the_gradient_of_a_scale_invariant_loss():
+    theta = torch.randn(1, 3, 4, generator=generator(6, "cpu"), dtype=torch.float64).requires_grad_()
+    si.noise_gradients(across=True, generator=generator(7, "cpu"))([theta])
+    g = torch.randn(1, 3, 4, generator=generator(7, "cpu"), dtype=torch.float64)
+    (by_autograd,) = torch.autograd.grad((g * theta).sum() / theta.norm(), theta)
+    torch.testing.assert_close(theta.grad, by_autograd)
+
+
+@pytest.mark.parametrize("power", [0.25, 0.5, 1.86])
+def test_exponent_of_a_power(power):
+    t = np.arange(1, 2001.0)[:, None]
+    noise = 1 + 0.01 * np.random.default_rng(0).normal(size=(2000, 6))
+    found = si.exponent((t**power * noise) ** 2, (100, 2000))
+    assert found.interval[0] < power < found.interval[1] and found.interval[1] - found.interval[0] < 0.05
+
+
+@pytest.mark.parametrize(
+    ("shape", "window"), [((10,), (1, 5)), ((10, 2), (0, 5)), ((10, 2), (2, 11)), ((10, 2), (5, 5))]
+)
+def test_exponent_names_bad_windows(shape, window):
+    with pytest.raises(ValueError, match="times within it"):
+        si.exponent(np.ones(shape), window)
