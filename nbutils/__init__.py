@@ -25,6 +25,7 @@ __all__ = [
     "heads",
     "homogeneity",
     "languages",
+    "limits",
     "margins",
     "models",
     "norms",
