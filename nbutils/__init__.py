@@ -21,6 +21,7 @@ __all__ = [
     "ensemble",
     "figures",
     "fits",
+    "growth",
     "homogeneity",
     "languages",
     "models",
