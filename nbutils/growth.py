@@ -87,6 +87,8 @@ def exponent_parts(table: pd.DataFrame, edges: ArrayLike) -> ExponentParts:
 def step_constants(table: pd.DataFrame, rate: ArrayLike, low: int, high: int) -> StepConstants:
     """u and κ of the steps ``low`` + 1 … ``high``: relative steps ‖δ‖ = α_t u ρ with cos(θ, δ) = κ/√t.
 
+    Means are over ln t, since an exponent is a slope in ln t.
+
     Args:
         table: every step of a run, as ``total`` gives it.
         rate: α_t of each row, as the ``lr`` of a run's history; that of row 0 is not used.
@@ -95,7 +97,9 @@ def step_constants(table: pd.DataFrame, rate: ArrayLike, low: int, high: int) ->
     inside = table.iloc[low + 1 : high + 1]
     alpha = np.asarray(rate, dtype=np.float64)[low + 1 : high + 1]
     u = inside["step_norm"].to_numpy() / (alpha * rho)
-    return StepConstants(float(np.sqrt((u**2).mean())), float((inside["alignment"].to_numpy() * np.sqrt(t)).mean()))
+    weights = 1 / t
+    kappa = inside["alignment"].to_numpy() * np.sqrt(t)
+    return StepConstants(float(np.sqrt(np.average(u**2, weights=weights))), float(np.average(kappa, weights=weights)))
 
 
 def relative_exponent(alpha: float, u: float, kappa: float) -> float:
