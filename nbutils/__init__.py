@@ -23,6 +23,7 @@ __all__ = [
     "fits",
     "flows",
     "heads",
+    "growth",
     "homogeneity",
     "languages",
     "limits",
