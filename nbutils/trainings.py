@@ -1,8 +1,8 @@
 """Trainings that several chapters share: run once by the workflow, or on the spot where there is no workflow.
 
-Each has a name; ``nbutils.recipes_lm`` and ``nbutils.recipes_t5`` say what it is. ``python -m workflow`` trains it before
-the first chapter that loads it and keeps the result beside the executed chapters, for one profile and seed. On Colab,
-``load`` trains.
+Each has a name; ``nbutils.recipes_lm`` and ``nbutils.recipes_t5`` say what it is. ``python -m workflow`` trains it
+before the first chapter that loads it and keeps the result beside the executed chapters, for one profile and seed. On
+Colab, ``load`` trains.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def trainings_of(chapter: str) -> list[str]:
 
 
 def of_training(training: str) -> list[str]:
-    """Files, relative to the root, whose change means that a shared training must run again: not all of its chapters'."""
+    """Files, relative to the root, whose change means that this shared training must run again."""
     recipe = trainings.RECIPES[training]
     module = getattr(recipe, "func", recipe).__module__.removeprefix("nbutils.")
     trees = _closure(ast.parse(f"from nbutils import {module}"))
