@@ -175,18 +175,19 @@ def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e
 def descent(margins: Margins, theta: Tensor, steps: Sequence[int], rate: float, *, scale: str = "plain") -> Path:
     """Gradient descent, told after given numbers of steps (increasing).
 
-    ``scale``: ``plain`` steps −η∇L; ``loss`` steps −η∇L/L, Euler's method for the flow in another clock; ``normalised``
-    steps −η∇L/‖∇L‖. The time is Σ of what multiplies ∇L, kept as its logarithm.
+    ``scale``: ``plain`` steps −η∇L; ``polyak`` steps −ηL∇L/‖∇L‖², Euler's method for the flow with log 1/L as its clock
+    and steps of η; ``normalised`` steps −η∇L/‖∇L‖. The time is Σ of what multiplies ∇L, kept as its logarithm.
     """
-    if scale not in ("plain", "loss", "normalised"):
-        raise ValueError(f"unknown scale {scale!r}: choose plain, loss or normalised")
+    if scale not in ("plain", "polyak", "normalised"):
+        raise ValueError(f"unknown scale {scale!r}: choose plain, polyak or normalised")
     theta, points = theta.detach().clone(), []
     log_t = torch.full(theta.shape[:1], -math.inf, dtype=theta.dtype)
     length, wanted = torch.zeros_like(log_t), set(steps)
     for i in range(1, max(steps) + 1):
         ell, grad, _ = gradient(margins, theta)
         size = grad.norm(dim=1)
-        log_c = {"plain": 0 * ell, "loss": -ell, "normalised": -ell - size.log()}[scale] + math.log(rate)
+        log_c = {"plain": 0 * ell, "polyak": -ell - 2 * size.log(), "normalised": -ell - size.log()}[scale]
+        log_c = log_c + math.log(rate)
         delta = torch.exp(log_c + ell)[:, None] * grad  # ∇L = L∇ℓ
         theta = theta - delta
         log_t, length = torch.logaddexp(log_t, log_c), length + delta.norm(dim=1)
