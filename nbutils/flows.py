@@ -241,7 +241,8 @@ def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Coeff
 
     log u is log log t to leading order, and −1/u is the next term of the derived law, so that the fit needs no t of
     10^1000. The interval is Student's over the networks, widened by the mean distance between the slopes of the first
-    and of the second half of the window: the law holds in the limit only.
+    and of the second half of the window, or 2.5 times the distance of their means: the law holds in the limit only, and
+    a bias like u^(-1/2) is 2.5 times what it changes by between the halves of a window of a factor 5.
     """
     log_t, u = np.asarray(log_t, dtype=np.float64), np.asarray(u, dtype=np.float64)
     if log_t.ndim != 2 or log_t.shape != u.shape or log_t.shape[1] < 2 or len(log_t) < 4:
@@ -253,7 +254,8 @@ def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Coeff
         return (a * b).sum(0) / (a * a).sum(0)
 
     each, half = slopes(slice(None)), len(log_t) // 2 + 1
-    drift = abs(slopes(slice(None, half)) - slopes(slice(-half, None))).mean()
+    moved = slopes(slice(None, half)) - slopes(slice(-half, None))
+    drift = max(abs(moved).mean(), 2.5 * abs(moved.mean()))
     n = len(each)
     arm = stdtrit(n - 1, (1 + level) / 2) * each.std(ddof=1) / math.sqrt(n) + drift
     estimate = float(each.mean())
