@@ -175,18 +175,19 @@ def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e
 def descent(margins: Margins, theta: Tensor, steps: Sequence[int], rate: float, *, scale: str = "plain") -> Path:
     """Gradient descent, told after given numbers of steps (increasing).
 
-    ``scale``: ``plain`` steps −η∇L; ``loss`` steps −η∇L/L, Euler's method for the flow in another clock; ``normalised``
-    steps −η∇L/‖∇L‖. The time is Σ of what multiplies ∇L, kept as its logarithm.
+    ``scale``: ``plain`` steps −η∇L; ``polyak`` steps −ηL∇L/‖∇L‖², Euler's method for the flow with log 1/L as its clock
+    and steps of η; ``normalised`` steps −η∇L/‖∇L‖. The time is Σ of what multiplies ∇L, kept as its logarithm.
     """
-    if scale not in ("plain", "loss", "normalised"):
-        raise ValueError(f"unknown scale {scale!r}: choose plain, loss or normalised")
+    if scale not in ("plain", "polyak", "normalised"):
+        raise ValueError(f"unknown scale {scale!r}: choose plain, polyak or normalised")
     theta, points = theta.detach().clone(), []
     log_t = torch.full(theta.shape[:1], -math.inf, dtype=theta.dtype)
     length, wanted = torch.zeros_like(log_t), set(steps)
     for i in range(1, max(steps) + 1):
         ell, grad, _ = gradient(margins, theta)
         size = grad.norm(dim=1)
-        log_c = {"plain": 0 * ell, "loss": -ell, "normalised": -ell - size.log()}[scale] + math.log(rate)
+        log_c = {"plain": 0 * ell, "polyak": -ell - 2 * size.log(), "normalised": -ell - size.log()}[scale]
+        log_c = log_c + math.log(rate)
         delta = torch.exp(log_c + ell)[:, None] * grad  # ∇L = L∇ℓ
         theta = theta - delta
         log_t, length = torch.logaddexp(log_t, log_c), length + delta.norm(dim=1)
@@ -240,7 +241,8 @@ def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Coeff
 
     log u is log log t to leading order, and −1/u is the next term of the derived law, so that the fit needs no t of
     10^1000. The interval is Student's over the networks, widened by the mean distance between the slopes of the first
-    and of the second half of the window: the law holds in the limit only.
+    and of the second half of the window, or 2.5 times the distance of their means: the law holds in the limit only, and
+    a bias like u^(-1/2) is 2.5 times what it changes by between the halves of a window of a factor 5.
     """
     log_t, u = np.asarray(log_t, dtype=np.float64), np.asarray(u, dtype=np.float64)
     if log_t.ndim != 2 or log_t.shape != u.shape or log_t.shape[1] < 2 or len(log_t) < 4:
@@ -252,7 +254,8 @@ def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Coeff
         return (a * b).sum(0) / (a * a).sum(0)
 
     each, half = slopes(slice(None)), len(log_t) // 2 + 1
-    drift = abs(slopes(slice(None, half)) - slopes(slice(-half, None))).mean()
+    moved = slopes(slice(None, half)) - slopes(slice(-half, None))
+    drift = max(abs(moved).mean(), 2.5 * abs(moved.mean()))
     n = len(each)
     arm = stdtrit(n - 1, (1 + level) / 2) * each.std(ddof=1) / math.sqrt(n) + drift
     estimate = float(each.mean())

@@ -82,11 +82,19 @@ def test_plain_descent_is_late_the_flow():
     np.testing.assert_allclose(path.log_time[:, 0], np.log([1, 50]), atol=1e-12)
 
 
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_polyak_steps_are_the_flow_up_to_a_step(k):
+    path = flows.descent(lambda theta: theta**k, torch.ones(1, 1, dtype=F64), [300], 0.1, scale="polyak")
+    u = np.linspace(1, path.margin[0, 0], 50)
+    assert path.log_time[0, 0] == pytest.approx(flows.reduced_log_time(u, k, math.log(k**2))[-1], abs=0.1)
+    assert path.log_inv_loss[0, 0] > 25
+
+
 def test_normalised_steps_have_their_length():
     path = flows.descent(lambda theta: theta, torch.ones(1, 1, dtype=F64), [1000, 2000], 1.0, scale="normalised")
     np.testing.assert_allclose(path.norm[:, 0], [1001, 2001])
     np.testing.assert_allclose(path.length[:, 0], [1000, 2000])
-    with pytest.raises(ValueError, match="choose plain, loss or normalised"):
+    with pytest.raises(ValueError, match="choose plain, polyak or normalised"):
         flows.descent(lambda theta: theta, torch.ones(1, 1, dtype=F64), [1], 1.0, scale="unit")
 
 
