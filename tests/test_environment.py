@@ -105,7 +105,7 @@ def test_readme_examples_run(tmp_path, monkeypatch):
         save_file({"h.0.weight": np.full(3, step, dtype=np.float32)}, folder / "model.safetensors")
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         exec(compile(example, "README.md", "exec"), {})
 
