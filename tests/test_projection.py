@@ -175,6 +175,11 @@ def test_equilibrium_does_not_depend_on_the_grid():
     ]
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=1e-7)
+    # a norm: multiply θ so that its norm is the one found, and θ·∇L is 0 there
+    ray = along_ray(net, x, [1.0], [0.75, 0.9], generator=generator(2, "cpu"))
+    for i, norm in enumerate(found[0]):
+        left, right = (ray.at(near * norm / ray.norm[0])[i] for near in (1 - 1e-6, 1 + 1e-6))
+        assert left < 0 < right
 
 
 def test_equilibrium_ends():
