@@ -159,7 +159,8 @@ def logits_along_ray(
     True
     """
     theta = {name: value.detach() for name, value in module.named_parameters()}
-    c = torch.as_tensor(np.asarray(scales), dtype=inputs.dtype, device=inputs.device)
+    dtype = next(iter(theta.values()), inputs).dtype  # inputs may be whole numbers, such as tokens
+    c = torch.as_tensor(np.asarray(scales), dtype=dtype, device=inputs.device)
 
     def one(c: Tensor) -> tuple[Tensor, Tensor]:
         point = {name: c * value for name, value in theta.items()}

@@ -78,13 +78,38 @@ def test_mirror_labels_are_the_released_ones():
     assert (ray.labels(0, 0) == 9 - ray.predicted[0]).all()
 
 
-def test_memory_limit_and_module_leave_the_numbers_alone():
+def test_memory_limit_and_module_leave_the_numbers_alone(monkeypatch):
     net, x, _ = draw("attention")
     before = {name: value.clone() for name, value in net.state_dict().items()}
     scales = np.linspace(1, 5, 7)
     rays = [along_ray(net, x, scales, [0.8], memory=m, generator=generator(3, "cpu")) for m in (1, 2**30)]
     np.testing.assert_allclose(rays[0].projection, rays[1].projection, rtol=1e-11)
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    taken, plain = [], projection.logits_along_ray
+    monkeypatch.setattr(
+        projection, "logits_along_ray", lambda n, x, c, **kw: (taken.append(len(c)), plain(n, x, c, **kw))[1]
+    )
+    for memory in (1, 2**30):
+        along_ray(net, x, scales, [0.8], memory=memory, generator=generator(3, "cpu"))
+    assert taken == [1] * 7 + [7]
+
+
+def test_scales_between_whole_numbers_with_tokens_as_inputs():
+    rng = generator(0, "cpu")
+    net = nn.Embedding(5, 4, _weight=torch.randn(5, 4, generator=rng))
+    z, _ = projection.logits_along_ray(net, torch.arange(5), [1.5], scale_inputs=False)
+    torch.testing.assert_close(z[0], 1.5 * net.weight.detach())
+
+
+def test_cosine_of_the_plain_way():
+    """One parameter: θ and ∇L are parallel. Four of which one is not 0: a known angle."""
+    net = Fixed([[3.0, 2.0, 0.0]])
+    dot, cosine = by_autograd(net, torch.zeros(1, 3, dtype=torch.float64), 2.0, [0])
+    assert dot < 0 and cosine == pytest.approx(-1, rel=1e-12)
+    linear = nn.Linear(2, 2, bias=False).double()
+    linear.weight.data = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    x = torch.ones(1, 2, dtype=torch.float64)  # ∇L = (p₀ − 1)·(1, 1; −1, −1): cosine −1/2 at any scale
+    assert by_autograd(linear, x, 3.0, [0], scale_inputs=False)[1] == pytest.approx(-0.5, rel=1e-12)
 
 
 @settings(max_examples=30, deadline=None)
@@ -150,6 +175,11 @@ def test_equilibrium_does_not_depend_on_the_grid():
     ]
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=1e-7)
+    # a norm: multiply θ so that its norm is the one found, and θ·∇L is 0 there
+    ray = along_ray(net, x, [1.0], [0.75, 0.9], generator=generator(2, "cpu"))
+    for i, norm in enumerate(found[0]):
+        left, right = (ray.at(near * norm / ray.norm[0])[i] for near in (1 - 1e-6, 1 + 1e-6))
+        assert left < 0 < right
 
 
 def test_equilibrium_ends():
