@@ -2,8 +2,9 @@
 
 =====================  =========================================================================================
 ``lm-P-O``             placement P (pre, post, residual-post), optimizer O (sgd, adamw, adafactor), init 0.02
-``null-P-O``           the same shapes, optimizer and schedule fed noise of the size of the first gradient
-``lm-P-slow``          AdamW at a tenth of the learning rate, for pre and post
+``null-P-O``           the same shapes, optimizer and schedule fed noise of the size of the first gradient: P is all
+                       three for sgd and pre for adamw and adafactor, whose matrices move alike in all three
+``lm-pre-slow``        AdamW at a tenth of the learning rate
 ``leaky-pre-adamw``    ``lm-pre-adamw`` with the released code's mask: future scores times 0
 =====================  =========================================================================================
 """
@@ -55,9 +56,11 @@ class Recipe:
 
 
 PLACEMENTS, OPTIMIZERS = ("pre", "post", "residual-post"), ("sgd", "adamw", "adafactor")
+NULLS = (*(f"{placement}-sgd" for placement in PLACEMENTS), "pre-adamw", "pre-adafactor")
 RATES = {"sgd": 0.3, "adamw": 3e-3, "adafactor": 1.0}  # Adafactor's is relative, over √max(t, warm-up)
 GENTLE = 0.01  # of SGD in residual-post-norm, whose first gradients are large: the layer norm divides by a small f(x)
 MOMENTUM = 0.9  # of SGD
+NOISE = 1_000_000  # added to the seed of the noise: the seed that drew the weights would draw noise parallel to them
 C = 1000.0  # the scale that stands for a saturated network, as in the paper
 
 
@@ -126,11 +129,11 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
         on_snapshot=on_snapshot,
         device=place,
         precision="bf16" if place == "cuda" else "full",
-        seed=seed,
+        seed=seed + NOISE,
     )
     sizes = asdict(of) | {"parameters": sum(p.numel() for p in model.parameters())}
     made_from = corpus.report(train=train, dev=dev)
-    return replace(run, snapshots=ends, settings=run.settings | asdict(recipe) | sizes | made_from)
+    return replace(run, snapshots=ends, settings=run.settings | asdict(recipe) | sizes | made_from | {"seed": seed})
 
 
 def part_of(name: str) -> str:
@@ -179,9 +182,8 @@ _NINE = {
 }
 LANGUAGE_MODELS: Mapping[str, Recipe] = {
     **{f"lm-{name}": recipe for name, recipe in _NINE.items()},
-    **{f"null-{name}": replace(recipe, gradients="noise") for name, recipe in _NINE.items()},
+    **{f"null-{name}": replace(_NINE[name], gradients="noise") for name in NULLS},
     "lm-pre-slow": Recipe("pre", lr=3e-4),
-    "lm-post-slow": Recipe("post", lr=3e-4),
     "leaky-pre-adamw": Recipe(mask="multiplicative"),
 }
 RECIPES: Mapping[str, Callable[..., Run]] = {

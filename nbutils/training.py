@@ -135,7 +135,8 @@ def train(
         device: ``auto``, ``cpu`` or ``cuda``.
         precision: ``bf16`` is autocast, on CUDA only; parameters and sums keep their type.
         compile: ``torch.compile``, on CUDA only.
-        seed: of noise and dropout. Torch's global generators are as before afterwards.
+        seed: of noise and dropout. The one that drew the weights gives noise parallel to some of them: choose another.
+            Torch's global generators are as before afterwards.
         accelerator: an ``accelerate.Accelerator``; made here under ``accelerate launch``.
 
     Raises:
