@@ -111,6 +111,22 @@ def relative_exponent(alpha: float, u: float, kappa: float) -> float:
     return alpha**2 * u**2 / 2 + alpha * u * kappa
 
 
+def replayed_steps(lengths: ArrayLike) -> Array:
+    """Root mean square of each Adafactor update, from the lengths of a tensor's gradients alone: ``(steps,)``.
+
+    The running mean of the squared gradient, with β₂ = 1 − t^−0.8, as if only the gradient's length changed: the update
+    is ‖g_t‖/√v_t, clipped at 1. It is 1 where the length is constant, below 1 after a burst.
+
+    >>> replayed_steps([1, 10, 1]).round(2)
+    array([1.  , 1.  , 0.15])
+    """
+    steps, mean = [], 0.0
+    for t, length in enumerate(np.asarray(lengths, dtype=np.float64), 1):
+        mean += t**-0.8 * (length**2 - mean)
+        steps.append(min(1.0, float(length / mean**0.5)) if mean > 0 else 0.0)
+    return np.array(steps)
+
+
 def path(snapshots: Mapping[int, Mapping[str, Tensor]], *, without: str = "shared.") -> tuple[NDArray[np.int64], Array]:
     """Steps ``(n,)`` and parameters ``(n, size)`` of a run's snapshots, but for names that begin with ``without``."""
     steps = sorted(snapshots)

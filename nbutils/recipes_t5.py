@@ -28,10 +28,10 @@ def t5(
     from nbutils import profile as profiles
 
     dim, layers, heads = profiles.choose(profile, smoke=(32, 2, 2), book=(64, 2, 4), gpu=(768, 12, 12))
-    batch, length, vocab = profiles.choose(profile, smoke=(4, 32, 512), book=(8, 64, 1024), gpu=(128, 512, 32_000))
-    steps, warmup = profiles.choose(
-        profile, smoke=(128, 16), book=(1280, 160), gpu=(20_000, 10_000)
-    )  # T5: 524,288 and 10,000
+    batch, length, vocab = profiles.choose(profile, smoke=(4, 32, 512), book=(8, 64, 1024), gpu=(32, 256, 32_000))
+    # T5: 524,288 and 10,000. On a GPU: about 6e12 operations a step, 30 ms at 200 TFLOP/s, and as much again to start
+    # the kernels of 24 blocks and of the optimizer: an estimate of about 10 minutes for all eight trainings
+    steps, warmup = profiles.choose(profile, smoke=(128, 16), book=(1280, 160), gpu=(1024, 128))
     parts, size = profiles.choose(profile, smoke=(8, 200_000), book=(32, 2_000_000), gpu=(8, 30_000_000))
     own = 1000 * draw + seed
     model, batches = models.small_t5(vocab, dim, layers, heads=heads, seed=own), ()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbutils import checkpoints, growth, training, trainings
+from nbutils import checkpoints, growth, optimizers, training, trainings
 from nbutils.device import generator
 from nbutils.norms import NormTracker
 
@@ -71,6 +71,18 @@ def test_layers_together_are_the_whole():
     together, whole = growth.total(rows[rows["layer"] != "total"]), rows[rows["layer"] == "total"]
     for column in ("norm", "alignment", *COLUMNS):
         np.testing.assert_allclose(together[column], whole[column], rtol=1e-9)
+
+
+def test_replayed_steps_are_those_of_adafactor_where_only_the_length_changes():
+    theta = torch.nn.Parameter(torch.ones(3, 4, dtype=torch.float64))
+    adafactor = optimizers.optimizer("adafactor", [theta], 1e-3)
+    lengths, found = [3.0, 0.1, 7.0, 7.0, 0.02, 1.0, 30.0, 2.0], []
+    for length in lengths:
+        before = theta.detach().clone()
+        theta.grad = torch.full_like(theta, length / 12**0.5)
+        adafactor.step()
+        found.append(float((theta.detach() - before).norm() / (1e-3 * before.norm())))
+    np.testing.assert_allclose(growth.replayed_steps(lengths), found, rtol=2e-3)
 
 
 def test_saved_series_reads_back_as_checkpoints():
