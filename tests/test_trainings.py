@@ -23,14 +23,18 @@ def test_every_recipe_has_its_null_model():
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
 def test_one_null_model_stands_for_all_placements(optimizer):
-    """Where the optimizer normalises, noise moves the blocks' matrices alike wherever the layer norms stand."""
+    """Where the optimizer normalises, noise moves the blocks' matrices about alike wherever the layer norms stand.
+
+    Not quite: the first queries and keys of post-norm have gradients below AdamW's ε, a sixth of their block's growth.
+    """
     growth = []
     for placement in recipes_lm.PLACEMENTS:
         recipe = recipes_lm.Recipe(placement, optimizer, recipes_lm.RATES[optimizer], gradients="noise")
         layers = recipes_lm.language_model(recipe, **SMALL).layers
         norms = layers[layers["layer"].isin(["0", "1"])].pivot(index="step", columns="layer", values="norm")
         growth.append(np.log(norms.iloc[-1] / norms.iloc[0]).to_numpy())
-    np.testing.assert_allclose(growth, np.broadcast_to(growth[0], (3, 2)), rtol=0.02)
+    np.testing.assert_allclose(growth, np.broadcast_to(growth[0], (3, 2)), rtol=0.2)
+    np.testing.assert_allclose(np.array(growth)[:, 1], growth[0][1], rtol=0.05)
 
 
 def test_noise_is_not_parallel_to_the_first_weights(monkeypatch):
