@@ -245,10 +245,10 @@ class NormTracker:
         return pd.DataFrame(index | {name: values.ravel() for name, values in columns.items()})
 
     def identity_error(self) -> float:
-        """Largest |ρ'² − (ρ² + ‖δ‖² + 2θ·δ)| / ρ'² over layers and steps at which ρ'² was summed (Eq. 3 of the paper).
+        """Largest relative gap between ρ'² and ρ² + ‖δ‖² + 2θ·δ over layers (Eq. 3 of the paper).
 
-        The right side is taken along all steps since the sum before. That is at every ``check``-th measured step, and
-        now. Rounding gives up to about 1e-6 for float32 and 1e-14 for float64; more means that the parameters were
+        It is taken where ρ'² was summed, at every ``check``-th measured step and now; the right side runs along all
+        steps since the sum before. Rounding gives up to about 1e-6 for float32 and 1e-14 for float64; more means that the parameters were
         overwritten behind autograd's back (``p.data``) or are not finite.
 
         Raises:
