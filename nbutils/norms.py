@@ -248,8 +248,8 @@ class NormTracker:
         """Largest relative gap between ρ'² and ρ² + ‖δ‖² + 2θ·δ over layers (Eq. 3 of the paper).
 
         It is taken where ρ'² was summed, at every ``check``-th measured step and now; the right side runs along all
-        steps since the sum before. Rounding gives up to about 1e-6 for float32 and 1e-14 for float64; more means that the parameters were
-        overwritten behind autograd's back (``p.data``) or are not finite.
+        steps since the sum before. Rounding gives up to about 1e-6 for float32 and 1e-14 for float64; more means that
+        the parameters were overwritten behind autograd's back (``p.data``) or are not finite.
 
         Raises:
             RuntimeError: nothing measured yet.
