@@ -31,7 +31,7 @@ rule notebooks:
 rule train:
     """A training that chapters share, once for a profile and seed."""
     input:
-        dependencies.of_training(),
+        lambda wildcards: dependencies.of_training(wildcards.training),
     output:
         "_build/{profile}/seed-{seed}/trainings/{training}/history.csv",
     log:

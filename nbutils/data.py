@@ -18,10 +18,14 @@ TABLES: dict[str, tuple[str, ...]] = {
     "t5_cos_similarity": ("step", "cos_similarity"),
     "t5_cos_similarity_by_layer": ("step", "layer", "cos_similarity"),
     "trans_scale": ("variant", "bias", "scale", "cosine_similarity"),
+    "attn_histograms": ("dataset", "variant", "metric", "bin_left", "bin_right", "n_heads"),
+    "finetune_trans": ("dataset", "variant", "metric", "epoch", "value"),
 }
 # Columns that name a series of a table; the others are numbers, and one of `_ORDER` runs along the series.
-_LABELS = ("layer", "variant", "bias")
-_ORDER = ("step", "scale")
+_LABELS = ("dataset", "layer", "variant", "metric", "bias")
+_ORDER = ("step", "scale", "epoch", "bin_left")
+_WORDS = {"dataset", "variant", "metric"}
+_MAY_LACK = {"value"}  # points that the published figure does not have, because they overflowed there
 
 
 def path(name: str) -> Path:
@@ -63,9 +67,11 @@ def read_series(file: Path | str, columns: Sequence[str]) -> pd.DataFrame:
     missing = [column for column in columns if column not in table.columns]
     if missing:
         raise ValueError(f"{name}: missing column {', '.join(missing)}; expected {', '.join(columns)}")
-    for column in set(columns) - {"variant"}:  # the one column of words
+    for column in set(columns) - _WORDS:
         numbers = pd.to_numeric(table[column], errors="coerce")
         bad = ~np.isfinite(numbers.to_numpy(dtype=np.float64))
+        if column in _MAY_LACK:
+            bad &= table[column].notna().to_numpy()
         if bad.any():
             row = int(np.argmax(bad))
             raise ValueError(

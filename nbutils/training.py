@@ -107,7 +107,7 @@ def train(
     clip: float | None = None,
     every: int = 1,
     projections: bool = True,
-    by_layer: bool = False,
+    by_layer: bool | Callable[[str], str] = False,
     snapshots: Iterable[int] = (),
     on_snapshot: Callable[[int, nn.Module], Mapping[str, float] | None] | None = None,
     device: str = "auto",
@@ -129,7 +129,7 @@ def train(
         clip: largest norm of the gradient.
         every: record every n-th step, and the start.
         projections: record θ·∇L and ‖∇L‖ too, for one more reading of the parameters.
-        by_layer: record each layer too.
+        by_layer: record each layer too; a function from a parameter's name to its part makes other parts.
         snapshots: steps at which the parameters are kept, of 0 … ``steps``. With ``on_snapshot`` that is called
             instead, in eval mode without gradients; what it returns goes to ``measures``.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -163,7 +163,10 @@ def train(
     noise = devices.generator(seed, place.type) if gradients == "noise" else None
     source = endless(batches) if noise is None else itertools.repeat(None)
     tracker = NormTracker(
-        model.named_parameters(), every=every, by=layer_of if by_layer else None, gradients=projections
+        model.named_parameters(),
+        every=every,
+        by=layer_of if by_layer is True else by_layer or None,
+        gradients=projections,
     )
     rows = [{"step": 0, "loss": float("nan"), "lr": float("nan")}]
 

@@ -1,7 +1,8 @@
 """Trainings that several chapters share: run once by the workflow, or on the spot where there is no workflow.
 
-Each has a name. ``python -m workflow`` trains it before the first chapter that loads it and keeps the result beside the
-executed chapters, for one profile and seed. On Colab, ``load`` trains.
+Each has a name; ``nbutils.recipes_lm`` and ``nbutils.recipes_t5`` say what it is. ``python -m workflow`` trains it
+before the first chapter that loads it and keeps the result beside the executed chapters, for one profile and seed. On
+Colab, ``load`` trains.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nbutils import recipes_lm, recipes_t5
+
 if TYPE_CHECKING:
     from nbutils.training import Run
 
-RECIPES: Mapping[str, Callable[..., Run]] = {}
+RECIPES: Mapping[str, Callable[..., Run]] = {**recipes_lm.RECIPES, **recipes_t5.RECIPES}
 
 
 def names(pattern: str = "*") -> list[str]:

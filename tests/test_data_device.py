@@ -20,9 +20,12 @@ def test_published_tables_are_whole(name):
         "t5_cos_similarity": 103,
         "t5_cos_similarity_by_layer": 1236,
         "trans_scale": 80,
+        "attn_histograms": 1200,
+        "finetune_trans": 825,
     }
     assert list(table.columns) == list(data.TABLES[name]) and len(table) == rows[name]
-    assert np.isfinite(table.select_dtypes("number").to_numpy(float)).all()
+    lacking = 20 if name == "finetune_trans" else 0  # its pplx of one run that overflowed
+    assert (~np.isfinite(table.select_dtypes("number").to_numpy(float))).sum() == lacking
 
 
 def test_unknown_table_is_named():

@@ -63,9 +63,11 @@ def trainings_of(chapter: str) -> list[str]:
     return sorted(names)
 
 
-def of_training() -> list[str]:
-    """Files, relative to the root, whose change means that the shared trainings must run again."""
-    trees = _closure(ast.parse("from nbutils import trainings"))
+def of_training(training: str) -> list[str]:
+    """Files, relative to the root, whose change means that this shared training must run again."""
+    recipe = trainings.RECIPES[training]
+    module = getattr(recipe, "func", recipe).__module__.removeprefix("nbutils.")
+    trees = _closure(ast.parse(f"from nbutils import {module}"))
     fixed = ("workflow/train.py", "workflow/jobs.py", "constraints.txt", "nbutils/__init__.py")
     return sorted({*fixed, *(f"nbutils/{name}.py" for name in trees if name)})
 

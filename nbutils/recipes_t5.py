@@ -1,0 +1,69 @@
+"""Shared trainings of a small T5, with its optimizer and schedule, and their null models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nbutils.training import Run
+
+
+def t5(
+    alpha: float, draw: int = 0, *, null: bool = False, keep: bool = False, profile: str, seed: int, device: str
+) -> Run:
+    """Span corruption as T5 has it: Adafactor with rate α/√max(t, warm-up), tied embeddings, no dropout.
+
+    Each step is recorded by layer. Text is the standard library's, since it is on every machine.
+
+    Args:
+        alpha: of the schedule; T5 has 1.
+        draw: number of an independent repetition: other initial values, batches and noise.
+        null: the same network fed pure noise in the place of its gradients.
+        keep: snapshots, evenly spaced.
+    """
+    from nbutils import device as devices
+    from nbutils import models, optimizers, text, training
+    from nbutils import profile as profiles
+
+    dim, layers, heads = profiles.choose(profile, smoke=(32, 2, 2), book=(64, 2, 4), gpu=(768, 12, 12))
+    batch, length, vocab = profiles.choose(profile, smoke=(4, 32, 512), book=(8, 64, 1024), gpu=(128, 512, 32_000))
+    steps, warmup = profiles.choose(
+        profile, smoke=(128, 16), book=(1280, 160), gpu=(20_000, 10_000)
+    )  # T5: 524,288 and 10,000
+    parts, size = profiles.choose(profile, smoke=(8, 200_000), book=(32, 2_000_000), gpu=(8, 30_000_000))
+    own = 1000 * draw + seed
+    model, batches = models.small_t5(vocab, dim, layers, heads=heads, seed=own), ()
+    if not null:
+        corpus = text.corpus("stdlib", size=size)
+        tokenizer = text.bpe(corpus, vocab, sentinels=min(100, vocab // 16))  # T5 has 100
+        tokens, sentinels = text.tokens(corpus.train, tokenizer), text.sentinel_ids(tokenizer)
+        batches = text.span_batches(tokens, batch, length, devices.generator(own, "cpu"), sentinels)
+    run = training.train(
+        model,
+        batches,
+        steps=steps,
+        optimizer="adafactor",
+        schedule=optimizers.schedule("inverse-sqrt", alpha, warmup=warmup),
+        gradients="noise" if null else "loss",
+        by_layer=True,
+        snapshots=range(0, steps + 1, steps // parts) if keep else (),
+        device=device,
+        precision="bf16" if profiles.resolve(profile) == "gpu" and devices.resolve(device) == "cuda" else "full",
+        seed=own,
+    )
+    run.settings.update(alpha=alpha, warmup=warmup, dim=dim, blocks=layers, batch=batch, length=length, vocab=vocab)
+    return run
+
+
+RECIPES: Mapping[str, Callable[..., Run]] = {
+    "t5-alpha-1": partial(t5, 1.0, keep=True),
+    "t5-alpha-1-second": partial(t5, 1.0, 1),
+    "t5-alpha-1-third": partial(t5, 1.0, 2),
+    "t5-alpha-half": partial(t5, 0.5),
+    "t5-alpha-2": partial(t5, 2.0),
+    "t5-null-1": partial(t5, 1.0, null=True, keep=True),
+    "t5-null-half": partial(t5, 0.5, null=True),
+    "t5-null-2": partial(t5, 2.0, null=True),
+}

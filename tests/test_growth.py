@@ -1,0 +1,95 @@
+"""What growth is made of: the split is exact, and relative steps follow their law."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbutils import checkpoints, growth, training, trainings
+from nbutils.device import generator
+from nbutils.norms import NormTracker
+
+COLUMNS = ("step_norm", "inner", "projection", "grad_norm")
+
+
+def relative_walk(alpha, u, kappa, steps, warmup=1, rho=1.0):
+    """A table of the recursion itself, with constant u and κ, and its rates."""
+    rate = alpha / np.sqrt(np.maximum(np.arange(steps), warmup))
+    norm, length, inner = [rho], [np.nan], [np.nan]
+    for t in range(1, steps + 1):
+        s, cos = rate[t - 1] * u, kappa / np.sqrt(t)
+        length.append(s * norm[-1])
+        inner.append(s * cos * norm[-1] ** 2)
+        norm.append(norm[-1] * np.sqrt(1 + s * s + 2 * s * cos))
+    table = pd.DataFrame({"step": range(steps + 1), "layer": "a", "norm": norm, "step_norm": length, "inner": inner})
+    return growth.total(table.assign(projection=0.0, grad_norm=1.0)), np.append(np.nan, rate)
+
+
+@pytest.mark.parametrize(("alpha", "u", "kappa"), [(1, 1, 0), (0.5, 0.9, -0.1), (2, 0.5, 0.3), (1, 0.8, 0.6)])
+def test_constant_relative_steps_follow_the_law(alpha, u, kappa):
+    table, rate = relative_walk(alpha, u, kappa, steps=20_000)
+    found = growth.exponent_parts(table, [2_000, 20_000])
+    assert found.exponent[0] == pytest.approx(growth.relative_exponent(alpha, u, kappa), abs=2e-3)
+    assert found.length[0] == pytest.approx(alpha**2 * u**2 / 2, abs=2e-3)
+    constants = growth.step_constants(table, rate, 2_000, 20_000)
+    assert constants == pytest.approx((u, kappa))
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=20, deadline=None)
+def test_orthogonal_steps_have_no_drift_and_windows_add_up(seed):
+    rng = np.random.default_rng(seed)
+    length = rng.uniform(0.1, 2, 30)
+    norm = np.sqrt(1 + np.concatenate(([0], np.cumsum(length**2))))
+    table = pd.DataFrame({"step": range(31), "norm": norm, "step_norm": np.append(np.nan, length)})
+    parts = growth.exponent_parts(table, [1, 5, 30])
+    assert np.allclose(parts.drift, 0, atol=1e-12)
+    whole = growth.exponent_parts(table, [1, 30])
+    assert np.log([5, 6]) @ parts.exponent == pytest.approx(np.log(30) * whole.exponent[0])
+
+
+def test_exponent_parts_refuses_gaps_and_edges_outside():
+    table = pd.DataFrame({"step": [0, 2, 4], "norm": 1.0, "step_norm": 1.0})
+    with pytest.raises(ValueError, match="every step"):
+        growth.exponent_parts(table, [1, 2])
+    for edges in ([0, 2], [1, 3], [2, 2], [1]):
+        with pytest.raises(ValueError, match="must increase"):
+            growth.exponent_parts(table.assign(step=range(3)), edges)
+
+
+def test_layers_together_are_the_whole():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    tracker = NormTracker(model.named_parameters(), gradients=True)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    for _ in range(3):
+        model(torch.ones(2, 3)).sum().backward()
+        with tracker.step():
+            optimizer.step()
+    rows = tracker.history()
+    together, whole = growth.total(rows[rows["layer"] != "total"]), rows[rows["layer"] == "total"]
+    for column in ("norm", "alignment", *COLUMNS):
+        np.testing.assert_allclose(together[column], whole[column], rtol=1e-9)
+
+
+def test_saved_series_reads_back_as_checkpoints():
+    rng = generator(0, "cpu")
+    snapshots = {step: {"shared.w": torch.ones(2), "a": torch.randn(3, 2, generator=rng)} for step in (0, 40, 80)}
+    with growth.saved_series(snapshots) as folder:
+        table = checkpoints.series(folder).table
+    assert list(table["step"]) == [0, 40, 80] and not folder.exists()
+    marks, theta = growth.path(snapshots, without="none")
+    np.testing.assert_allclose(table["norm"], np.linalg.norm(theta, axis=1), rtol=1e-6)
+    assert growth.path(snapshots)[1].shape == (3, 6) and list(marks) == [0, 40, 80]
+
+
+def test_t5_recipes_differ_where_they_should():
+    kept = dict(profile="smoke", seed=3, device="cpu")
+    null = trainings.make("t5-null-1", **kept)
+    again = trainings.make("t5-null-1", **kept)
+    assert isinstance(null, training.Run) and null.history["norm"].equals(again.history["norm"])
+    assert null.history["loss"].isna().all() and len(null.snapshots) == 9
+    half = trainings.make("t5-null-half", **kept)
+    assert half.history["norm"][0] == null.history["norm"][0] and half.settings["alpha"] == 0.5
+    np.testing.assert_allclose(half.history["lr"][1:], null.history["lr"][1:] / 2)

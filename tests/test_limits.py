@@ -1,0 +1,118 @@
+"""Leading terms against scaling: where no tie is reported, a network far out must be at its limit."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.special import expit
+
+from nbutils import limits
+from nbutils.limits import LEADING, SMOOTH, STEP
+
+NETWORKS = ("feedforward", "lstm", "transformer")
+small = st.integers(-3, 3)
+
+
+def sample(name, seed=0, count=40):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, 3) if name == "feedforward" else (count, 5, 3))
+    return getattr(limits, name), limits.draw(name, rng), limits.draw(name, rng), x
+
+
+def two_terms(theta, x, act):
+    return x * theta["a"] * theta["b"] + x * theta["c"]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("drift", [0.0, 1e-9])
+def test_far_out_a_network_is_at_its_limit(name, drift):
+    net, theta, u, x = sample(name)
+    end = limits.limit(net, theta, x)
+    assert not end.undecided.any()
+    far = net(limits.scaled(limits.along(theta, u, drift), 1e18), x, SMOOTH)
+    np.testing.assert_allclose(expit(far), limits.step(end.coef), atol=1e-9)
+    np.testing.assert_allclose(far / 1e18**end.degree, end.coef, atol=1e-6)
+
+
+@given(a=small, b=small, c=small, x=st.integers(1, 3))
+def test_a_sum_keeps_its_highest_degree(a, b, c, x):
+    end = limits.limit(two_terms, {"a": [a], "b": [b], "c": [c]}, [float(x)])
+    assert end.degree == 2 and end.coef == a * b * x  # a zero of the direction may still grow: degree 2 stays
+    assert end.undecided.item() == (a * b == 0)
+
+
+@given(st.lists(small, min_size=2, max_size=6), st.lists(small, min_size=6, max_size=6))
+def test_sigmoid_tanh_and_softmax_are_steps_and_argmax(w, x):
+    w, x = np.array([w], dtype=float), np.array([x[: len(w)]], dtype=float)
+    z = limits.leading({"w": w})["w"] * x
+    want = w * x
+    tie = ((want == 0) & (x != 0)).any()
+    for smooth, activation in ((STEP.sigmoid, LEADING.sigmoid), (STEP.tanh, LEADING.tanh)):
+        out = activation(z)
+        np.testing.assert_array_equal(out.coef, smooth(want))
+        assert out.tied.all() == tie
+    np.testing.assert_array_equal(LEADING.softmax(z).coef, STEP.softmax(want) if x.any() else STEP.softmax(0 * w))
+
+
+def test_steps_that_cancel_are_an_exact_zero_and_parameters_are_not():
+    w = limits.leading({"w": [[1.0]]})["w"]
+    up = LEADING.sigmoid(w)
+    gone = up + (-1.0) * up
+    assert gone.coef == 0 and gone.degree == -np.inf and gone.exact
+    assert not LEADING.sigmoid(w * gone + w).tied.any()
+    left = w + (-1.0) * w
+    assert left.coef == 0 and left.degree == 1 and not left.exact
+    assert LEADING.sigmoid(left).tied.all()
+
+
+def test_counterexample_of_theorem_1_is_a_tie():
+    net = lambda theta, x, act: x * theta["t1"] * theta["w1"] + x * theta["t2"] * theta["w2"]  # noqa: E731
+    end = limits.limit(net, {"t1": [1.0], "w1": [1.0], "t2": [1.0], "w2": [-1.0]}, [2.0])
+    assert end.coef == 0 and end.degree == 2 and end.undecided.all()
+
+
+def test_layer_norm_of_a_constant_is_a_tie_and_lower_degrees_are_dropped():
+    w = limits.leading({"w": [[2.0, 2.0, 2.0]], "v": [[1.0, 3.0, 5.0]], "b": [[7.0, 0.0, 0.0]]})
+    assert LEADING.layer_norm(w["w"]).tied.all()
+    both = LEADING.layer_norm(w["v"] * w["v"] + w["b"])
+    np.testing.assert_allclose(both.coef, limits.layer_norm(np.array([[1.0, 9.0, 25.0]])))
+    assert both.degree.max() == 0 and not both.tied.any()
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10**6), name=st.sampled_from(("feedforward", "lstm")))
+def test_errors_inside_fall_with_the_reported_gap(seed, name):
+    net, theta, _, x = sample(name, seed, count=5)
+    end = limits.limit(net, theta, x)
+    rho = 40 / end.gap.min()
+    assume(rho < 1e9)
+    error = abs(net(limits.scaled(theta, rho), x, SMOOTH) / rho - end.coef)
+    assert (end.order == 1).all() and (error <= 10 * np.exp(-end.gap * rho / 2) + 1e-12).all()
+
+
+def test_step_networks_of_one_degree_are_the_limit_and_an_lstm_keeps_its_cells_tanh():
+    net, theta, _, x = sample("feedforward")
+    np.testing.assert_allclose(net(theta, x, STEP), limits.limit(net, theta, x).coef, rtol=1e-12)
+    net, theta, _, x = sample("lstm")
+    assert abs(net(theta, x, STEP) - limits.limit(net, theta, x).coef).max() > 0.1
+
+
+def test_equal_tokens_tie_and_share_the_attention():
+    scores = limits.leading({"s": [[1.0, 3.0, 3.0]]})["s"]
+    out = LEADING.softmax(scores)
+    np.testing.assert_array_equal(out.coef, [[0, 0.5, 0.5]])
+    assert out.tied.all() and out.gap == 2
+
+
+def test_matrix_product_is_that_of_numpy():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(4, 2, 3)), rng.normal(size=(3, 5))
+    w = limits.leading({"b": b})["b"]
+    np.testing.assert_allclose((a @ w).coef, a @ b)
+    np.testing.assert_allclose((w.mT @ (w @ np.ones((5, 1)))).coef, b.T @ (b @ np.ones((5, 1))))
+    assert ((w.mT @ w).degree == 2).all()
+
+
+def test_unknown_network_is_an_error():
+    with pytest.raises(ValueError, match="choose one of feedforward, lstm, transformer"):
+        limits.draw("gru", np.random.default_rng(0))
