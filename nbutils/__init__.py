@@ -16,6 +16,7 @@ __all__ = [
     "checkpoints",
     "claims",
     "corpora",
+    "counting",
     "data",
     "device",
     "ensemble",

@@ -18,11 +18,12 @@ TABLES: dict[str, tuple[str, ...]] = {
     "t5_cos_similarity": ("step", "cos_similarity"),
     "t5_cos_similarity_by_layer": ("step", "layer", "cos_similarity"),
     "trans_scale": ("variant", "bias", "scale", "cosine_similarity"),
+    "attn_histograms": ("dataset", "variant", "metric", "bin_left", "bin_right", "n_heads"),
     "finetune_trans": ("dataset", "variant", "metric", "epoch", "value"),
 }
 # Columns that name a series of a table; the others are numbers, and one of `_ORDER` runs along the series.
 _LABELS = ("dataset", "layer", "variant", "metric", "bias")
-_ORDER = ("step", "scale", "epoch")
+_ORDER = ("step", "scale", "epoch", "bin_left")
 _WORDS = {"dataset", "variant", "metric"}
 _MAY_LACK = {"value"}  # points that the published figure does not have, because they overflowed there
 

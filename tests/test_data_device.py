@@ -20,6 +20,7 @@ def test_published_tables_are_whole(name):
         "t5_cos_similarity": 103,
         "t5_cos_similarity_by_layer": 1236,
         "trans_scale": 80,
+        "attn_histograms": 1200,
         "finetune_trans": 825,
     }
     assert list(table.columns) == list(data.TABLES[name]) and len(table) == rows[name]

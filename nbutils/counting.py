@@ -1,0 +1,187 @@
+"""Counting with attention: a mean head built by hand, what a gap between its scores does, and trained counters.
+
+Majority of a string of a and b is the smallest task that needs a mean over the sequence. Symbols as in
+``nbutils.languages``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nbutils import device as devices
+from nbutils import languages, models, training
+from nbutils.models import Attention, SelfAttention
+from nbutils.saturation import mode, scaled
+
+FLAT = ("query", "key", "constant")
+
+
+class MeanHead(nn.Module):
+    """One attention head that computes (number of b − number of a) / T, float64, nothing trained.
+
+    Embeddings are (1, −1) for a and (1, 1) for b. The value is the second coordinate. Scores are equal in one of three
+    ways, or differ by ``gap`` between b and a.
+
+    Args:
+        flat: ``query`` (Q = 0), ``key`` (K = 0) or ``constant`` (keys read the first coordinate alone).
+        gap: score of b minus score of a at c = 1. Only with ``flat="constant"``, whose keys get it on top.
+        fixed: the embedding is no parameter and is not scaled. Scores then have degree 2 in the parameters, else 4.
+
+    Raises:
+        ValueError: unknown ``flat``, or a gap where queries or keys are 0.
+
+    >>> MeanHead()(torch.tensor([[3, 4, 4, 4]])).tolist()
+    [0.5]
+    """
+
+    def __init__(self, flat: str = "constant", *, gap: float = 0.0, fixed: bool = False) -> None:
+        super().__init__()
+        if flat not in FLAT:
+            raise ValueError(f"unknown way {flat!r} to equal scores: choose one of {', '.join(FLAT)}")
+        if gap and flat != "constant":
+            raise ValueError(f"with flat={flat!r} all scores are 0: a gap needs flat='constant'")
+        self.score_degree = 2 if fixed else 4
+        table = torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
+        if fixed:
+            self.register_buffer("embedding", table)
+        else:
+            self.embedding = nn.Parameter(table)
+        self.attention = SelfAttention(2, 1, mask="none", biases=False, uniform=False).double()
+        weights = {
+            "query": [[0.0, 0.0], [0.0, 0.0]] if flat == "query" else [[1.0, 0.0], [0.0, 0.0]],
+            "key": [[0.0, 0.0], [0.0, 0.0]] if flat == "key" else [[1.0, gap / math.sqrt(2)], [0.0, 0.0]],
+            "value": [[0.0, 1.0], [0.0, 0.0]],
+            "output": [[1.0, 0.0], [0.0, 1.0]],
+        }
+        with torch.no_grad():
+            for name, values in weights.items():
+                getattr(self.attention, name).weight.copy_(torch.tensor(values, dtype=torch.float64))
+
+    def hidden_states(self, tokens: Tensor, seen: list[Attention] | None = None) -> list[Tensor]:
+        """Embedding and head output, ``(batch, T, 2)``."""
+        x = self.embedding[tokens - languages.A]
+        return [x, self.attention(x, seen)]
+
+    def attentions(self, tokens: Tensor) -> list[Attention]:
+        """Scores and weights of the one layer."""
+        seen: list[Attention] = []
+        self.hidden_states(tokens, seen)
+        return seen
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``(batch, T)`` to ``(batch,)``: positive where b is the majority, 0 at a tie, negative where a is."""
+        return self.hidden_states(tokens)[-1][:, -1, 0]
+
+
+def biased_count_accuracy(gap: float, length: int) -> float:
+    """Accuracy, over all strings without a tie, of "b is the majority iff n_b·e^gap > n_a".
+
+    This is what a mean head decides when the scores of b are ``gap`` above those of a. All strings are right up to
+    gap = log((T + 1)/(T − 1)), T odd; from gap = log(T − 1) on it says b wherever there is a b at all.
+
+    >>> biased_count_accuracy(0.0, 11), biased_count_accuracy(30.0, 3)
+    (1.0, 0.625)
+    """
+    right = total = 0
+    for b in range(length + 1):
+        if 2 * b != length:
+            says_b = b > 0 and math.log(b) + gap > (math.log(length - b) if b < length else -math.inf)
+            right += math.comb(length, b) * (says_b == (2 * b > length))
+            total += math.comb(length, b)
+    return right / total
+
+
+# ---- trained ----
+
+
+class Trained(NamedTuple):
+    """A trained network with its test strings ``(n, T)`` and labels ``(n,)`` or ``(n, T)``."""
+
+    model: nn.Module
+    tokens: Tensor
+    labels: Tensor
+
+
+def draw(task: str, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Strings and labels of ``majority``, ``anbn``, ``first`` or ``previous`` (four letters)."""
+    match task:
+        case "majority":
+            return languages.majority(count, length, generator)
+        case "anbn":
+            return languages.anbn(count, length, generator)
+        case "first":
+            return languages.copy_first(count, length, generator)
+        case "previous":
+            return languages.copy_previous(count, length, generator, symbols=4)
+    raise ValueError(f"unknown task {task!r}: choose one of majority, anbn, first, previous")
+
+
+def trained(
+    task: str,
+    *,
+    length: int,
+    steps: int,
+    seed: int,
+    uniform: bool = False,
+    device: str = "auto",
+    width: int = 32,
+    batch: int = 64,
+    test: int = 400,
+    lr: float = 3e-3,
+) -> Trained:
+    """Train a small post-norm transformer on one task with AdamW.
+
+    One layer of two heads; two layers for aⁿbⁿ. No positions for majority, where order says nothing. Causal for aⁿbⁿ
+    and for the previous letter. ``uniform`` takes away queries and keys. Test strings are drawn apart.
+    """
+    place = devices.resolve(device)
+    options: dict[str, Any] = {
+        "placement": "post",
+        "positions": task != "majority",
+        "mask": "causal" if task in ("anbn", "previous") else "none",
+        "uniform": uniform,
+        "init_std": "standard",
+        "generator": devices.generator(seed, "cpu"),
+    }
+    depth = 2 if task == "anbn" else 1
+    if task == "previous":
+        model: nn.Module = models.CausalLM(7, width, depth, 2, length, tied=False, **options)
+    else:
+        model = models.Classifier(5, width, depth, 2, length, classes=2, **options)
+    rng = devices.generator(seed + 1, "cpu")
+    tokens, labels = draw(task, test, length, rng)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield draw(task, batch, length, rng)
+
+    training.train(
+        model, batches(), steps=steps, schedule=lr, seed=seed, device=place, every=steps, projections=False,
+        progress=False,
+    )  # fmt: skip
+    return Trained(model, tokens.to(place), labels.to(place))
+
+
+def accuracy(found: Trained, c: float = 1.0, *, only_scores: bool = False) -> float:
+    """Share of right answers with every parameter times ``c``, in float64; ``only_scores``: queries and keys alone."""
+    model, tokens, labels = found
+    # in float64 first: a part that is scaled in another precision than the rest cannot run
+    with (
+        mode(model),
+        scaled(model, 1.0 if only_scores else c, dtype=torch.float64),
+        scaled(query_and_key(model) if only_scores else nn.ModuleList(), c),
+    ):
+        guess = model(tokens).argmax(-1)
+    counted = labels != languages.IGNORE
+    return float((guess == labels)[counted].double().mean())
+
+
+def query_and_key(model: nn.Module) -> nn.ModuleList:
+    """The query and key maps of all layers; empty where attention is uniform."""
+    parts = [part for block in model.blocks for part in (block.attention.query, block.attention.key)]
+    return nn.ModuleList(part for part in parts if part is not None)

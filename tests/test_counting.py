@@ -1,0 +1,82 @@
+"""A mean head that counts, exactly; what a gap costs; and that scaling leaves a trained counter as it was."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbutils import counting, heads, languages
+from nbutils.saturation import mode, scaled
+
+
+@pytest.mark.parametrize("flat", counting.FLAT)
+@pytest.mark.parametrize("c", [1.0, 1000.0])
+def test_it_counts_every_string(flat, c):
+    head = counting.MeanHead(flat)
+    for length in range(1, 9):
+        tokens = languages.strings(length)
+        excess = (2 * (tokens == languages.B).sum(1) - length).double()
+        with mode(head), scaled(head, c):
+            torch.testing.assert_close(head(tokens) / c**3, excess / length, rtol=1e-12, atol=1e-14)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.floats(0, 5), st.integers(1, 9), st.booleans(), st.floats(0.5, 2))
+def test_a_gap_costs_what_the_formula_says(gap, length, fixed, c):
+    head = counting.MeanHead(gap=gap, fixed=fixed)
+    tokens = languages.strings(length)
+    labels = languages.is_majority(tokens)
+    seen = gap * c**head.score_degree
+    ratios = [math.log((length - b) / b) for b in range(1, length)]
+    if any(abs(seen - r) < 1e-9 for r in ratios):  # on the edge rounding decides
+        return
+    with mode(head), scaled(head, c):
+        right = ((head(tokens) > 0).long() == labels)[labels >= 0].double().mean()
+    assert float(right) == pytest.approx(counting.biased_count_accuracy(seen, length))
+
+
+def test_edges_of_the_biased_count():
+    for length in (3, 7, 31):
+        edge = math.log((length + 1) / (length - 1))
+        assert counting.biased_count_accuracy(edge - 1e-9, length) == 1
+        assert counting.biased_count_accuracy(edge + 1e-9, length) < 1
+        assert counting.biased_count_accuracy(math.log(length - 1) + 1e-9, length) == 0.5 + 0.5**length
+
+
+def test_gap_is_the_difference_of_scores_and_the_saturated_head_sees_one_symbol():
+    tokens = torch.tensor([[3, 4, 4, 3, 4]])
+    head = counting.MeanHead(gap=0.25)
+    (scores,) = heads.attention_scores(head, {"input_ids": tokens}, 2.0)
+    assert float(scores[0, 0, 0, 1] - scores[0, 0, 0, 0]) == pytest.approx(0.25 * 2**4)
+    assert heads.saturated(scores)[0, 0, 0].tolist() == pytest.approx([0, 1 / 3, 1 / 3, 0, 1 / 3])
+
+
+def test_wrong_heads_are_refused():
+    with pytest.raises(ValueError, match="unknown way"):
+        counting.MeanHead("value")
+    with pytest.raises(ValueError, match="all scores are 0"):
+        counting.MeanHead("key", gap=0.1)
+    with pytest.raises(ValueError, match="unknown task"):
+        counting.draw("sort", 1, 4, torch.Generator())
+
+
+@pytest.mark.parametrize("task", ["majority", "anbn", "first", "previous"])
+def test_scaling_leaves_a_trained_network_as_it_was(task):
+    found = counting.trained(task, length=9 if task == "majority" else 8, steps=2, seed=0, device="cpu", test=20)
+    before = {name: p.detach().clone() for name, p in found.model.named_parameters()}
+    for only in (False, True):
+        assert 0 <= counting.accuracy(found, 10, only_scores=only) <= 1
+    assert counting.accuracy(found, 1) == counting.accuracy(found, 1, only_scores=True)
+    assert all(torch.equal(before[name], p) for name, p in found.model.named_parameters())
+
+
+def test_a_uniform_head_has_no_scores_to_scale():
+    found = counting.trained("majority", length=9, steps=2, seed=0, uniform=True, device="cpu", test=40)
+    assert len(counting.query_and_key(found.model)) == 0
+    assert counting.accuracy(found, 1) == counting.accuracy(found, 1000, only_scores=True)
+
+
+def test_training_learns_to_copy():
+    assert counting.accuracy(counting.trained("first", length=8, steps=80, seed=0, device="cpu", lr=1e-2)) > 0.9
