@@ -40,8 +40,8 @@ def total(layers: pd.DataFrame) -> pd.DataFrame:
         layers: rows of ``training.Run.layers``, such as all but the embedding's.
 
     Returns:
-        One row a step: ``step, norm, step_norm, inner, alignment, projection, grad_norm`` as in a run's history, and
-        ``gradient_cos`` = cos(θ, ∇L), at the parameters before the step. Row 0 is the start.
+        A table with a row for each step, ``step, norm, step_norm, inner, alignment, projection, grad_norm`` as in a
+        run's history, and ``gradient_cos`` = cos(θ, ∇L), at the parameters before the step. Row 0 is the start.
 
     >>> both = total(pd.DataFrame({"step": [0, 0], "layer": ["a", "b"], "norm": [3.0, 4.0]} | dict.fromkeys(
     ...     ("step_norm", "inner", "projection", "grad_norm"), np.nan)))

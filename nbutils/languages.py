@@ -133,7 +133,7 @@ def copy_previous(count: int, length: int, generator: torch.Generator, symbols: 
 
 
 def copy_word(count: int, length: int, generator: torch.Generator, symbols: int = 2) -> tuple[Tensor, Tensor]:
-    """The string w#w without its last letter (count, length), |w| = length / 2, and the next token (count, length).
+    """The string w#w without its last letter (count, length), w of length / 2, and the next token (count, length).
 
     Targets are ``IGNORE`` before the separator, where nothing tells the next letter; from it on they are w's letters.
 

@@ -245,7 +245,7 @@ class Limit(NamedTuple):
 
     @property
     def undecided(self) -> Array:
-        """A tie on the way, or at a sigmoid on top of the output: ``(batch,)`` for an output of that shape."""
+        """Whether there is a tie on the way or at a sigmoid on top. Shape ``(batch,)`` for an output of that shape."""
         return self.tied | ((self.coef == 0) & (self.degree > 0))
 
 

@@ -24,7 +24,7 @@ DEEPEST = float(lambertw(np.exp(-1)).real)  # max of |f| σ(−|f|): 0.278…, w
 
 
 def projection(margins: ArrayLike, degree: float) -> Array:
-    """θ·∇L of single examples, −k m σ(−m): −k|f|σ(−|f|) where right, +k|f|σ(|f|) where wrong (Theorems 2, 3).
+    """θ·∇L of single examples, −k m σ(−m): ``−k|f|σ(−|f|)`` where right, ``k|f|σ(|f|)`` where wrong.
 
     Args:
         margins: any shape; positive where the network is right.
@@ -40,7 +40,7 @@ def projection(margins: ArrayLike, degree: float) -> Array:
 
 
 def log_projection(margins: ArrayLike, degree: float) -> tuple[Array, Array]:
-    """Sign and logarithm of |θ·∇L|: log k + log|f| − log(1 + eᵐ), which neither overflows nor underflows.
+    """Sign of θ·∇L and its logarithm, ``log k + log|f| − log(1 + eᵐ)``, which neither overflows nor underflows.
 
     >>> sign, log = log_projection([2000.0, -2000.0], degree=2)  # −4000 e⁻²⁰⁰⁰ and 4000
     >>> sign.tolist(), log.round(3).tolist()
@@ -52,7 +52,7 @@ def log_projection(margins: ArrayLike, degree: float) -> tuple[Array, Array]:
 
 
 def margin_accuracy(margins: ArrayLike) -> float:
-    """Accuracy with each example weighted by |f|: Σ_right|f| / Σ|f|. The same at every norm on a ray.
+    """Accuracy with each example weighted by its output, ``Σ_right|f| / Σ|f|``. The same at every norm on a ray.
 
     >>> margin_accuracy([1.0, 1.0, -2.0])
     0.5
@@ -64,7 +64,7 @@ def margin_accuracy(margins: ArrayLike) -> float:
 def equilibrium(unit_margins: ArrayLike, degree: float) -> float:
     """Norm ρ* at which θ·∇L of a batch changes sign on the ray with these margins at unit norm.
 
-    With s = ρ^k the loss is convex, so there is at most one: where the mean of σ(s|m̂|), weighted by |m̂|, is
+    With s = ρ^k the loss is convex, so there is at most one: where the mean of ``σ(s|m̂|)``, weighted by ``|m̂|``, is
     ``margin_accuracy``. It is 0 where that is at most ½ (the norm shrinks everywhere), ``inf`` where none is wrong.
 
     Raises:
@@ -215,7 +215,8 @@ def separating_direction(inputs: ArrayLike, labels: ArrayLike) -> tuple[float, A
         inputs, labels: ``(n, n_in)``, and ``(n,)`` of 0 and 1.
 
     Returns:
-        The sum of margins of the best direction v with |v_j| ≤ 1 and no negative margin, 0 if the data overlap; and v.
+        The sum of margins of the best direction v with all entries in [−1, 1] and no negative margin, 0 if the data
+        overlap; and v.
     """
     z = (2 * np.asarray(labels, dtype=np.float64) - 1)[:, None] * np.asarray(inputs, dtype=np.float64)
     found = linprog(-z.sum(0), A_ub=-z, b_ub=np.zeros(len(z)), bounds=(-1, 1))
