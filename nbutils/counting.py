@@ -161,7 +161,7 @@ def trained(
             yield draw(task, batch, length, rng)
 
     training.train(
-        model, batches(), steps=steps, schedule=lr, seed=seed, device=place, every=steps, projections=False,
+        model, batches(), steps=steps, schedule=lr, seed=seed, device=place, every=max(steps, 1), projections=False,
         progress=False,
     )  # fmt: skip
     return Trained(model, tokens.to(place), labels.to(place))

@@ -118,7 +118,7 @@ def replayed_steps(lengths: ArrayLike) -> Array:
     is ‖g_t‖/√v_t, clipped at 1. It is 1 where the length is constant, below 1 after a burst.
 
     >>> replayed_steps([1, 10, 1]).round(2)
-    array([1.  , 1.  , 0.15])
+    array([1.  , 1.  , 0.17])
     """
     steps, mean = [], 0.0
     for t, length in enumerate(np.asarray(lengths, dtype=np.float64), 1):

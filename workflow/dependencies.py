@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import jupytext
@@ -32,6 +33,7 @@ def of_chapter(chapter: str) -> list[str]:
     return sorted(files)
 
 
+@cache
 def _code(chapter: str) -> ast.Module:
     notebook = jupytext.read(ROOT / "book" / f"{chapter}.md", fmt="md:myst")
     return ast.parse("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
@@ -43,9 +45,19 @@ def _closure(tree: ast.Module) -> dict[str, ast.Module]:
     while queue:
         name = queue.pop()
         if name not in trees:
-            trees[name] = ast.parse((ROOT / "nbutils" / f"{name}.py").read_text(encoding="utf-8"))
-            queue.extend(_modules(trees[name]))
+            trees[name] = _module(name)
+            queue.extend(_used(name))
     return trees
+
+
+@cache
+def _module(name: str) -> ast.Module:
+    return ast.parse((ROOT / "nbutils" / f"{name}.py").read_text(encoding="utf-8"))
+
+
+@cache
+def _used(name: str) -> tuple[str, ...]:
+    return tuple(_modules(_module(name)))
 
 
 def trainings_of(chapter: str) -> list[str]:
