@@ -101,12 +101,6 @@ def _unit(margins: ArrayLike) -> Array:
     return m
 
 
-def measured_margins(module: nn.Module, inputs: Tensor, labels: Tensor) -> Array:
-    """Margins ``(n,)`` of a module with one output, for labels 0 and 1."""
-    with torch.no_grad():
-        return ((2 * labels - 1) * module(inputs).squeeze(-1)).double().cpu().numpy()
-
-
 def measured_projection(module: nn.Module, inputs: Tensor, labels: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """f and θ·∇L of each example at its own scale c of all parameters, by reverse-mode autograd.
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nbutils.heads import causal_mask, multiplicative_mask
+
 PLACEMENTS = ("post", "pre", "residual-post")
 MASKS = ("causal", "multiplicative", "none")
 
@@ -97,12 +99,11 @@ class SelfAttention(nn.Module):
         else:
             q, k = self._split(self.query(x)), self._split(self.key(x))
             scores = q @ k.mT / q.shape[-1] ** 0.5
-        past = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
         match self.mask:
             case "causal":
-                return scores.masked_fill(~past, -torch.inf)
+                return causal_mask(scores)
             case "multiplicative":
-                return scores * past
+                return multiplicative_mask(scores)
         return scores
 
     def forward(self, x: Tensor, seen: list[Attention] | None = None) -> Tensor:
@@ -293,19 +294,8 @@ class Classifier(Transformer):
     torch.Size([3, 2])
     """
 
-    def __init__(
-        self,
-        vocab: int,
-        dim: int,
-        depth: int,
-        heads: int,
-        length: int,
-        *,
-        classes: int,
-        mask: str = "none",
-        **options: Any,
-    ) -> None:
-        super().__init__(vocab, dim, depth, heads, length, outputs=classes, mask=mask, **options)
+    def __init__(self, *sizes: int, classes: int, mask: str = "none", **options: Any) -> None:
+        super().__init__(*sizes, outputs=classes, mask=mask, **options)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``(batch, T)`` to logits ``(batch, classes)``."""

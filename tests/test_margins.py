@@ -116,7 +116,7 @@ def test_measured_equilibrium(k):
     net, x, y = case(k)
     norm = sum(float(w.detach().square().sum()) for w in net.weights) ** 0.5
     for label in (y, 1 - y):
-        unit = margins.measured_margins(net, x, label) / norm**k
+        unit = ((2 * label - 1) * net(x).squeeze(-1)).detach().numpy() / norm**k
         found, wanted = margins.measured_equilibrium(net, x, label), margins.equilibrium(unit, k)
         assert found == pytest.approx(wanted, rel=1e-9)
     right = (net(x).squeeze(-1) > 0).double()
