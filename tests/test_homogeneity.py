@@ -12,19 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nbutils.homogeneity import (
-    EVERY,
-    RULES,
-    EpsilonWarning,
-    NoRule,
-    NotHomogeneous,
-    degree,
-    explain,
-    measure_degree,
-    one_minus_cosine,
-    rule,
-    scaling_error,
-)
+from nbutils.algebra import EVERY, RULES, EpsilonWarning, NoRule, NotHomogeneous, rule
+from nbutils.homogeneity import degree, explain, measure_degree, one_minus_cosine, scaling_error
 
 
 class Net(nn.Module):
@@ -702,7 +691,7 @@ def test_an_unknown_operation_is_named(function, named, key):
 
 
 def test_a_rule_can_be_added(monkeypatch):
-    monkeypatch.setattr("nbutils.homogeneity.RULES", RULES | {})
+    monkeypatch.setattr("nbutils.algebra.RULES", RULES | {})
 
     class Cube(nn.Module):
         def forward(self, x):
