@@ -77,8 +77,11 @@ def trace(module: nn.Module, given: Mapping[str, Any]) -> fx.Graph:
     fixed = {p.name: p.default for p in parameters if p.name not in given and p.default is not p.empty}
     try:
         return Tracer().trace(module, concrete_args=fixed or None)
-    except (fx.proxy.TraceError, TypeError) as error:
-        error.add_note("torch.fx cannot trace this. Give the module that it is in a rule: then it is not looked into.")
+    except (fx.proxy.TraceError, TypeError, ValueError) as error:  # ValueError: more arguments than fx can fix
+        error.add_note(
+            "torch.fx cannot trace this. Give the module that it is in a rule: then it is not looked into. "
+            "Or measure: nbutils.homogeneity.measure_degree needs no trace."
+        )
         raise
 
 

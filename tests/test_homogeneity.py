@@ -836,3 +836,13 @@ def test_one_minus_cosine_shapes():
     a, b = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     assert one_minus_cosine(a, b, dim=1).shape == (2, 4) and one_minus_cosine(a, b).dtype == torch.float64
     assert one_minus_cosine(a, -2 * a).numpy() == pytest.approx(2) and torch.isnan(one_minus_cosine(a, 0 * b)).all()
+
+
+def test_a_model_that_fx_cannot_trace_is_told_to_measure():
+    """With many optional arguments torch.fx gives up on its own words; a reader needs to know what to do instead."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 9, "n_positions": 8, "n_embd": 4, "n_layer": 1, "n_head": 1}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    with pytest.raises((ValueError, TypeError, torch.fx.proxy.TraceError)) as raised:
+        degree(model, {"input_ids": 0}, approximate=True)
+    assert "measure_degree" in "".join(raised.value.__notes__)
