@@ -10,11 +10,12 @@ JOBS ?=
 DEVICE ?=
 RUN = $(PY) -m workflow run --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(DEVICE),--device $(DEVICE))
 
-.PHONY: help env book smoke gpu test test-all notebooks baselines bench lint clean
+.PHONY: help env book smoke gpu test test-colab test-all notebooks baselines bench lint clean
 
 help:
 	@echo "make book       everything: environment, all chapters, claims checked, pages in _build/html"
 	@echo "make test       environment, unit tests, all chapters in the smoke profile, the built pages checked"
+	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
 	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=03-t5 for some, SEED=7, JOBS=4)"
 	@echo "make baselines  the chapters over seeds, for the bands (SEEDS=20 PROFILE=smoke)"
 	@echo "make bench      ours against the plain way"
@@ -40,7 +41,10 @@ gpu: env
 	$(RUN) --profile gpu $(CHAPTERS)
 
 test: env
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -m "not slow and not colab"
+
+test-colab: env
+	$(PY) -m pytest -m colab
 
 test-all: env
 	$(PY) -m pytest
