@@ -1,9 +1,10 @@
-"""Command line of the workflow: ``python -m workflow run|sync|baselines`` (the Makefile calls it)."""
+"""Command line of the workflow: ``python -m workflow run|sync|baselines|times`` (the Makefile calls it)."""
 
 from __future__ import annotations
 
 import argparse
 import fcntl
+import json
 import os
 import shutil
 import sys
@@ -175,6 +176,25 @@ def make_baselines(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def keep_times(profile: str) -> int:
+    """Keep how long each chapter of the last run took, for the line that a chapter prints where it runs alone."""
+    file = ROOT / "tests" / "baselines" / "times.json"
+    times = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    folder = run_folder(profile, 0)
+    found = {
+        name: json.loads((folder / f"{name}.json").read_text())
+        for name in chapters()
+        if (folder / f"{name}.json").exists()
+    }
+    if not found:
+        raise ValueError(f"no chapter of profile {profile} has been run with seed 0 here")
+    kept = {name: {"seconds": round(of["seconds"]), "hardware": of["hardware"]} for name, of in found.items()}
+    times[profile] = times.get(profile, {}) | kept
+    file.write_text(json.dumps(times, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"wrote {len(kept)} times to {file.relative_to(ROOT)}")
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -191,12 +211,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         each.add_argument("--jobs", type=int, default=min(2, cores()), help="notebooks at once")
         each.add_argument("--time-limit", type=int, default=3600, help="seconds for one notebook")
     commands.add_parser("sync", help="write book/notebooks from the sources")
+    times_parser = commands.add_parser("times", help="keep the last run's times in tests/baselines/times.json")
+    times_parser.add_argument("--profile", default="book")
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "sync":
             for path in notebooks.sync():
                 print(f"updated {path.relative_to(ROOT)}")
             return 0
+        if arguments.command == "times":
+            return keep_times(arguments.profile)
         return run(arguments) if arguments.command == "run" else make_baselines(arguments)
     except (ValueError, RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
