@@ -71,10 +71,6 @@ def test_survivors_below_the_share_and_wrong_equivalents_are_red():
         return mutants.Outcome(name, "survived", "", 1.0)
 
     three = [a_mutant(id="a"), a_mutant(id="b"), a_mutant(id="c", equivalent="because")]
-    killed, survived = (
-        (lambda name: mutants.Outcome(name, "killed", "t", 1.0)),
-        (lambda name: mutants.Outcome(name, "survived", "", 1.0)),
-    )
     good = [killed("a"), killed("b"), survived("c")]
     assert mutants.share(three, good) == 1 and mutants.problems(three, good) == []
     half = [killed("a"), survived("b"), survived("c")]
