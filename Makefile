@@ -4,13 +4,17 @@ VENV := .venv
 PY := $(VENV)/bin/python
 SEED ?= 0
 SEEDS ?= 20
+FIRST ?= 1000
+ONLY ?=
+A ?= _build/smoke
+B ?=
 PROFILE ?= smoke
 CHAPTERS ?=
 JOBS ?=
 DEVICE ?=
 RUN = $(PY) -m workflow run --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(DEVICE),--device $(DEVICE))
 
-.PHONY: help env book smoke gpu test test-colab test-all notebooks baselines bench lint clean
+.PHONY: help env book smoke gpu test test-colab test-all notebooks baselines alarms report mutants bench lint clean
 
 help:
 	@echo "make book       everything: environment, all chapters, claims checked, pages in _build/html"
@@ -18,6 +22,9 @@ help:
 	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
 	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=03-t5 for some, SEED=7, JOBS=4)"
 	@echo "make baselines  the chapters over seeds, for the bands (SEEDS=20 PROFILE=smoke)"
+	@echo "make alarms     how often a check fails on fresh seeds (FIRST=1000 SEEDS=50 PROFILE=smoke)"
+	@echo "make report     compare two runs (A=_build/smoke B=other/metrics.json)"
+	@echo "make mutants    plant defects in the mathematics; the tests must turn red (ONLY=norms for some)"
 	@echo "make bench      ours against the plain way"
 	@echo "make notebooks  book/notebooks from the sources; make lint; make clean"
 
@@ -54,6 +61,15 @@ notebooks: env
 
 baselines: env
 	$(PY) -m workflow baselines --profile $(PROFILE) --seeds $(SEEDS) $(if $(JOBS),--jobs $(JOBS))
+
+alarms: env
+	$(PY) -m workflow alarms --profile $(PROFILE) --first $(FIRST) --seeds $(if $(filter file,$(origin SEEDS)),50,$(SEEDS)) $(if $(JOBS),--jobs $(JOBS))
+
+report: env
+	@$(PY) -m workflow report "$(A)" "$(B)"
+
+mutants: env
+	$(PY) -m workflow.mutants $(ONLY)
 
 bench: env
 	$(PY) -m benchmarks

@@ -86,14 +86,14 @@ class Ledger:
         if role == "counterexample":
             if claimed is None:
                 raise ValueError(f"counterexample {name!r} of {claim!r}: name the value that the paper claimed")
-            if band is not None and _inside(claimed, low, high):
+            if band is not None and inside(claimed, low, high):
                 if source is None:
                     raise ValueError(f"counterexample {name!r} of {claim!r}: [{low}, {high}] has the claimed {claimed}")
                 band, source = None, f"the band [{low:.5g}, {high:.5g}] from {source}, has the claimed value {claimed}"
         extra = {} if source is None else {"band_from": source}
         if claimed is not None:
             extra["claimed"] = float(claimed)
-        holds = band is not None and _inside(measured, low, high)
+        holds = band is not None and inside(measured, low, high)
         return self._record(claim, name, "band", measured, expected, [low, high], holds, role, **extra)
 
     def check_all(self, claim: str, name: str, margins: ArrayLike, *, role: str = "stated", slack: float = 0.0) -> bool:
@@ -212,7 +212,8 @@ def _kept_file(run: Mapping[str, Any]) -> Path | None:
     return file
 
 
-def _inside(value: float, low: float | None, high: float | None) -> bool:
+def inside(value: float, low: float | None, high: float | None) -> bool:
+    """Whether a value lies in a band, ends included; None is no bound. What is no finite number lies in none."""
     return bool(math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high))
 
 
@@ -238,14 +239,24 @@ def seed_band(
 
     The one rule: a prediction interval, centre ± t·s·√(1 + 1/N), with s the standard deviation over N seeds and t the
     two-sided 0.1 % point of Student's t with N − 1 degrees of freedom. Centre: ``expected`` if given, else the mean.
-    The ``gpu`` profile falls back to the wider bands of ``book`` while it has no baseline of its own. No baseline at
-    all gives no band, and the check does not hold.
+    No baseline at all gives no band, and the check does not hold.
+    """
+    name, found = baseline(profile, claim, check)
+    if found is None:
+        return None, f"no baseline for {claim}/{check} in profile {profile}: run `make baselines`"
+    return prediction_band(found["mean"], found["sd"], found["n"], expected), f"{name}, {found['n']} seeds"
+
+
+def baseline(profile: str, claim: str, check: str) -> tuple[str, Mapping[str, Any] | None]:
+    """Mean, standard deviation (``sd``) and number of seeds (``n``) of a check, and the profile that they are from.
+
+    The ``gpu`` profile falls back to ``book``, with its wider bands, while it has no baseline of its own.
     """
     for name in ("gpu", "book") if profile == "gpu" else (profile,):
         found = _baselines(name).get(f"{claim}/{check}")
         if found:
-            return prediction_band(found["mean"], found["sd"], found["n"], expected), f"{name}, {found['n']} seeds"
-    return None, f"no baseline for {claim}/{check} in profile {profile}: run `make baselines`"
+            return name, found
+    return profile, None
 
 
 def prediction_band(mean: float, sd: float, n: int, expected: float | None = None) -> tuple[float, float]:

@@ -1,10 +1,11 @@
 """From records to verdicts, problems and reports: everything that must make a run red does."""
 
+import json
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from workflow import baselines, report
+from workflow import baselines, report, summaries
 
 
 def record(claim="one", role="stated", holds=True, chapter="01-one", check="a number", **more):
@@ -118,7 +119,7 @@ def test_junit_counts_failures_errors_and_open_claims():
         report.Problem("01-one", "one", "does not hold", "1", "[0, 2]"),
         report.Problem("02-two", "", "cell [1] raised E"),
     ]
-    suites = {suite.get("name"): suite for suite in ET.fromstring(report.junit(whole(records, found)))}
+    suites = {suite.get("name"): suite for suite in ET.fromstring(summaries.junit(whole(records, found)))}
     assert {key: suites["01-one"].get(key) for key in ("tests", "failures", "errors", "skipped")} == {
         "tests": "3", "failures": "1", "errors": "0", "skipped": "1"}  # fmt: skip
     assert suites["02-two"].get("errors") == "1"
@@ -126,13 +127,22 @@ def test_junit_counts_failures_errors_and_open_claims():
 
 def test_summaries_name_chapter_claim_value_and_band():
     found = [report.Problem("01-one", "one", "does not hold", "1.23", "[0, 1]")]
-    for text in (report.markdown(whole([record(holds=False)], found)), report.table(found)):
+    for text in (summaries.markdown(whole([record(holds=False)], found)), report.table(found)):
         assert all(part in text for part in ("01-one", "one", "1.23", "[0, 1]"))
 
 
 def test_baselines_from_records():
     runs = [[record(band_from="none") | {"measured": value}, record(check="exact")] for value in (1.0, 2.0, 3.0)]
     assert baselines.summarise(runs) == {"one/a number": {"chapter": "01-one", "mean": 2.0, "sd": 1.0, "n": 3}}
+
+
+def test_baselines_name_the_machines_that_ran_them(tmp_path):
+    files = [tmp_path / name for name in "abc"]
+    for file, hardware, torch in zip(files, ("H1", "H2", "H1"), ("2.13", "2.13", "2.14"), strict=True):
+        file.write_text(json.dumps({"hardware": hardware, "versions": {"torch": torch}}))
+    assert baselines.machines(files[:2]) == {"hardware": "H1, H2", "versions": {"torch": "2.13"}}
+    with pytest.raises(ValueError, match="different versions of torch"):
+        baselines.machines(files)
 
 
 def test_nothing_is_found_before_it_is_run():
@@ -146,3 +156,64 @@ def test_a_claim_of_two_chapters_waits_for_both():
     assert report.audit(claims, {"one": "refined"}, [record()], ["01-one"], both) == ({}, [])
     records = [record(), record(chapter="02-two", role="corrected")]
     assert report.audit(claims, {"one": "refined"}, records, both, both) == ({"one": "refined"}, [])
+
+
+@pytest.fixture
+def run_with_a_seed_band(monkeypatch):
+    """A run of one listed claim whose band comes from 20 seeds, and does not hold."""
+    from nbutils import claims as ledger
+
+    kept = {"one/a number": {"mean": 1.5, "sd": 0.125, "n": 20}}
+    monkeypatch.setattr(ledger, "_baselines", lambda name: kept)
+    monkeypatch.setattr(summaries, "load_claims", lambda: listed("one") | {"one": {"source": "Eq. 5"}})
+    records = [record(holds=False, profile="smoke", band_from="smoke, 20 seeds", measured=3.25)]
+    found = report.audit(listed("one"), {"one": "failed"}, records, ["01-one"])[1]
+    run = {"profile": "smoke", "seed": 7, "device": "cpu", "green": False, "verdict_counts": {}}
+    return report.Report(run, records, {"one": "failed"}, found, [])
+
+
+NAMED = (
+    "01-one",
+    "one",
+    "Eq. 5",
+    "3.25",
+    "[0, 2]",
+    "1.5 ± 0.12 (sd), n = 20",
+    "7",
+    "make smoke SEED=7 CHAPTERS=01-one",
+)
+
+
+def test_every_report_names_all_of_a_failed_check(run_with_a_seed_band):
+    """Chapter, claim, source, measured, band, baseline, seed, and the command that runs that one again."""
+    page = summaries.markdown(run_with_a_seed_band)
+    problem = next(line for line in page.splitlines() if line.startswith("| 01-one | one |"))
+    assert all(part in problem for part in NAMED), problem
+    case = ET.fromstring(summaries.junit(run_with_a_seed_band)).find(".//testcase")
+    properties = {entry.get("name"): entry.get("value") for entry in case.iter("property")}
+    assert {case.get("classname"), *properties.values()} >= set(NAMED)
+    assert all(part in case.find("failure").text for part in NAMED[2:])
+    metrics = summaries.metrics(run_with_a_seed_band)
+    assert metrics["records"][0] | {"chapter": "01-one", "claim": "one", "source": "Eq. 5", "measured": 3.25,
+        "band": [0.0, 2.0], "baseline": {"mean": 1.5, "sd": 0.125, "n": 20},
+        "again": NAMED[-1]} == metrics["records"][0]  # fmt: skip
+    assert metrics["problems"][0]["baseline"] == NAMED[5] and metrics["problems"][0]["again"] == NAMED[-1]
+
+
+def test_the_summary_lists_a_check_that_holds_too(run_with_a_seed_band):
+    good = run_with_a_seed_band._replace(problems=[])
+    row = next(line for line in summaries.markdown(good).splitlines() if "| a number |" in line)
+    assert all(part in row for part in NAMED[1:6])
+
+
+@pytest.mark.parametrize(
+    ("told", "command"),
+    [
+        (("smoke", 0, "cpu", ["03-t5"]), "make smoke SEED=0 CHAPTERS=03-t5"),
+        (("book", 7, "cuda", ["01-a", "02-b"]), "make book SEED=7 DEVICE=cuda CHAPTERS='01-a 02-b'"),
+        (("gpu", 0, "cuda", ["01-a"]), "make gpu SEED=0 CHAPTERS=01-a"),
+        (("smoke", 0, None, ["t5-null-2"]), "make smoke SEED=0"),
+    ],
+)
+def test_the_command_that_runs_it_again(told, command):
+    assert report.again(*told) == command

@@ -326,3 +326,8 @@ def test_one_job_per_gpu(tmp_path, monkeypatch):
             assert got == []
         waiting.join(timeout=10)
         assert got == [second]
+
+
+def test_baselines_of_two_seeds_are_refused(project, workflow):
+    done = workflow(project, "--seeds", "2", command="baselines")
+    assert (done.returncode, done.stdout.strip()) == (2, "error: --seeds 2: a spread needs at least 3")

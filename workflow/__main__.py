@@ -1,4 +1,4 @@
-"""Command line of the workflow: ``python -m workflow run|sync|baselines|times`` (the Makefile calls it)."""
+"""Command line of the workflow: ``python -m workflow run|sync|baselines|alarms|report|times`` (the Makefile calls it)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,19 @@ from typing import TextIO
 
 from nbutils import device as devices
 from nbutils import profile as profiles
-from workflow import BUILD, ROOT, baselines, chapters, html_folder, notebooks, report, run_folder
+from workflow import (
+    BUILD,
+    ROOT,
+    alarms,
+    baselines,
+    chapters,
+    compare,
+    html_folder,
+    notebooks,
+    report,
+    run_folder,
+    summaries,
+)
 
 
 def cores() -> int:
@@ -122,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     result = report.collect(profile, arguments.seed, names)
     if not arguments.chapters:
-        report.write(result, BUILD / profile)
+        summaries.write(result, BUILD / profile)
         if done and profile == "book":
             notebooks.write_readme_figure(run_folder(profile, arguments.seed))
         if profile == "book":
@@ -135,7 +147,9 @@ def conclude(result: report.Report, done: bool, pages: Path | None) -> int:
     """Print the last lines of a run and return its exit status: 0 only if all ran and every claim came out as kept."""
     if result.problems:
         print(report.table(result.problems))
-        print(f"RED: {len(result.problems)} problem(s) in profile {result.run['profile']}")
+        names = sorted({problem.chapter for problem in result.problems})
+        command = report.again(result.run["profile"], result.run["seed"], result.run["device"], names)
+        print(f"RED: {len(result.problems)} problem(s) in profile {result.run['profile']}; to run it again: {command}")
         for chapter in {problem.chapter for problem in result.problems if not problem.claim}:
             logs = run_folder(result.run["profile"], result.run["seed"]) / "logs"
             for log in (logs / f"{chapter}.ipynb", logs / f"{chapter}.log"):
@@ -154,6 +168,8 @@ def conclude(result: report.Report, done: bool, pages: Path | None) -> int:
 
 def make_baselines(arguments: argparse.Namespace) -> int:
     """Run every chapter over seeds 1 … N and keep mean and spread of each measured value."""
+    if arguments.seeds < 3:
+        raise ValueError(f"--seeds {arguments.seeds}: a spread needs at least 3")
     profile = profiles.resolve(arguments.profile)
     device = devices.resolve("cuda" if profile == "gpu" else "cpu")
     seeds, names = range(1, arguments.seeds + 1), chapters()
@@ -195,6 +211,31 @@ def keep_times(profile: str) -> int:
     return 0
 
 
+def measure_alarms(arguments: argparse.Namespace) -> int:
+    """Run fresh seeds, or take those of ``--build``, and say how often a check that should hold does not."""
+    profile, names = profiles.resolve(arguments.profile), chapters()
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    if len(seeds) < 1 or arguments.first < 0:
+        raise ValueError(f"--first {arguments.first} --seeds {arguments.seeds}: seeds start at 0, and one is needed")
+    if not arguments.build:
+        held = lock()
+        snakemake(  # what failed has no notebook, and counts
+            "notebooks",
+            profile=profile,
+            seeds=seeds,
+            device=devices.resolve("cuda" if profile == "gpu" else "cpu"),
+            names=names,
+            jobs=arguments.jobs,
+            time_limit=arguments.time_limit,
+        )
+        held.close()
+    found = alarms.measure(profile, seeds, names, Path(arguments.build or BUILD))
+    print(alarms.markdown(found))
+    print(f"wrote {alarms.keep(found).relative_to(ROOT)}")
+    print(alarms.conclusion(found))
+    return 0 if found["green"] else 1
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -207,7 +248,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     seeds_parser = commands.add_parser("baselines", help="run over seeds and write tests/baselines/<profile>.json")
     seeds_parser.add_argument("--profile", default="smoke")
     seeds_parser.add_argument("--seeds", type=int, default=20)
-    for each in (run_parser, seeds_parser):
+    alarms_parser = commands.add_parser("alarms", help="how often a check fails on fresh seeds")
+    alarms_parser.add_argument("--profile", default="smoke")
+    alarms_parser.add_argument("--first", type=int, default=1000, help="the first seed")
+    alarms_parser.add_argument("--seeds", type=int, default=50)
+    alarms_parser.add_argument("--build", default="", help="judge the notebooks of this folder, and run none")
+    compare_parser = commands.add_parser("report", help="compare two runs")
+    compare_parser.add_argument("a", type=Path, help="a metrics.json, or a folder that has one")
+    compare_parser.add_argument("b", type=Path)
+    for each in (run_parser, seeds_parser, alarms_parser):
         each.add_argument("--jobs", type=int, default=min(2, cores()), help="notebooks at once")
         each.add_argument("--time-limit", type=int, default=3600, help="seconds for one notebook")
     commands.add_parser("sync", help="write book/notebooks from the sources")
@@ -215,13 +264,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     times_parser.add_argument("--profile", default="book")
     arguments = parser.parse_args(argv)
     try:
-        if arguments.command == "sync":
-            for path in notebooks.sync():
-                print(f"updated {path.relative_to(ROOT)}")
-            return 0
-        if arguments.command == "times":
-            return keep_times(arguments.profile)
-        return run(arguments) if arguments.command == "run" else make_baselines(arguments)
+        match arguments.command:
+            case "sync":
+                for path in notebooks.sync():
+                    print(f"updated {path.relative_to(ROOT)}")
+                return 0
+            case "times":
+                return keep_times(arguments.profile)
+            case "report":
+                return compare.run(arguments.a, arguments.b)
+            case "alarms":
+                return measure_alarms(arguments)
+            case "baselines":
+                return make_baselines(arguments)
+            case _:
+                return run(arguments)
     except (ValueError, RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from nbutils import device
 from workflow import ROOT, report, run_folder
 
 
@@ -33,8 +33,26 @@ def summarise(runs: Iterable[Sequence[report.Record]]) -> dict[str, dict]:
     }
 
 
+def machines(stats: Iterable[Path]) -> dict[str, Any]:
+    """Hardware and versions of the jobs that wrote these statistics: on a cluster, not those of this process.
+
+    Raises:
+        ValueError: versions differ between the jobs; the message names the packages.
+    """
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in stats]
+    first = found[0]["versions"]
+    differ = {name for each in found for name, version in each["versions"].items() if first.get(name) != version}
+    if differ:
+        raise ValueError(f"runs with different versions of {', '.join(sorted(differ))}: run all of them again")
+    return {"hardware": ", ".join(sorted({each["hardware"] for each in found})), "versions": first}
+
+
 def write(profile: str, seeds: Iterable[int], chapters: Sequence[str]) -> Path:
-    """Write ``tests/baselines/<profile>.json`` from the executed notebooks of these seeds."""
+    """Write ``tests/baselines/<profile>.json`` from the executed notebooks of these seeds.
+
+    Raises:
+        ValueError: the notebooks were run with different versions of the packages.
+    """
     seeds = list(seeds)
     runs = [
         [record for chapter in chapters for record in report.records_of(run_folder(profile, seed) / f"{chapter}.ipynb")]
@@ -44,8 +62,7 @@ def write(profile: str, seeds: Iterable[int], chapters: Sequence[str]) -> Path:
     kept = {
         "profile": profile,
         "seeds": [seeds[0], seeds[-1]],
-        "hardware": device.hardware("cuda" if profile == "gpu" else "cpu"),
-        "versions": device.versions(),
+        **machines(run_folder(profile, seed) / f"{chapter}.json" for seed in seeds for chapter in chapters),
         "checks": summarise(runs),
     }
     target.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,9 +1,13 @@
-"""From the records in executed notebooks to verdicts, problems, ``metrics.json``, JUnit and a Markdown summary."""
+"""From the records in executed notebooks to verdicts and problems: what a run says, and what makes it red.
+
+``workflow.summaries`` writes it down.
+"""
 
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ET
+import shlex
+import subprocess
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,7 +16,7 @@ from typing import Any, NamedTuple
 import nbformat
 import yaml
 
-from nbutils.claims import MIME, VERDICTS, Record, format_band, format_number, verdict
+from nbutils.claims import MIME, VERDICTS, Record, baseline, format_band, format_number, verdict
 from workflow import ROOT, dependencies, run_folder
 from workflow import chapters as all_chapters
 
@@ -27,6 +31,7 @@ class Problem(NamedTuple):
     what: str
     measured: str = ""
     band: str = ""
+    baseline: str = ""
 
 
 class Report(NamedTuple):
@@ -103,7 +108,12 @@ def audit(
             what = f"{record['role']} check does not hold: {record['check']}"
             problems.append(
                 Problem(
-                    record["chapter"], record["claim"], what, format_number(record["measured"]), format_band(record)
+                    record["chapter"],
+                    record["claim"],
+                    what,
+                    format_number(record["measured"]),
+                    format_band(record),
+                    format_baseline(record),
                 )
             )
     for name, found in by_claim.items():
@@ -156,6 +166,7 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
     run = {
         "profile": profile,
         "seed": seed,
+        "commit": commit(),
         "device": stats[0]["device"] if stats else None,
         "hardware": stats[0]["hardware"] if stats else None,
         "versions": stats[0]["versions"] if stats else {},
@@ -167,74 +178,54 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
     return Report(run, records, verdicts, failed + problems, stats)
 
 
-def write(report: Report, folder: Path) -> None:
-    """Write ``metrics.json``, ``junit.xml`` and ``summary.md`` of a run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    metrics = {
-        "run": report.run,
-        "records": report.records,
-        "verdicts": report.verdicts,
-        "problems": [problem._asdict() for problem in report.problems],
-    }
-    (folder / "metrics.json").write_text(json.dumps(metrics, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / "junit.xml").write_bytes(junit(report))
-    (folder / "summary.md").write_text(markdown(report), encoding="utf-8")
-
-
-def junit(report: Report) -> bytes:
-    """JUnit XML: a suite a chapter, a case a check; other problems are cases of their own."""
-    root = ET.Element("testsuites", name="claims")
-    suites: dict[str, ET.Element] = {}
-
-    def case(chapter: str, name: str) -> ET.Element:
-        if chapter not in suites:
-            suites[chapter] = ET.SubElement(root, "testsuite", name=chapter)
-        return ET.SubElement(suites[chapter], "testcase", classname=chapter, name=name)
-
-    for record in report.records:
-        element = case(record["chapter"], f"{record['claim']}: {record['check']}")
-        if record["role"] == "open":
-            ET.SubElement(element, "skipped", message=record["reason"])
-        elif not record["holds"]:
-            said = f"measured {format_number(record['measured'])}, band {format_band(record)}"
-            ET.SubElement(element, "failure", message=said)
-    for problem in report.problems:
-        if not problem.measured:
-            ET.SubElement(case(problem.chapter, problem.claim or "notebook"), "error", message=problem.what)
-    for suite in suites.values():
-        for count, tag in (
-            ("tests", "testcase"),
-            ("failures", ".//failure"),
-            ("errors", ".//error"),
-            ("skipped", ".//skipped"),
-        ):
-            suite.set(count, str(len(suite.findall(tag))))
-    return ET.tostring(root, encoding="utf-8", xml_declaration=True)
-
-
-def markdown(report: Report) -> str:
-    """A summary for a CI page: the problems first, then the verdicts."""
-    run = report.run
-    lines = [f"## Claims, profile {run['profile']}, seed {run['seed']}: {'green' if run['green'] else 'red'}", ""]
-    if report.problems:
-        lines += ["| chapter | claim | problem | measured | band |", "|---|---|---|---|---|"]
-        lines += [
-            "| " + " | ".join(str(cell).replace("|", "\\|") for cell in problem) + " |" for problem in report.problems
-        ]
-        lines.append("")
-    lines += ["| claim | verdict | checks |", "|---|---|---|"]
-    for claim, found in report.verdicts.items():
-        checks = [record for record in report.records if record["claim"] == claim]
-        lines.append(
-            f"| {claim} | {found} | {sum(record['holds'] is True for record in checks)} of {len(checks)} hold |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def table(problems: Sequence[Problem]) -> str:
     """The problems as an aligned table for a terminal; the last lines of a red run."""
-    rows = [("chapter", "claim", "problem", "measured", "band"), *problems]
+    rows = [("chapter", "claim", "problem", "measured", "band"), *(problem[:5] for problem in problems)]
     widths = [max(len(str(row[column])) for row in rows) for column in range(5)]
     return "\n".join(
         "  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def format_baseline(record: Record) -> str:
+    """The seed baseline that made the band of a record, as text; empty where the band is fixed.
+
+    >>> format_baseline({"claim": "c", "check": "a", "profile": "smoke"})
+    ''
+    """
+    found = baseline_of(record)
+    return f"{found['mean']:.5g} ± {found['sd']:.2g} (sd), n = {found['n']}" if found else ""
+
+
+def baseline_of(record: Record) -> dict[str, Any] | None:
+    """Mean, sd and number of seeds behind the band of a record; None where the band is fixed."""
+    if "band_from" not in record:
+        return None
+    found = baseline(record["profile"], record["claim"], record["check"])[1]
+    return {name: found[name] for name in ("mean", "sd", "n")} if found else None
+
+
+def again(profile: str, seed: int, device: str | None, chapters: Iterable[str]) -> str:
+    """The command that runs these chapters again as they were run. What is no chapter, a training, takes the whole run.
+
+    >>> again("smoke", 7, "cpu", ["03-t5"]), again("book", 0, "cuda", ["t5-null-2"])
+    ('make smoke SEED=7 CHAPTERS=03-t5', 'make book SEED=0 DEVICE=cuda')
+    """
+    names = list(chapters)
+    words = [f"make {profile} SEED={seed}"]
+    if device and device != ("cuda" if profile == "gpu" else "cpu"):
+        words.append(f"DEVICE={device}")
+    if all(name[:2].isdigit() for name in names):
+        words.append(f"CHAPTERS={shlex.quote(' '.join(names))}")
+    return " ".join(words)
+
+
+def commit() -> str | None:
+    """The commit of this checkout, with ``-dirty`` where files differ from it; None outside of a git checkout."""
+    try:
+        said = subprocess.run(
+            ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said.stdout.strip() if said.returncode == 0 else None

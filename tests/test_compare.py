@@ -1,0 +1,86 @@
+"""Two runs side by side: what counts as a difference, how far a check moved, and what turns the comparison red."""
+
+import json
+
+import pytest
+
+from workflow import compare
+from workflow.__main__ import main
+
+
+def record(check="a", measured=1.0, *, holds=True, band=(0.0, 2.0), baseline=None, claim="one"):
+    return {"chapter": "01-one", "claim": claim, "check": check, "kind": "band", "role": "stated", "measured": measured,
+            "band": list(band), "holds": holds, "baseline": baseline}  # fmt: skip
+
+
+def a_run(*records, verdicts=None, **run):
+    settings = {"profile": "smoke", "seed": 0, "device": "cpu", "hardware": "h", "versions": {"torch": "2.13.0"}}
+    return {"run": settings | run, "records": list(records), "verdicts": verdicts or {"one": "confirmed"}}
+
+
+def test_the_same_run_twice_is_green_and_nothing_moved():
+    found = compare.compare(a_run(record()), a_run(record()))
+    assert not found.red and found.moved == [] and found.settings == []
+    assert "every measured value is the same" in compare.markdown(found, "x", "y")
+
+
+def test_moved_in_units_of_the_baseline_or_the_band_the_farthest_first():
+    sd = {"mean": 1.0, "sd": 0.01, "n": 20}
+    a = a_run(record("band"), record("seeds", baseline=sd), record("edge", 3.0, band=(1.0, None)))
+    b = a_run(record("band", 1.5), record("seeds", 1.03, baseline=sd), record("edge", 3.5, band=(1.0, None)))
+    moves = compare.compare(a, b).moved
+    assert [(move.key[2], move.unit) for move in moves] == [
+        ("seeds", "sd"), ("band", "half band"), ("edge", "room to the edge")]  # fmt: skip
+    assert [move.distance for move in moves] == pytest.approx([3.0, 0.5, 0.25])
+    assert not compare.compare(a, b).red, "a value that moved within its band is no verdict"
+
+
+def test_a_number_that_became_none_has_moved_most():
+    found = compare.compare(a_run(record(), record("b")), a_run(record(measured="nan", holds=False), record("b", 1.9)))
+    assert found.moved[0].key[2] == "a" and found.moved[0].distance == float("inf") and found.red
+
+
+def test_a_check_that_fails_in_one_run_is_red():
+    good, bad = a_run(record()), a_run(record(measured=3.0, holds=False))
+    assert compare.compare(good, bad).red and compare.compare(bad, good).red
+    assert not compare.compare(bad, bad).red, "the two agree"
+
+
+def test_a_verdict_that_differs_or_is_missing_is_red():
+    a = a_run(record(), verdicts={"one": "confirmed", "two": "refined"})
+    assert compare.compare(a, a_run(record(), verdicts={"one": "confirmed", "two": "refuted"})).verdicts == [
+        ("two", "refined", "refuted")
+    ]
+    assert compare.compare(a, a_run(record(), verdicts={"one": "confirmed"})).verdicts == [("two", "refined", "none")]
+
+
+def test_checks_of_one_run_and_settings_are_shown_and_are_not_red():
+    a = a_run(record(), record("old"))
+    b = a_run(record(), record("new"), device="cuda", versions={"torch": "2.14.0", "scipy": "1"})
+    found = compare.compare(a, b)
+    assert not found.red
+    assert ([r["check"] for r in found.only_a], [r["check"] for r in found.only_b]) == (["old"], ["new"])
+    assert found.settings == [("device", "cpu", "cuda"), ("torch", "2.13.0", "2.14.0"), ("scipy", "none", "1")]
+    page = compare.markdown(found, "x", "y")
+    assert all(part in page for part in ("2.13.0", "2.14.0", "old", "new"))
+
+
+def test_the_command(tmp_path, capsys):
+    for name, run in (("a", a_run(record())), ("b", a_run(record(measured=3.0, holds=False)))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.json").write_text(json.dumps(run))
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "a" / "metrics.json")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "GREEN: the same verdicts; 0 measured value(s) differ"
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "RED: 0 verdict(s) differ, 1 check(s) hold in one run only"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [(None, "no run in"), ("{", "is no JSON"), ('{"run": {}}', "has no records, verdicts")]
+)
+def test_what_is_no_run_gets_one_line(tmp_path, capsys, text, said):
+    file = tmp_path / "metrics.json"
+    if text is not None:
+        file.write_text(text)
+    assert main(["report", str(file), str(file)]) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,118 @@
+"""The same seed gives the same numbers: bit for bit on one machine's CPU, within stated tolerances elsewhere."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT, copy_project
+
+from nbutils import device, models, training
+from workflow import chapters, compare, report
+from workflow.stage import glued
+
+# Sums in another order differ by rounding, and so may a check, by this part of its own scale: the baseline's sd, half
+# of its band, or its room to the edge of a band with one edge (`compare.scale`). So small a move changes a verdict only
+# where a check stands as close as that to its edge; a value that is rounding itself has a band of rounding to move in.
+ACROSS_THREADS = 0.1
+# Float32 training on two devices: 20 steps, each with relative errors of some 1e-6, which do not grow much in 20 steps.
+ACROSS_DEVICES = 1e-4
+
+CHEAP = "01-random-walk"  # sampling, sums and fits
+MATMULS = "02-step-geometry"  # trains networks in float64
+
+
+def execute(chapter, folder, *, seed=3, threads=1, where="cpu"):
+    """Run a chapter cold, in a process and with a cache of its own. Returns its records and the prose's numbers."""
+    folder.mkdir()
+    notebook = folder / f"{chapter}.ipynb"
+    words = [sys.executable, "-m", "workflow.run_notebook", chapter, "--profile", "smoke", "--seed", str(seed)]
+    words += ["--device", where, "--threads", str(threads), str(notebook), str(folder / "stats.json")]
+    words += [str(folder / "logs" / "log.ipynb")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NBUTILS_CACHE": str(folder / "cache")}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return report.records_of(notebook), glued(notebook)
+
+
+def values(records):
+    return {(r["chapter"], r["claim"], r["check"]): (r["measured"], r["band"], r["holds"]) for r in records}
+
+
+def as_run(records):
+    """Records as ``compare`` takes them."""
+    verdicts = {r["claim"]: report.verdict([x for x in records if x["claim"] == r["claim"]]) for r in records}
+    return {"run": {}, "verdicts": verdicts, "records": [r | {"baseline": report.baseline_of(r)} for r in records]}
+
+
+def test_the_same_seed_gives_the_same_bits(tmp_path):
+    first, again = execute(CHEAP, tmp_path / "a"), execute(CHEAP, tmp_path / "b")
+    assert len(first[0]) > 20 and values(first[0]) == values(again[0])
+    assert first[1] == again[1], "the numbers in the prose"
+
+
+def test_another_seed_gives_other_numbers(tmp_path):
+    """Otherwise the test above would hold for a chapter that draws nothing."""
+    records = [execute(CHEAP, tmp_path / str(seed), seed=seed)[0] for seed in (3, 4)]
+    drawn = [[r["measured"] for r in found if "band_from" in r] for found in records]
+    assert len(drawn[0]) > 5 and not set(drawn[0]) & set(drawn[1])
+
+
+def test_thread_counts_agree_to_a_tenth_of_a_checks_scale(tmp_path):
+    one, two = (execute(MATMULS, tmp_path / str(n), threads=n)[0] for n in (1, 2))
+    found = compare.compare(as_run(one), as_run(two))
+    assert not found.red and not found.only_a and not found.only_b
+    assert all(move.distance <= ACROSS_THREADS for move in found.moved), found.moved[:3]
+
+
+@pytest.mark.slow
+def test_the_whole_book_gives_the_same_bits(smoke, workflow, tmp_path, monkeypatch):
+    """In another folder, cold, with a cache of its own."""
+    copy_project(tmp_path / "again")
+    monkeypatch.setenv("NBUTILS_CACHE", str(tmp_path / "cache"))
+    done = workflow(tmp_path / "again")
+    assert done.returncode == 0, done.stdout[-3000:]
+    for chapter in chapters():
+        first, again = (build / "seed-0" / f"{chapter}.ipynb" for build in (smoke, tmp_path / "again/_build/smoke"))
+        assert values(report.records_of(first)) == values(report.records_of(again)), chapter
+
+
+@pytest.mark.slow
+def test_thread_counts_agree_over_the_whole_book(smoke, workflow, tmp_path):
+    """One job at a time has every core; the smoke run has them shared by two jobs."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("this machine has one core")
+    copy_project(tmp_path / "wide")
+    assert workflow(tmp_path / "wide", "--jobs", "1").returncode == 0
+    found = compare.compare(*(compare.load(build) for build in (smoke, tmp_path / "wide/_build/smoke")))
+    assert not found.red and [move for move in found.moved if move.distance > ACROSS_THREADS] == []
+
+
+def needs_cuda():
+    if not device.cuda_count():
+        pytest.skip("torch finds no CUDA device here: CPU against CUDA needs one")
+
+
+def test_training_on_cuda_is_that_on_the_cpu():
+    """Weights and batches are drawn on the CPU in both, so only rounding differs."""
+    needs_cuda()
+    runs = []
+    for where in ("cpu", "cuda"):
+        model = models.CausalLM(64, 32, depth=2, heads=2, length=16, generator=device.generator(0, "cpu"))
+        drawn = device.generator(1, "cpu")
+        batches = [torch.randint(64, (8, 17), generator=drawn) for _ in range(20)]
+        runs.append(training.train(model, batches, steps=20, device=where, progress=False).history)
+    for column in ("norm", "step_norm", "loss"):
+        a, b = (run[column].to_numpy()[1:] for run in runs)
+        assert abs(b / a - 1).max() < ACROSS_DEVICES, column
+
+
+@pytest.mark.slow
+def test_chapters_agree_between_cpu_and_cuda(tmp_path):
+    """CPU and CUDA draw other numbers from one seed: random checks agree as two seeds do, each within its band."""
+    needs_cuda()
+    for chapter in (CHEAP, MATMULS):
+        a, b = (execute(chapter, tmp_path / f"{chapter}-{where}", where=where)[0] for where in ("cpu", "cuda"))
+        found = compare.compare(as_run(a), as_run(b))
+        assert not found.red, (chapter, found.verdicts, found.failed_in_one)

@@ -1,0 +1,160 @@
+"""Two runs side by side: two commits, two machines, CPU and GPU.
+
+``python -m workflow report A B``, each a ``metrics.json`` or a folder that has one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nbutils.claims import format_band, format_number
+from workflow.summaries import rows
+
+MOVED = 15  # rows in the table of checks that moved most
+
+
+class Move(NamedTuple):
+    """One check in two runs; ``distance`` is the difference in units of ``unit``."""
+
+    key: tuple[str, str, str]
+    a: Mapping[str, Any]
+    b: Mapping[str, Any]
+    distance: float
+    unit: str
+
+
+class Comparison(NamedTuple):
+    """What differs between two runs. ``red``: a verdict differs, or a check fails in one of them only."""
+
+    verdicts: list[tuple[str, str, str]]
+    failed_in_one: list[Move]
+    moved: list[Move]
+    only_a: list[Mapping[str, Any]]
+    only_b: list[Mapping[str, Any]]
+    settings: list[tuple[str, str, str]]
+
+    @property
+    def red(self) -> bool:
+        return bool(self.verdicts or self.failed_in_one)
+
+
+def load(place: Path) -> dict[str, Any]:
+    """The metrics of a run, from its ``metrics.json`` or a folder with one (``_build/smoke``, ``_build``).
+
+    Raises:
+        ValueError: there is no such file, or it is not what a run writes. The message names it.
+    """
+    file = place / "metrics.json" if place.is_dir() else place
+    if not file.is_file():
+        raise ValueError(f"no run in {place}: give a metrics.json or a folder that has one, such as _build/smoke")
+    try:
+        metrics = json.loads(file.read_text(encoding="utf-8"))
+        missing = {"run", "records", "verdicts"} - set(metrics)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is no JSON: {error}") from None
+    if missing:
+        raise ValueError(f"{file} is no run's metrics.json: it has no {', '.join(sorted(missing))}")
+    return metrics
+
+
+def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
+    """What differs between two runs, as ``load`` gives them."""
+    of_a, of_b = ({_key(record): record for record in run["records"]} for run in (a, b))
+    both = [_move(key, of_a[key], of_b[key]) for key in of_a if key in of_b]
+    names = dict.fromkeys([*a["verdicts"], *b["verdicts"]])
+    verdicts = [(name, a["verdicts"].get(name, "none"), b["verdicts"].get(name, "none")) for name in names]
+    return Comparison(
+        verdicts=[row for row in verdicts if row[1] != row[2]],
+        failed_in_one=[move for move in both if (move.a["holds"] is False) != (move.b["holds"] is False)],
+        moved=sorted((move for move in both if move.distance > 0), key=lambda move: -move.distance),
+        only_a=[record for key, record in of_a.items() if key not in of_b],
+        only_b=[record for key, record in of_b.items() if key not in of_a],
+        settings=_settings(a["run"], b["run"]),
+    )
+
+
+def _key(record: Mapping[str, Any]) -> tuple[str, str, str]:
+    return record["chapter"], record["claim"], record["check"]
+
+
+def _move(key: tuple[str, str, str], a: Mapping[str, Any], b: Mapping[str, Any]) -> Move:
+    """How far a check moved. What is no number in one run only has moved without bound."""
+    x, y = (_number(record["measured"]) for record in (a, b))
+    size, unit = scale(a)
+    if x == y or (math.isnan(x) and math.isnan(y)):
+        return Move(key, a, b, 0.0, unit)
+    gap = abs(y - x)
+    return Move(key, a, b, gap / size if math.isfinite(gap) and size > 0 else math.inf, unit)
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)  # the ledger keeps what is not finite as text
+
+
+def scale(record: Mapping[str, Any]) -> tuple[float, str]:
+    """What one step of a check's scale is: the baseline's sd, else half the band, else the room to its one edge.
+
+    >>> scale({"baseline": None, "band": [1.0, 3.0], "measured": 2.5})
+    (1.0, 'half band')
+    """
+    if record.get("baseline"):
+        return record["baseline"]["sd"], "sd"
+    low, high = record["band"] or (None, None)
+    if low is not None and high is not None:
+        return (high - low) / 2, "half band"
+    edge, measured = low if low is not None else high, _number(record["measured"])
+    return (0.0 if edge is None else abs(measured - edge)), "room to the edge"
+
+
+def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Profile, seed, commit, hardware and versions where they differ."""
+
+    def flat(run: Mapping[str, Any]) -> dict[str, str]:
+        plain = {name: run.get(name) for name in ("commit", "profile", "seed", "device", "hardware")}
+        threads = sorted({stats.get("threads") for stats in run.get("notebooks", ())} - {None})
+        plain["threads"] = ", ".join(map(str, threads)) or None
+        return {name: str(value) for name, value in {**plain, **run.get("versions", {})}.items()}
+
+    x, y = flat(a), flat(b)
+    return [(n, x.get(n, "none"), y.get(n, "none")) for n in {**x, **y} if x.get(n) != y.get(n)]
+
+
+def markdown(found: Comparison, a: str, b: str) -> str:
+    """The comparison as a page; ``a`` and ``b`` name the runs."""
+    lines = [f"## {a} (A) and {b} (B): {'they differ' if found.red else 'the same verdicts'}", ""]
+    lines += ["### Versions and hardware", ""]
+    lines += rows(["", "A", "B"], found.settings) if found.settings else ["No difference."]
+    lines += ["", "### Verdicts that differ", ""]
+    lines += rows(["claim", "A", "B"], found.verdicts) if found.verdicts else ["None."]
+    lines += ["", "### Checks that hold in one run only", ""]
+    heads = ["chapter", "claim", "check", "A", "B", "band in A", "band in B", "moved by", "in units of"]
+    lines += rows(heads, map(_row, found.failed_in_one)) if found.failed_in_one else ["None."]
+    lines += ["", f"### Checks that moved most ({len(found.moved)} moved)", ""]
+    lines += rows(heads, map(_row, found.moved[:MOVED])) if found.moved else ["None: every measured value is the same."]
+    for name, records in (("A", found.only_a), ("B", found.only_b)):
+        lines += ["", f"### Checks in {name} only", ""]
+        cells = ((r["chapter"], r["claim"], r["check"], format_number(r["measured"])) for r in records)
+        lines += rows(["chapter", "claim", "check", "measured"], cells) if records else ["None."]
+    return "\n".join(lines) + "\n"
+
+
+def _row(move: Move) -> tuple[str, ...]:
+    values = (format_number(move.a["measured"]), format_number(move.b["measured"]))
+    return (*move.key, *values, format_band(move.a), format_band(move.b), f"{move.distance:.2g}", move.unit)
+
+
+def run(a: Path, b: Path) -> int:
+    """Print the comparison of two runs; 1 where they do not agree, else 0."""
+    found = compare(load(a), load(b))
+    print(markdown(found, str(a), str(b)))
+    failed, verdicts = len(found.failed_in_one), len(found.verdicts)
+    print(
+        f"RED: {verdicts} verdict(s) differ, {failed} check(s) hold in one run only"
+        if found.red
+        else f"GREEN: the same verdicts; {len(found.moved)} measured value(s) differ"
+    )
+    return int(found.red)

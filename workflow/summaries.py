@@ -1,0 +1,160 @@
+"""What a run leaves for machines and people: ``metrics.json``, JUnit and a Markdown summary.
+
+Each names chapter, claim, source in the paper, measured value, band, baseline, seed and the command that runs it again.
+"""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from nbutils.claims import Record, format_band, format_number
+from workflow.report import Problem, Report, again, baseline_of, format_baseline, load_claims
+
+
+def write(report: Report, folder: Path) -> None:
+    """Write ``metrics.json``, ``junit.xml`` and ``summary.md`` of a run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.json").write_text(
+        json.dumps(metrics(report), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    (folder / "junit.xml").write_bytes(junit(report))
+    (folder / "summary.md").write_text(markdown(report), encoding="utf-8")
+
+
+def metrics(report: Report) -> dict[str, Any]:
+    """All that a run says, as JSON. A record has its source, baseline and command beside what the chapter wrote."""
+    sources = _sources()
+    return {
+        "run": report.run,
+        "records": [
+            {
+                **record,
+                "source": sources.get(record["claim"]),
+                "baseline": baseline_of(record),
+                "again": _again(report, record["chapter"]),
+            }
+            for record in report.records
+        ],
+        "verdicts": report.verdicts,
+        "problems": [
+            {
+                **problem._asdict(),
+                "source": sources.get(problem.claim),
+                "seed": report.run["seed"],
+                "again": _again(report, problem.chapter),
+            }
+            for problem in report.problems
+        ],
+    }
+
+
+def junit(report: Report) -> bytes:
+    """JUnit XML: a suite a chapter, a case a check; other problems are cases of their own."""
+    root = ET.Element("testsuites", name="claims")
+    suites: dict[str, ET.Element] = {}
+    sources = _sources()
+
+    def case(chapter: str, name: str, **properties: Any) -> ET.Element:
+        if chapter not in suites:
+            suites[chapter] = ET.SubElement(root, "testsuite", name=chapter)
+        element = ET.SubElement(suites[chapter], "testcase", classname=chapter, name=name)
+        known = {**properties, "seed": report.run["seed"], "again": _again(report, chapter)}
+        listed = ET.SubElement(element, "properties")
+        for key, value in known.items():
+            ET.SubElement(listed, "property", name=key, value=str(value or "") if value != 0 else "0")
+        return element
+
+    for record in report.records:
+        said = _facts(record, sources)
+        element = case(record["chapter"], f"{record['claim']}: {record['check']}", claim=record["claim"], **said)
+        if record["role"] == "open":
+            ET.SubElement(element, "skipped", message=record["reason"])
+        elif not record["holds"]:
+            message = f"measured {said['measured']}, band {said['band']}"
+            failure = ET.SubElement(element, "failure", message=message)
+            failure.text = "\n".join(f"{key}: {value}" for key, value in said.items() if value)
+            failure.text += f"\nseed: {report.run['seed']}\nrun again: {_again(report, record['chapter'])}"
+    for problem in report.problems:
+        if not problem.measured:
+            source = sources.get(problem.claim, "")
+            element = case(problem.chapter, problem.claim or "notebook", claim=problem.claim, source=source)
+            ET.SubElement(element, "error", message=problem.what)
+    for suite in suites.values():
+        for count, tag in (
+            ("tests", "testcase"),
+            ("failures", ".//failure"),
+            ("errors", ".//error"),
+            ("skipped", ".//skipped"),
+        ):
+            suite.set(count, str(len(suite.findall(tag))))
+    return ET.tostring(root, encoding="utf-8", xml_declaration=True)
+
+
+def markdown(report: Report) -> str:
+    """A summary for a CI page: the problems first, then the verdicts, then every check, folded up by chapter."""
+    run, sources = report.run, _sources()
+    lines = [f"## Claims, profile {run['profile']}, seed {run['seed']}: {'green' if run['green'] else 'red'}", ""]
+    if report.problems:
+        heads = ["chapter", "claim", "source", "problem", "measured", "band", "baseline", "seed", "run again"]
+        lines += rows(heads, (_problem_row(report, problem, sources) for problem in report.problems))
+        lines.append("")
+    checks = {claim: [record for record in report.records if record["claim"] == claim] for claim in report.verdicts}
+    lines += rows(
+        ["claim", "source", "verdict", "checks"],
+        (
+            (
+                name,
+                sources.get(name, ""),
+                found,
+                f"{sum(r['holds'] is True for r in checks[name])} of {len(checks[name])} hold",
+            )
+            for name, found in report.verdicts.items()
+        ),
+    )
+    for chapter in dict.fromkeys(record["chapter"] for record in report.records):
+        mine = [record for record in report.records if record["chapter"] == chapter]
+        lines += ["", "<details>", f"<summary>{chapter}: {len(mine)} checks, seed {run['seed']}</summary>", ""]
+        lines += [f"Run again: `{_again(report, chapter)}`", ""]
+        marks = {True: "yes", False: "**no**", None: "open"}
+        lines += rows(
+            ["claim", "source", "check", "role", "measured", "band", "baseline", "holds"],
+            ((record["claim"], *_facts(record, sources).values(), marks[record["holds"]]) for record in mine),
+        )
+        lines += ["", "</details>"]
+    return "\n".join(lines) + "\n"
+
+
+def rows(heads: Iterable[str], cells: Iterable[Iterable[Any]]) -> list[str]:
+    """Lines of a Markdown table."""
+    heads = list(heads)
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    return lines + ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells]
+
+
+def _problem_row(report: Report, problem: Problem, sources: dict[str, str]) -> tuple[Any, ...]:
+    chapter, claim, what, measured, band, baseline = problem
+    command = f"`{_again(report, chapter)}`"
+    return chapter, claim, sources.get(claim, ""), what, measured, band, baseline, report.run["seed"], command
+
+
+def _facts(record: Record, sources: dict[str, str]) -> dict[str, str]:
+    return {
+        "source": sources.get(record["claim"], ""),
+        "check": record["check"],
+        "role": record["role"],
+        "measured": "" if record["role"] == "open" else format_number(record["measured"]),
+        "band": "" if record["role"] == "open" else format_band(record),
+        "baseline": format_baseline(record),
+    }
+
+
+def _sources() -> dict[str, str]:
+    return {name: "our question" if claim.get("ours") else claim["source"] for name, claim in load_claims().items()}
+
+
+def _again(report: Report, chapter: str) -> str:
+    return again(report.run["profile"], report.run["seed"], report.run.get("device"), [chapter])
