@@ -1,20 +1,24 @@
-"""Command line of the workflow: ``python -m workflow run|sync|baselines`` (the Makefile calls it)."""
+"""Command line of the workflow: ``python -m workflow run|sync|baselines|resources`` (the Makefile calls it)."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
+import platform
+import shlex
 import shutil
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 from nbutils import device as devices
 from nbutils import profile as profiles
-from workflow import BUILD, ROOT, baselines, chapters, html_folder, notebooks, report, run_folder
+from workflow import BUILD, ROOT, baselines, chapters, cluster, html_folder, jobs, kept, notebooks, report, run_folder
 
 
 def cores() -> int:
@@ -23,7 +27,7 @@ def cores() -> int:
 
 
 def lock(wait: float = 3.0) -> TextIO:
-    """Take the one lock of this checkout. It goes with the process, however it ends.
+    """Take the one lock of this checkout and name the run in it. It goes with the process, however it ends.
 
     Raises:
         RuntimeError: another run holds it.
@@ -39,11 +43,11 @@ def lock(wait: float = 3.0) -> TextIO:
             if time.monotonic() > deadline:
                 held.seek(0)
                 raise RuntimeError(
-                    f"another run is active in this checkout ({held.read().strip()}): wait for it"
+                    f"another run is active in this checkout ({held.readline().strip()}): wait for it"
                 ) from None
             time.sleep(0.1)
     held.truncate(0)
-    held.write(f"process {os.getpid()}")
+    held.write(f"process {os.getpid()} on {platform.node()}\nrun-{uuid.uuid4().hex}\n")
     held.flush()
     return held
 
@@ -62,7 +66,7 @@ def check_chapters(names: Sequence[str]) -> list[str]:
 
 
 def snakemake(
-    target: str, *, profile: str, seeds: Sequence[int], device: str, names: Sequence[str], jobs: int, time_limit: int
+    target: str, *, profile: str, seeds: Sequence[int], names: Sequence[str], device: str, options: argparse.Namespace
 ) -> bool:
     """Run the workflow up to ``target`` (``html`` or ``notebooks``) in this process. True if every job succeeded."""
     from snakemake.cli import main
@@ -70,16 +74,26 @@ def snakemake(
     for seed in seeds:  # a failure told of an earlier run says nothing about this one
         for error in (run_folder(profile, seed) / "logs").glob("*.error.json"):
             error.unlink()
+    for path, why in kept.remove_unsound(profile, seeds, names):
+        if why == "damaged":
+            print(f"{path.relative_to(ROOT)} is damaged: it is made anew")
+    local = options.executor == "local"
     settings = {
         "profile": profile,
         "seeds": " ".join(map(str, seeds)),
         "device": device,
         "chapters": " ".join(names),
-        "threads": max(1, cores() // jobs),
-        "time_limit": time_limit,
+        "threads": max(1, cores() // options.jobs) if local else 1,
+        "time_limit": options.time_limit,
+        "run": jobs.holder(),
+        "executor": options.executor,
     }
-    gpus = devices.cuda_count() if device == "cuda" else 1
-    arguments = [target, "--cores", str(jobs), "--resources", f"gpu={gpus}"]
+    arguments = [target]
+    if local:
+        gpus = devices.cuda_count() if device == "cuda" else 1
+        arguments += ["--cores", str(options.jobs), "--resources", f"gpu={gpus}"]
+    else:
+        arguments += ["--executor", options.executor, "--jobs", str(options.jobs), "--local-cores", "1"]
     arguments += ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(ROOT)]
     # Our own lock is released when the process dies; Snakemake's is not. Content decides, whatever its size.
     arguments += ["--keep-going", "--nolock", "--rerun-incomplete", "--max-checksum-file-size", "100MB"]
@@ -93,33 +107,60 @@ def snakemake(
     ]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     try:
-        main(arguments)
+        main([*arguments, *shlex.split(options.executor_args)])
     except SystemExit as end:
         return not end.code
     return True
 
 
+def where(options: argparse.Namespace, profile: str) -> str:
+    """The device of a run. On a cluster only the scheduler knows where the GPUs are, so there nothing is looked for."""
+    asked = getattr(options, "device", "") or ("cuda" if profile == "gpu" else "cpu")
+    if options.executor != "local" and asked == "cuda":
+        return asked
+    return devices.resolve(asked)
+
+
+def why_stopped() -> str:
+    """Why a workflow ended without a job that says so: most often there is no room, or no leave, to write."""
+    for folder in (BUILD, ROOT / ".snakemake"):
+        probe = folder / f".probe-{os.getpid()}"
+        try:
+            probe.write_bytes(bytes(1 << 16))
+        except OSError as error:
+            return f"the workflow stopped before its end: {error.strerror} ({folder.relative_to(ROOT)})"
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink(missing_ok=True)
+    return "the workflow stopped before its end: see the messages above"
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Execute the chapters of a profile, check their claims and, unless told otherwise, render the pages."""
     profile = profiles.resolve(arguments.profile)
-    device = devices.resolve(arguments.device or ("cuda" if profile == "gpu" else "cpu"))
+    device = where(arguments, profile)
     names = check_chapters(arguments.chapters)
     if not 0 <= arguments.seed < 2**31:
         raise ValueError(f"seed {arguments.seed}: a seed is a whole number from 0 to {2**31 - 1}")
     held = lock()
     for path in notebooks.sync():
         print(f"updated {path.relative_to(ROOT)}")
+    if not arguments.chapters:
+        report.withdraw(BUILD / profile)
+        if profile == "book":
+            (BUILD / "metrics.json").unlink(missing_ok=True)
     pages = arguments.html and not arguments.chapters
     done = snakemake(
         "html" if pages else "notebooks",
         profile=profile,
         seeds=[arguments.seed],
-        device=device,
         names=names,
-        jobs=arguments.jobs,
-        time_limit=arguments.time_limit,
+        device=device,
+        options=arguments,
     )
     result = report.collect(profile, arguments.seed, names)
+    if not done:
+        result = report.stopped(result, why_stopped())
     if not arguments.chapters:
         report.write(result, BUILD / profile)
         if done and profile == "book":
@@ -127,22 +168,26 @@ def run(arguments: argparse.Namespace) -> int:
         if profile == "book":
             shutil.copy(BUILD / profile / "metrics.json", BUILD / "metrics.json")
     held.close()
-    return conclude(result, done, html_folder(profile) if pages else None)
+    return conclude(result, html_folder(profile) if pages else None)
 
 
-def conclude(result: report.Report, done: bool, pages: Path | None) -> int:
-    """Print the last lines of a run and return its exit status: 0 only if all ran and every claim came out as kept."""
+def conclude(result: report.Report, pages: Path | None) -> int:
+    """Print the last lines of a run and return its exit status: 0 only if all ran and every claim came out as kept.
+
+    The very last line of a red run names the first cause, for those who see no more than that line.
+    """
     if result.problems:
+        first = result.problems[0]
         print(report.table(result.problems))
-        print(f"RED: {len(result.problems)} problem(s) in profile {result.run['profile']}")
         for chapter in {problem.chapter for problem in result.problems if not problem.claim}:
             logs = run_folder(result.run["profile"], result.run["seed"]) / "logs"
             for log in (logs / f"{chapter}.ipynb", logs / f"{chapter}.log"):
                 if log.exists():
                     print(f"What failed, with its traceback: {log.relative_to(ROOT)}")
-        return 1
-    if not done:
-        print("RED: every claim holds, but the pages were not rendered; see the messages above")
+        cause = " ".join(filter(None, (first.claim, first.what)))
+        measured = f" (measured {first.measured}, band {first.band})" if first.measured else ""
+        count = f"{len(result.problems)} problem(s) in profile {result.run['profile']}"
+        print(f"RED: {count}; the first: {first.chapter}: {cause}{measured}")
         return 1
     counts = ", ".join(f"{count} {name}" for name, count in sorted(result.run["verdict_counts"].items()))
     print(f"GREEN: {len(result.records)} checks hold; {counts}")
@@ -154,20 +199,24 @@ def conclude(result: report.Report, done: bool, pages: Path | None) -> int:
 def make_baselines(arguments: argparse.Namespace) -> int:
     """Run every chapter over seeds 1 … N and keep mean and spread of each measured value."""
     profile = profiles.resolve(arguments.profile)
-    device = devices.resolve("cuda" if profile == "gpu" else "cpu")
+    device = where(arguments, profile)
     seeds, names = range(1, arguments.seeds + 1), chapters()
     held = lock()
     done = snakemake(
         "notebooks",
         profile=profile,
         seeds=seeds,
-        device=device,
         names=names,
-        jobs=arguments.jobs,
-        time_limit=arguments.time_limit,
+        device=device,
+        options=arguments,
     )
     if not done:
-        print("RED: not every notebook ran to its end; the baselines are as they were")
+        told = [jobs.told(run_folder(profile, seed) / "logs") for seed in seeds]
+        causes = [
+            f"seed {seed}, {job}: {what}" for seed, said in zip(seeds, told, strict=True) for job, what in said.items()
+        ]
+        cause = causes[0] if causes else why_stopped()
+        print(f"RED: not every notebook ran to its end; the baselines are as they were; the first: {cause}")
         return 1
     path = baselines.write(profile, seeds, names)
     held.close()
@@ -189,13 +238,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     seeds_parser.add_argument("--seeds", type=int, default=20)
     for each in (run_parser, seeds_parser):
         each.add_argument("--jobs", type=int, default=min(2, cores()), help="notebooks at once")
+        each.add_argument("--executor", default="local", help="a Snakemake executor plugin, such as slurm")
+        each.add_argument("--executor-args", default="", help="more arguments for Snakemake, as on its command line")
         each.add_argument("--time-limit", type=int, default=3600, help="seconds for one notebook")
     commands.add_parser("sync", help="write book/notebooks from the sources")
+    record_parser = commands.add_parser("resources", help="keep time and memory of the jobs in _build, for a cluster")
+    record_parser.add_argument("--profile", default="smoke")
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "sync":
             for path in notebooks.sync():
                 print(f"updated {path.relative_to(ROOT)}")
+            return 0
+        if arguments.command == "resources":
+            print(f"wrote {cluster.record(profiles.resolve(arguments.profile)).relative_to(ROOT)}")
             return 0
         return run(arguments) if arguments.command == "run" else make_baselines(arguments)
     except (ValueError, RuntimeError, OSError) as error:
