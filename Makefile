@@ -8,15 +8,20 @@ PROFILE ?= smoke
 CHAPTERS ?=
 JOBS ?=
 DEVICE ?=
-RUN = $(PY) -m workflow run --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(DEVICE),--device $(DEVICE))
+EXECUTOR ?=
+EXECUTOR_ARGS ?=
+HOW = $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR) --executor-args="$(EXECUTOR_ARGS)")
+RUN = $(PY) -m workflow run --seed $(SEED) $(HOW) $(if $(DEVICE),--device $(DEVICE))
 
-.PHONY: help env book smoke gpu test test-all notebooks baselines bench lint clean
+.PHONY: help env book smoke gpu test test-all notebooks baselines upgrades bench lint clean
 
 help:
 	@echo "make book       everything: environment, all chapters, claims checked, pages in _build/html"
 	@echo "make test       environment, unit tests, all chapters in the smoke profile, the built pages checked"
 	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=03-t5 for some, SEED=7, JOBS=4)"
 	@echo "make baselines  the chapters over seeds, for the bands (SEEDS=20 PROFILE=smoke)"
+	@echo "make upgrades   smoke with the newest packages in our ranges, against smoke with the pinned ones"
+	@echo "                any run on a cluster: EXECUTOR=slurm JOBS=20 EXECUTOR_ARGS='--default-resources slurm_partition=…'"
 	@echo "make bench      ours against the plain way"
 	@echo "make notebooks  book/notebooks from the sources; make lint; make clean"
 
@@ -27,7 +32,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned packages into $(VENV) (a few minutes, about 2 GB)"
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[book,test,bench,hub]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[book,test,bench,hub,slurm]'
 	@touch $@
 
 book: env
@@ -49,7 +54,10 @@ notebooks: env
 	$(PY) -m workflow sync
 
 baselines: env
-	$(PY) -m workflow baselines --profile $(PROFILE) --seeds $(SEEDS) $(if $(JOBS),--jobs $(JOBS))
+	$(PY) -m workflow baselines --profile $(PROFILE) --seeds $(SEEDS) $(HOW)
+
+upgrades: env
+	bash .ci/upgrades
 
 bench: env
 	$(PY) -m benchmarks

@@ -85,7 +85,7 @@ def test_a_disk_that_fills_up(project):
         "mount -o remount,size=60m _build",
     )
     assert first.status == 1 and first.last.startswith("RED") and "No space left on device" in first.last, first.said
-    assert first.notebooks == {"02-two"} and not first.metrics.get("run", {}).get("green")
+    assert first.notebooks <= {"02-two"} and not first.metrics.get("run", {}).get("green")
     assert first.metrics.get("verdicts", {}) in ({}, {"two": "confirmed"})
     assert "Traceback" not in first.said
     assert repaired(second), second.said

@@ -162,11 +162,14 @@ def run(arguments: argparse.Namespace) -> int:
     if not done:
         result = report.stopped(result, why_stopped())
     if not arguments.chapters:
-        report.write(result, BUILD / profile)
+        try:
+            report.write(result, BUILD / profile)
+            if profile == "book":
+                shutil.copy(BUILD / profile / "metrics.json", BUILD / "metrics.json")
+        except OSError as error:
+            result = report.stopped(result, f"the reports were not written: {error.strerror}")
         if done and profile == "book":
             notebooks.write_readme_figure(run_folder(profile, arguments.seed))
-        if profile == "book":
-            shutil.copy(BUILD / profile / "metrics.json", BUILD / "metrics.json")
     held.close()
     return conclude(result, html_folder(profile) if pages else None)
 

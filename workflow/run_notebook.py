@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import resource
@@ -69,6 +70,8 @@ def run_kernel(source: Path, log: Path, scratch: str, arguments: argparse.Namesp
         raise jobs.JobError(f"cell {cell_of(error)} raised {error.ename}: {error.evalue}") from None
     except Exception as error:  # a kernel that died, or that did not start; no room for its output
         what = f"cell ? raised {type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            log.unlink(missing_ok=True)  # half a notebook helps nobody, and the reports need the room
         if jobs.out_of_memory_kills() > killed:
             what += " (the system killed a process for want of memory)"
         elif not isinstance(error, OSError) and (words := last_words(messages)):
