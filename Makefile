@@ -12,9 +12,12 @@ PROFILE ?= smoke
 CHAPTERS ?=
 JOBS ?=
 DEVICE ?=
-RUN = $(PY) -m workflow run --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(DEVICE),--device $(DEVICE))
+EXECUTOR ?=
+EXECUTOR_ARGS ?=
+HOW = $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR) --executor-args="$(EXECUTOR_ARGS)")
+RUN = $(PY) -m workflow run --seed $(SEED) $(HOW) $(if $(DEVICE),--device $(DEVICE))
 
-.PHONY: help env book smoke gpu test test-colab test-all notebooks baselines alarms report mutants bench lint clean
+.PHONY: help env book smoke gpu test test-colab test-all notebooks baselines alarms report mutants upgrades bench lint clean
 
 help:
 	@echo "make book       everything: environment, all chapters, claims checked, pages in _build/html"
@@ -25,6 +28,8 @@ help:
 	@echo "make alarms     how often a check fails on fresh seeds (FIRST=1000 SEEDS=50 PROFILE=smoke)"
 	@echo "make report     compare two runs (A=_build/smoke B=other/metrics.json)"
 	@echo "make mutants    plant defects in the mathematics; the tests must turn red (ONLY=norms for some)"
+	@echo "make upgrades   smoke with the newest packages in our ranges, against smoke with the pinned ones"
+	@echo "                any run on a cluster: EXECUTOR=slurm JOBS=20 EXECUTOR_ARGS='--default-resources slurm_partition=…'"
 	@echo "make bench      ours against the plain way"
 	@echo "make notebooks  book/notebooks from the sources; make lint; make clean"
 
@@ -35,7 +40,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned packages into $(VENV) (a few minutes, about 2 GB)"
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[book,test,bench,hub]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[book,test,bench,hub,slurm]'
 	@touch $@
 
 book: env
@@ -60,10 +65,13 @@ notebooks: env
 	$(PY) -m workflow sync
 
 baselines: env
-	$(PY) -m workflow baselines --profile $(PROFILE) --seeds $(SEEDS) $(if $(JOBS),--jobs $(JOBS))
+	$(PY) -m workflow baselines --profile $(PROFILE) --seeds $(SEEDS) $(HOW)
+
+upgrades: env
+	bash .ci/upgrades
 
 alarms: env
-	$(PY) -m workflow alarms --profile $(PROFILE) --first $(FIRST) --seeds $(if $(filter file,$(origin SEEDS)),50,$(SEEDS)) $(if $(JOBS),--jobs $(JOBS))
+	$(PY) -m workflow alarms --profile $(PROFILE) --first $(FIRST) --seeds $(if $(filter file,$(origin SEEDS)),50,$(SEEDS)) $(HOW)
 
 report: env
 	@$(PY) -m workflow report "$(A)" "$(B)"

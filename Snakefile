@@ -2,13 +2,15 @@
 # holds the lock, passes the configuration and prints what a red run is red for.
 import sys
 
-from workflow import dependencies
+from workflow import cluster, dependencies
 
 PROFILE = config["profile"]
 SEEDS = str(config["seeds"]).split()
 CHAPTERS = config["chapters"].split()
 HTML = "_build/html" if PROFILE == "book" else f"_build/{PROFILE}/html"
 PYTHON = sys.executable
+# What a job's result does not depend on: not among its params, so that another value of it makes nothing run again.
+JOB = "--threads {threads} --time-limit {time_limit} --run {run} --executor {executor}".format(**config)
 
 
 wildcard_constraints:
@@ -16,6 +18,12 @@ wildcard_constraints:
     training=r"[a-z][\w-]*",
     seed=r"\d+",
     profile=r"\w+",
+
+
+localrules:
+    html,
+    notebooks,
+    pages,
 
 
 rule html:
@@ -33,7 +41,8 @@ rule train:
     input:
         lambda wildcards: dependencies.of_training(wildcards.training),
     output:
-        "_build/{profile}/seed-{seed}/trainings/{training}/history.csv",
+        history="_build/{profile}/seed-{seed}/trainings/{training}/history.csv",
+        stats="_build/{profile}/seed-{seed}/trainings/{training}/stats.json",
     log:
         "_build/{profile}/seed-{seed}/logs/{training}.log",
     params:
@@ -41,9 +50,11 @@ rule train:
     threads: 1
     resources:
         gpu=1 if config["device"] == "cuda" else 0,
+        mem_mb=lambda wildcards: cluster.memory_mb(wildcards.training, wildcards.profile),
+        runtime=lambda wildcards: cluster.minutes(wildcards.training, wildcards.profile, int(config["time_limit"])),
     shell:
         "exec {PYTHON} -m workflow.train {wildcards.training} --profile {wildcards.profile} --seed {wildcards.seed}"
-        " --device {params.device} --threads {config[threads]} --time-limit {config[time_limit]} {output} {log}"
+        " --device {params.device} {JOB} {output.history} {output.stats} {log}"
 
 
 rule execute:
@@ -66,10 +77,11 @@ rule execute:
     threads: 1
     resources:
         gpu=1 if config["device"] == "cuda" else 0,
+        mem_mb=lambda wildcards: cluster.memory_mb(wildcards.chapter, wildcards.profile),
+        runtime=lambda wildcards: cluster.minutes(wildcards.chapter, wildcards.profile, int(config["time_limit"])),
     shell:
         "exec {PYTHON} -m workflow.run_notebook {wildcards.chapter} --profile {wildcards.profile} --seed {wildcards.seed}"
-        " --device {params.device} --threads {config[threads]} --time-limit {config[time_limit]}"
-        " {output.notebook} {output.stats} {log}"
+        " --device {params.device} {JOB} {output.notebook} {output.stats} {log}"
 
 
 rule pages:
@@ -82,4 +94,4 @@ rule pages:
         f"{HTML}/index.html",
     threads: 1
     shell:
-        "exec {PYTHON} -m workflow.stage --profile {PROFILE} --seed {SEEDS[0]}"
+        "exec {PYTHON} -m workflow.stage --profile {PROFILE} --seed {SEEDS[0]} --run {config[run]}"

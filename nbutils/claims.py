@@ -193,12 +193,12 @@ def announcement(run: Mapping[str, Any]) -> str:
 
     name = f"{run['chapter']}, profile {run['profile']} on {run['device']}"
     try:
-        times = json.loads(data.path("baselines/times.json").read_text(encoding="utf-8"))
-        timed = times[run["profile"]][run["chapter"]]
+        kept = json.loads(data.path("baselines/resources.json").read_text(encoding="utf-8"))[run["profile"]]
+        seconds = kept["jobs"][run["chapter"]]["alone_seconds"]
     except (FileNotFoundError, KeyError):
         return f"{name}: not timed yet; progress bars show what runs"
-    minutes = max(timed["seconds"] / 60, 0.1)
-    return f"{name} ({devices.hardware(run['device'])}): took {minutes:.1f} min on {timed['hardware']}"
+    took = f"{max(seconds / 60, 0.1):.1f} min on {', '.join(kept['hardware'])}"
+    return f"{name} ({devices.hardware(run['device'])}): took {took}"
 
 
 def _kept_file(run: Mapping[str, Any]) -> Path | None:

@@ -189,7 +189,8 @@ def test_records_are_kept_where_the_reader_says(tmp_path, monkeypatch):
 
 
 def test_a_chapter_alone_says_how_long_it_takes(capsys, monkeypatch, tmp_path):
-    (tmp_path / "times.json").write_text('{"smoke": {"03-t5": {"seconds": 90, "hardware": "a machine"}}}')
+    kept = {"smoke": {"hardware": ["a machine"], "jobs": {"03-t5": {"alone_seconds": 90}}}}
+    (tmp_path / "resources.json").write_text(json.dumps(kept))
     monkeypatch.setattr(claims.data, "path", lambda name: tmp_path / name.split("/")[1])
     monkeypatch.delenv("NBUTILS_BOOK", raising=False)
     claims.Ledger("03-t5", profile="smoke", seed=0, device="cpu")

@@ -36,7 +36,7 @@ def pip_section():
 
 def test_constraints_pin_all_that_the_project_names():
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"book", "test", "offline-models", "hub", "bench"}
+    assert set(extras) == {"book", "test", "offline-models", "hub", "bench", "slurm"}
     wanted = names(PROJECT["dependencies"]).union(*(names(extra) for extra in extras.values()))
     assert wanted <= set(pins()) and pins()["torch"] == "2.13.0"
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -195,7 +196,7 @@ def test_killed_in_the_middle_and_run_again(project, workflow):
 @pytest.mark.slow
 def test_killed_at_many_moments(project, workflow):
     rng = random.Random(0)
-    kill_and_repair(project, workflow, [rng.uniform(0.2, 30) for _ in range(12)])
+    kill_and_repair(project, workflow, [rng.uniform(0.2, 30) for _ in range(20)])
 
 
 def test_a_second_run_gets_one_clear_line(project, workflow):
@@ -207,7 +208,10 @@ def test_a_second_run_gets_one_clear_line(project, workflow):
     time.sleep(4)
     second = workflow(project)
     assert second.returncode == 2
-    assert second.stdout.strip() == f"error: another run is active in this checkout (process {first.pid}): wait for it"
+    assert (
+        second.stdout.strip()
+        == f"error: another run is active in this checkout (process {first.pid} on {platform.node()}): wait for it"
+    )
     assert first.wait(timeout=120) == 0
 
 

@@ -1,14 +1,17 @@
-"""Command line of the workflow: ``python -m workflow run|sync|baselines|alarms|report|times`` (the Makefile calls it)."""
+"""Command line of the workflow: ``python -m workflow run`` and others (the Makefile calls it)."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
-import json
 import os
+import platform
+import shlex
 import shutil
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -21,8 +24,11 @@ from workflow import (
     alarms,
     baselines,
     chapters,
+    cluster,
     compare,
     html_folder,
+    jobs,
+    kept,
     notebooks,
     report,
     run_folder,
@@ -36,7 +42,7 @@ def cores() -> int:
 
 
 def lock(wait: float = 3.0) -> TextIO:
-    """Take the one lock of this checkout. It goes with the process, however it ends.
+    """Take the one lock of this checkout and name the run in it. It goes with the process, however it ends.
 
     Raises:
         RuntimeError: another run holds it.
@@ -52,11 +58,11 @@ def lock(wait: float = 3.0) -> TextIO:
             if time.monotonic() > deadline:
                 held.seek(0)
                 raise RuntimeError(
-                    f"another run is active in this checkout ({held.read().strip()}): wait for it"
+                    f"another run is active in this checkout ({held.readline().strip()}): wait for it"
                 ) from None
             time.sleep(0.1)
     held.truncate(0)
-    held.write(f"process {os.getpid()}")
+    held.write(f"process {os.getpid()} on {platform.node()}\nrun-{uuid.uuid4().hex}\n")
     held.flush()
     return held
 
@@ -75,7 +81,7 @@ def check_chapters(names: Sequence[str]) -> list[str]:
 
 
 def snakemake(
-    target: str, *, profile: str, seeds: Sequence[int], device: str, names: Sequence[str], jobs: int, time_limit: int
+    target: str, *, profile: str, seeds: Sequence[int], names: Sequence[str], device: str, options: argparse.Namespace
 ) -> bool:
     """Run the workflow up to ``target`` (``html`` or ``notebooks``) in this process. True if every job succeeded."""
     from snakemake.cli import main
@@ -83,16 +89,26 @@ def snakemake(
     for seed in seeds:  # a failure told of an earlier run says nothing about this one
         for error in (run_folder(profile, seed) / "logs").glob("*.error.json"):
             error.unlink()
+    for path, why in kept.remove_unsound(profile, seeds, names):
+        if why == "damaged":
+            print(f"{path.relative_to(ROOT)} is damaged: it is made anew")
+    local = options.executor == "local"
     settings = {
         "profile": profile,
         "seeds": " ".join(map(str, seeds)),
         "device": device,
         "chapters": " ".join(names),
-        "threads": max(1, cores() // jobs),
-        "time_limit": time_limit,
+        "threads": max(1, cores() // options.jobs) if local else 1,
+        "time_limit": options.time_limit,
+        "run": jobs.holder(),
+        "executor": options.executor,
     }
-    gpus = devices.cuda_count() if device == "cuda" else 1
-    arguments = [target, "--cores", str(jobs), "--resources", f"gpu={gpus}"]
+    arguments = [target]
+    if local:
+        gpus = devices.cuda_count() if device == "cuda" else 1
+        arguments += ["--cores", str(options.jobs), "--resources", f"gpu={gpus}"]
+    else:
+        arguments += ["--executor", options.executor, "--jobs", str(options.jobs), "--local-cores", "1"]
     arguments += ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(ROOT)]
     # Our own lock is released when the process dies; Snakemake's is not. Content decides, whatever its size.
     arguments += ["--keep-going", "--nolock", "--rerun-incomplete", "--max-checksum-file-size", "100MB"]
@@ -106,58 +122,94 @@ def snakemake(
     ]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     try:
-        main(arguments)
+        main([*arguments, *shlex.split(options.executor_args)])
     except SystemExit as end:
         return not end.code
     return True
 
 
+def where(options: argparse.Namespace, profile: str) -> str:
+    """The device of a run. On a cluster only the scheduler knows where the GPUs are, so there nothing is looked for."""
+    asked = getattr(options, "device", "") or ("cuda" if profile == "gpu" else "cpu")
+    if options.executor != "local" and asked == "cuda":
+        return asked
+    return devices.resolve(asked)
+
+
+def why_stopped() -> str:
+    """Why a workflow ended without a job that says so: most often there is no room, or no leave, to write."""
+    for folder in (BUILD, ROOT / ".snakemake"):
+        probe = folder / f".probe-{os.getpid()}"
+        try:
+            probe.write_bytes(bytes(1 << 16))
+        except OSError as error:
+            return f"the workflow stopped before its end: {error.strerror} ({folder.relative_to(ROOT)})"
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink(missing_ok=True)
+    return "the workflow stopped before its end: see the messages above"
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Execute the chapters of a profile, check their claims and, unless told otherwise, render the pages."""
     profile = profiles.resolve(arguments.profile)
-    device = devices.resolve(arguments.device or ("cuda" if profile == "gpu" else "cpu"))
+    device = where(arguments, profile)
     names = check_chapters(arguments.chapters)
     if not 0 <= arguments.seed < 2**31:
         raise ValueError(f"seed {arguments.seed}: a seed is a whole number from 0 to {2**31 - 1}")
     held = lock()
     for path in notebooks.sync():
         print(f"updated {path.relative_to(ROOT)}")
+    if not arguments.chapters:
+        summaries.withdraw(BUILD / profile)
+        if profile == "book":
+            (BUILD / "metrics.json").unlink(missing_ok=True)
     pages = arguments.html and not arguments.chapters
     done = snakemake(
         "html" if pages else "notebooks",
         profile=profile,
         seeds=[arguments.seed],
-        device=device,
         names=names,
-        jobs=arguments.jobs,
-        time_limit=arguments.time_limit,
+        device=device,
+        options=arguments,
     )
     result = report.collect(profile, arguments.seed, names)
+    if not done:
+        result = report.stopped(result, why_stopped())
     if not arguments.chapters:
-        summaries.write(result, BUILD / profile)
+        try:
+            summaries.write(result, BUILD / profile)
+            if profile == "book":
+                shutil.copy(BUILD / profile / "metrics.json", BUILD / "metrics.json")
+        except OSError as error:
+            result = report.stopped(result, f"the reports were not written: {error.strerror}")
         if done and profile == "book":
             notebooks.write_readme_figure(run_folder(profile, arguments.seed))
-        if profile == "book":
-            shutil.copy(BUILD / profile / "metrics.json", BUILD / "metrics.json")
     held.close()
-    return conclude(result, done, html_folder(profile) if pages else None)
+    return conclude(result, html_folder(profile) if pages else None)
 
 
-def conclude(result: report.Report, done: bool, pages: Path | None) -> int:
-    """Print the last lines of a run and return its exit status: 0 only if all ran and every claim came out as kept."""
+def conclude(result: report.Report, pages: Path | None) -> int:
+    """Print the last lines of a run and return its exit status: 0 only if all ran and every claim came out as kept.
+
+    The very last line of a red run names the first cause, for those who see no more than that line.
+    """
     if result.problems:
+        first = result.problems[0]
         print(report.table(result.problems))
-        names = sorted({problem.chapter for problem in result.problems})
-        command = report.again(result.run["profile"], result.run["seed"], result.run["device"], names)
-        print(f"RED: {len(result.problems)} problem(s) in profile {result.run['profile']}; to run it again: {command}")
         for chapter in {problem.chapter for problem in result.problems if not problem.claim}:
             logs = run_folder(result.run["profile"], result.run["seed"]) / "logs"
             for log in (logs / f"{chapter}.ipynb", logs / f"{chapter}.log"):
                 if log.exists():
                     print(f"What failed, with its traceback: {log.relative_to(ROOT)}")
-        return 1
-    if not done:
-        print("RED: every claim holds, but the pages were not rendered; see the messages above")
+        cause = " ".join(filter(None, (first.claim, first.what)))
+        measured = f" (measured {first.measured}, band {first.band})" if first.measured else ""
+        count = f"{len(result.problems)} problem(s) in profile {result.run['profile']}"
+        names = sorted({problem.chapter for problem in result.problems})
+        print(
+            f"to run it again: {report.again(result.run['profile'], result.run['seed'], result.run['device'], names)}"
+        )
+        print(f"RED: {count}; the first: {first.chapter}: {cause}{measured}")
         return 1
     counts = ", ".join(f"{count} {name}" for name, count in sorted(result.run["verdict_counts"].items()))
     print(f"GREEN: {len(result.records)} checks hold; {counts}")
@@ -171,43 +223,28 @@ def make_baselines(arguments: argparse.Namespace) -> int:
     if arguments.seeds < 3:
         raise ValueError(f"--seeds {arguments.seeds}: a spread needs at least 3")
     profile = profiles.resolve(arguments.profile)
-    device = devices.resolve("cuda" if profile == "gpu" else "cpu")
+    device = where(arguments, profile)
     seeds, names = range(1, arguments.seeds + 1), chapters()
     held = lock()
     done = snakemake(
         "notebooks",
         profile=profile,
         seeds=seeds,
-        device=device,
         names=names,
-        jobs=arguments.jobs,
-        time_limit=arguments.time_limit,
+        device=device,
+        options=arguments,
     )
     if not done:
-        print("RED: not every notebook ran to its end; the baselines are as they were")
+        told = [jobs.told(run_folder(profile, seed) / "logs") for seed in seeds]
+        causes = [
+            f"seed {seed}, {job}: {what}" for seed, said in zip(seeds, told, strict=True) for job, what in said.items()
+        ]
+        cause = causes[0] if causes else why_stopped()
+        print(f"RED: not every notebook ran to its end; the baselines are as they were; the first: {cause}")
         return 1
     path = baselines.write(profile, seeds, names)
     held.close()
     print(f"wrote {path.relative_to(ROOT)} from {len(seeds)} seeds")
-    return 0
-
-
-def keep_times(profile: str) -> int:
-    """Keep how long each chapter of the last run took, for the line that a chapter prints where it runs alone."""
-    file = ROOT / "tests" / "baselines" / "times.json"
-    times = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    folder = run_folder(profile, 0)
-    found = {
-        name: json.loads((folder / f"{name}.json").read_text())
-        for name in chapters()
-        if (folder / f"{name}.json").exists()
-    }
-    if not found:
-        raise ValueError(f"no chapter of profile {profile} has been run with seed 0 here")
-    kept = {name: {"seconds": round(of["seconds"]), "hardware": of["hardware"]} for name, of in found.items()}
-    times[profile] = times.get(profile, {}) | kept
-    file.write_text(json.dumps(times, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    print(f"wrote {len(kept)} times to {file.relative_to(ROOT)}")
     return 0
 
 
@@ -219,14 +256,9 @@ def measure_alarms(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--first {arguments.first} --seeds {arguments.seeds}: seeds start at 0, and one is needed")
     if not arguments.build:
         held = lock()
+        device = where(arguments, profile)
         snakemake(  # what failed has no notebook, and counts
-            "notebooks",
-            profile=profile,
-            seeds=seeds,
-            device=devices.resolve("cuda" if profile == "gpu" else "cpu"),
-            names=names,
-            jobs=arguments.jobs,
-            time_limit=arguments.time_limit,
+            "notebooks", profile=profile, seeds=seeds, names=names, device=device, options=arguments
         )
         held.close()
     found = alarms.measure(profile, seeds, names, Path(arguments.build or BUILD))
@@ -258,10 +290,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     compare_parser.add_argument("b", type=Path)
     for each in (run_parser, seeds_parser, alarms_parser):
         each.add_argument("--jobs", type=int, default=min(2, cores()), help="notebooks at once")
+        each.add_argument("--executor", default="local", help="a Snakemake executor plugin, such as slurm")
+        each.add_argument("--executor-args", default="", help="more arguments for Snakemake, as on its command line")
         each.add_argument("--time-limit", type=int, default=3600, help="seconds for one notebook")
     commands.add_parser("sync", help="write book/notebooks from the sources")
-    times_parser = commands.add_parser("times", help="keep the last run's times in tests/baselines/times.json")
-    times_parser.add_argument("--profile", default="book")
+    record_parser = commands.add_parser("resources", help="keep time and memory of the jobs in _build")
+    record_parser.add_argument("--profile", default="smoke")
     arguments = parser.parse_args(argv)
     try:
         match arguments.command:
@@ -269,8 +303,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for path in notebooks.sync():
                     print(f"updated {path.relative_to(ROOT)}")
                 return 0
-            case "times":
-                return keep_times(arguments.profile)
+            case "resources":
+                print(f"wrote {cluster.record(profiles.resolve(arguments.profile)).relative_to(ROOT)}")
+                return 0
             case "report":
                 return compare.run(arguments.a, arguments.b)
             case "alarms":

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from workflow import ROOT, report, run_folder
+from workflow import ROOT, jobs, report, run_folder
 
 
 def summarise(runs: Iterable[Sequence[report.Record]]) -> dict[str, dict]:
@@ -65,5 +65,5 @@ def write(profile: str, seeds: Iterable[int], chapters: Sequence[str]) -> Path:
         **machines(run_folder(profile, seed) / f"{chapter}.json" for seed in seeds for chapter in chapters),
         "checks": summarise(runs),
     }
-    target.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    jobs.put(target, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     return target

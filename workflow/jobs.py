@@ -1,4 +1,4 @@
-"""What every job of the workflow does: die with its parent, hold one GPU, keep to its time, write in one step."""
+"""What every job of the workflow does: die with its run, hold one GPU, keep to its time, say why it failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,15 +23,27 @@ from nbutils import device
 from workflow import BUILD, ROOT
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+KILLED = "its job was killed before its end: by hand, for want of memory, or by a limit of the scheduler"
+BLOCK = 4096  # bytes of an error file, one block of most file systems
 
 
-def die_with_parent(interval: float = 0.3) -> None:
-    """End this process and its children once its parent is gone: a killed run must not leave writers behind."""
+class JobError(Exception):
+    """Why a job failed, as one sentence for the reader of a red run."""
+
+
+def die_with_run(run: str = "", interval: float = 0.3) -> None:
+    """End this process and its children once its parent is gone or another run has taken the checkout.
+
+    A killed run must not leave writers behind. On one machine the parent tells. On a cluster a job's parent is the
+    scheduler's, which outlives the run; there the next run tells, by its name in the lock (see ``holder``).
+    """
     parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        beats = 0
+        while os.getppid() == parent and (beats % 10 or not run or holder() in ("", run)):
             time.sleep(interval)
+            beats += 1
         for child in psutil.Process().children(recursive=True):
             child.kill()
         os._exit(1)
@@ -39,8 +51,16 @@ def die_with_parent(interval: float = 0.3) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def holder() -> str:
+    """Name of the run that took this checkout last, from the second line of its lock; "" where there is none."""
+    try:
+        return "".join((BUILD / ".lock").read_text(encoding="utf-8").splitlines()[1:2])
+    except OSError:
+        return ""
+
+
 @contextmanager
-def gpu_slot(count: int):
+def gpu_slot(count: int) -> Iterator[int]:
     """Hold one GPU for this job: the first whose lock is free, shown to the kernel as its only one."""
     BUILD.mkdir(exist_ok=True)
     while True:
@@ -57,7 +77,7 @@ def gpu_slot(count: int):
 
 
 @contextmanager
-def kernel_messages(file: Path):
+def kernel_messages(file: Path) -> Iterator[None]:
     """What the kernel and papermill write to the standard error goes to a file, to be looked up."""
     sys.stderr.flush()
     kept = os.dup(2)
@@ -74,23 +94,62 @@ def kernel_messages(file: Path):
 def put(target: Path, text: str) -> None:
     """Write a file in one step: a reader sees the old one or the whole new one."""
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, target)
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
-def fail(error_file: Path, job: str, where: str, error: str) -> None:
-    """Leave a file that says what failed and where, and end this process."""
-    error = " ".join(error.split())[:500]
-    put(error_file, json.dumps({"job": job, "where": where, "error": error}) + "\n")
-    print(f"{job}, {where}: {error}", file=sys.stderr)
-    raise SystemExit(1)
+def tell(error_file: Path, job: str, what: str) -> None:
+    """Say in a file why a job has no result. It is written over in place: a full disk has no room for more."""
+    text = json.dumps({"job": job, "what": " ".join(what.split())[:500]})
+    with open(error_file, "r+" if error_file.exists() else "w", encoding="utf-8") as file:
+        file.write(text.ljust(BLOCK - 1) + "\n")
+
+
+def told(folder: Path) -> dict[str, str]:
+    """Why the jobs of a run failed, by job, from the files in its ``logs``. One without words is of a killed job."""
+    said = {}
+    for file in sorted(folder.glob("*.error.json")):
+        try:
+            error = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError:
+            error = {"job": file.name.removesuffix(".error.json"), "what": KILLED}
+        said[error["job"]] = error["what"]
+    return said
+
+
+@contextmanager
+def telling(error_file: Path, job: str) -> Iterator[None]:
+    """Leave a file that says why the job failed, unless it reaches its end; a killed one has said so beforehand."""
+    try:
+        error_file.parent.mkdir(parents=True, exist_ok=True)
+        tell(error_file, job, KILLED)
+        yield
+    except Exception as error:
+        what = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
+        print(f"{job}: {' '.join(what.split())[:500]}", file=sys.stderr, flush=True)
+        if error_file.exists():
+            tell(error_file, job, what)
+        raise SystemExit(1) from None
+    error_file.unlink()
+
+
+def out_of_memory_kills() -> int:
+    """How many processes Linux has killed for want of memory since it started; 0 where it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
 def set_environment(threads: int) -> None:
-    """Threads, the checkout first on the path, and a fixed hash seed, for this process' children."""
+    """Threads, the checkout first on the path, a fixed hash seed and this environment's kernel, for children."""
     os.environ.update({name: str(threads) for name in THREADS})
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    os.environ.update(PYTHONPATH=path, PYTHONHASHSEED="0", NBUTILS_BOOK="1")
+    os.environ.update(PYTHONPATH=path, PYTHONHASHSEED="0", NBUTILS_BOOK="1", JUPYTER_PREFER_ENV_PATH="1")
 
 
 def limit_time(seconds: int) -> None:
@@ -129,15 +188,23 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--device", required=True)
     made.add_argument("--threads", type=int, default=1)
     made.add_argument("--time-limit", type=int, default=3600, help="seconds for the whole job")
+    made.add_argument("--run", default="", help="name of the run that this job belongs to, as in the lock")
+    made.add_argument("--executor", default="local", help="who starts the jobs; another than local also gives the GPU")
+    for name in ("output", "stats", "log"):
+        made.add_argument(name)
     return made
 
 
 def start(execute: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> None:
-    """Run a job that dies with its parent, on one GPU of its own or on none."""
-    die_with_parent()
-    if arguments.device == "cuda":
-        with gpu_slot(max(1, device.cuda_count())):
+    """Run a job that dies with its run, on one GPU of its own or on none."""
+    die_with_run(arguments.run)
+    with telling(Path(arguments.log).with_suffix(".error.json"), arguments.name):
+        set_environment(arguments.threads)
+        if arguments.device != "cuda":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
             execute(arguments)
-    else:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        execute(arguments)
+        elif arguments.executor == "local":
+            with gpu_slot(max(1, device.cuda_count())):
+                execute(arguments)
+        else:  # a cluster's scheduler has chosen the GPU, and the locks here know nothing of other machines
+            execute(arguments)

@@ -17,7 +17,7 @@ import nbformat
 import yaml
 
 from nbutils.claims import MIME, VERDICTS, Record, baseline, format_band, format_number, verdict
-from workflow import ROOT, dependencies, run_folder
+from workflow import ROOT, dependencies, jobs, run_folder
 from workflow import chapters as all_chapters
 
 FIELDS = {"id", "chapters", "source", "statement", "corrected", "ours", "planned"}
@@ -147,8 +147,7 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
     """Read what the executed notebooks of one run say. A chapter without a result is a problem that names its cell."""
     folder = run_folder(profile, seed)
     records, stats, ran, failed = [], [], [], []
-    errors = [json.loads(file.read_text(encoding="utf-8")) for file in sorted((folder / "logs").glob("*.error.json"))]
-    said = {error["job"]: f"{error['where']} raised {error['error']}" for error in errors}
+    said = jobs.told(folder / "logs")
     failed += [Problem(job, "", what) for job, what in said.items() if job not in all_chapters()]  # shared trainings
     for chapter in chapters:
         notebook, missing = folder / f"{chapter}.ipynb", sorted(set(said) & set(dependencies.trainings_of(chapter)))
@@ -161,7 +160,7 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
             records += records_of(notebook)
             stats.append(json.loads((folder / f"{chapter}.json").read_text(encoding="utf-8")))
         else:
-            failed.append(Problem(chapter, "", "no result: its job was killed, or did not start"))
+            failed.append(Problem(chapter, "", "no result: its job did not start, or left no word"))
     verdicts, problems = audit(load_claims(), load_verdicts(), records, ran, all_chapters())
     run = {
         "profile": profile,
@@ -176,6 +175,12 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
         "green": not (failed or problems),
     }
     return Report(run, records, verdicts, failed + problems, stats)
+
+
+def stopped(report: Report, why: str) -> Report:
+    """The report of a run whose workflow did not reach its end; red, whatever the notebooks say."""
+    problems = report.problems or [Problem("workflow", "", why)]
+    return report._replace(problems=problems, run={**report.run, "green": False})
 
 
 def table(problems: Sequence[Problem]) -> str:

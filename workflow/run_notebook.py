@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
+import errno
 import json
 import os
 import resource
@@ -18,52 +18,76 @@ import nbformat
 import papermill
 from papermill.exceptions import PapermillExecutionError
 
-from workflow import ROOT, dependencies, jobs, notebooks
+from workflow import ROOT, jobs, kept, notebooks
 
 
 def execute(arguments: argparse.Namespace) -> None:
     """Run the notebook into the log file, then move it and its statistics into place, each in one step."""
     chapter, log = arguments.name, Path(arguments.log)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    error_file = log.with_suffix(".error.json")
-    error_file.unlink(missing_ok=True)
-    jobs.set_environment(arguments.threads)
     os.environ["NBUTILS_TRAININGS"] = str(Path(arguments.output).resolve().parent / "trainings")
-    started, made_from = datetime.now(UTC), digest(chapter)
-    jobs.limit_time(arguments.time_limit)
+    started, made_from = datetime.now(UTC), kept.sources_of_chapter(chapter, arguments.profile)
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / f"{chapter}.ipynb"
         nbformat.write(notebooks.executable(ROOT / "book" / f"{chapter}.md"), source)
-        try:
-            with jobs.kernel_messages(log.with_suffix(".stderr")):
-                papermill.execute_notebook(
-                    source,
-                    log,
-                    parameters={"profile": arguments.profile, "seed": arguments.seed, "device": arguments.device},
-                    kernel_name="python3",
-                    cwd=scratch,
-                    progress_bar=False,
-                    start_timeout=120,
-                )
-        except TimeoutError:
-            jobs.fail(error_file, chapter, "cell ?", f"TimeoutError: not finished after {arguments.time_limit} s")
-        except PapermillExecutionError as error:
-            jobs.fail(error_file, chapter, f"cell {cell_of(error)}", f"{error.ename}: {error.evalue}")
-        except Exception as error:  # a kernel that died, or that did not start
-            jobs.fail(error_file, chapter, "cell ?", f"{type(error).__name__}: {error}")
-        jobs.limit_time(0)
-    if digest(chapter) != made_from:  # Snakemake would take the old result for that of the new text
-        jobs.fail(error_file, chapter, "cell ?", "the chapter or a module of it changed while it ran: run it again")
-    stats = {"chapter": chapter, **jobs.statistics(arguments, started, resource.RUSAGE_CHILDREN)}
+        run_kernel(source, log, scratch, arguments)
+    if kept.sources_of_chapter(chapter, arguments.profile) != made_from:
+        # Snakemake would take the old result for that of the new text
+        raise jobs.JobError("cell ? raised: the chapter or a module of it changed while it ran: run it again")
+    notebook = log.read_text(encoding="utf-8")
+    stats = {
+        "chapter": chapter,
+        **jobs.statistics(arguments, started, resource.RUSAGE_CHILDREN),
+        "made_from": made_from,
+        "files": {Path(arguments.output).name: kept.digest(notebook.encode())},
+    }
     jobs.put(Path(arguments.stats), json.dumps(stats, indent=1) + "\n")
-    jobs.put(Path(arguments.output), log.read_text(encoding="utf-8"))
+    jobs.put(Path(arguments.output), notebook)
     print(f"{chapter}, seed {arguments.seed}: {stats['seconds']:.1f} s, {stats['peak_mb']:.0f} MB", flush=True)
 
 
-def digest(chapter: str) -> str:
-    """SHA-256 of the chapter's text and of all that it is made from."""
-    files = (ROOT / name for name in (f"book/{chapter}.md", *dependencies.of_chapter(chapter)))
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
+def run_kernel(source: Path, log: Path, scratch: str, arguments: argparse.Namespace) -> None:
+    """Execute ``source`` into ``log``.
+
+    Raises:
+        JobError: a cell raised, the time was up, or the kernel died or did not start.
+    """
+    messages, killed = log.with_suffix(".stderr"), jobs.out_of_memory_kills()
+    jobs.limit_time(arguments.time_limit)
+    try:
+        with jobs.kernel_messages(messages):
+            papermill.execute_notebook(
+                source,
+                log,
+                parameters={"profile": arguments.profile, "seed": arguments.seed, "device": arguments.device},
+                kernel_name="python3",
+                cwd=scratch,
+                progress_bar=False,
+                start_timeout=120,
+            )
+    except TimeoutError:
+        raise jobs.JobError(f"cell ? raised TimeoutError: not finished after {arguments.time_limit} s") from None
+    except PapermillExecutionError as error:
+        raise jobs.JobError(f"cell {cell_of(error)} raised {error.ename}: {error.evalue}") from None
+    except Exception as error:  # a kernel that died, or that did not start; no room for its output
+        what = f"cell ? raised {type(error).__name__}: {error}"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            log.unlink(missing_ok=True)  # half a notebook helps nobody, and the reports need the room
+        if jobs.out_of_memory_kills() > killed:
+            what += " (the system killed a process for want of memory)"
+        elif not isinstance(error, OSError) and (words := last_words(messages)):
+            what += f" ({words})"
+        raise jobs.JobError(what) from None
+    finally:
+        jobs.limit_time(0)
+
+
+def last_words(messages: Path) -> str:
+    """The last error that a dead kernel wrote, as one line: ``ModuleNotFoundError: …``; "" if it wrote none."""
+    lines = messages.read_text(encoding="utf-8", errors="replace").splitlines()
+    names = [
+        line.strip() for line in lines if line.partition(":")[0].endswith(("Error", "Exception")) or "No module" in line
+    ]
+    return names[-1] if names else ""
 
 
 def cell_of(error: PapermillExecutionError) -> str:
@@ -73,10 +97,7 @@ def cell_of(error: PapermillExecutionError) -> str:
 
 
 def main() -> None:
-    parser = jobs.parser(__doc__)
-    for name in ("output", "stats", "log"):
-        parser.add_argument(name)
-    jobs.start(execute, parser.parse_args())
+    jobs.start(execute, jobs.parser(__doc__).parse_args())
 
 
 if __name__ == "__main__":

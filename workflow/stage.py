@@ -22,7 +22,7 @@ import yaml
 
 import nbutils
 from workflow import BUILD, ROOT, alarms, chapters, html_folder, report, run_folder
-from workflow.jobs import die_with_parent
+from workflow.jobs import JobError, die_with_run, telling
 
 VERDICT_ORDER = ("confirmed", "refined", "refuted", "open", "failed")
 
@@ -262,7 +262,7 @@ def render(source: Path, target: Path, log: Path) -> None:
     """Build the pages beside their place and move them there when they are whole.
 
     Raises:
-        SystemExit: Jupyter Book found an error or a warning; its last lines are printed.
+        JobError: Jupyter Book found an error or a warning; its last lines are printed.
     """
     output = source.parent / "rendered"
     shutil.rmtree(output, ignore_errors=True)
@@ -274,8 +274,8 @@ def render(source: Path, target: Path, log: Path) -> None:
     if done.returncode:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         told = [line for line in lines if "WARNING" in line or "ERROR" in line] or lines[-30:]
-        print("\n".join(told), f"\nJupyter Book failed; its log: {log.relative_to(ROOT)}", file=sys.stderr)
-        raise SystemExit(1)
+        print("\n".join(told), file=sys.stderr)
+        raise JobError(f"not rendered: {told[-1] if told else 'no message'} (log: {log.relative_to(ROOT)})")
     shutil.rmtree(target, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     (output / "_build" / "html").rename(target)
@@ -286,11 +286,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", required=True)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--run", default="", help="name of the run, as in the lock")
     arguments = parser.parse_args()
-    die_with_parent()
+    die_with_run(arguments.run)
     folder = BUILD / arguments.profile
-    stage(arguments.profile, arguments.seed, folder / "source")
-    render(folder / "source", html_folder(arguments.profile), folder / "jupyter-book.log")
+    with telling(run_folder(arguments.profile, arguments.seed) / "logs" / "pages.error.json", "pages"):
+        stage(arguments.profile, arguments.seed, folder / "source")
+        render(folder / "source", html_folder(arguments.profile), folder / "jupyter-book.log")
 
 
 if __name__ == "__main__":

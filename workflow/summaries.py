@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from nbutils.claims import Record, format_band, format_number
+from workflow import jobs
 from workflow.report import Problem, Report, again, baseline_of, format_baseline, load_claims
 
 
 def write(report: Report, folder: Path) -> None:
     """Write ``metrics.json``, ``junit.xml`` and ``summary.md`` of a run."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "metrics.json").write_text(
-        json.dumps(metrics(report), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
-    (folder / "junit.xml").write_bytes(junit(report))
-    (folder / "summary.md").write_text(markdown(report), encoding="utf-8")
+    jobs.put(folder / "metrics.json", json.dumps(metrics(report), indent=1, ensure_ascii=False) + "\n")
+    jobs.put(folder / "junit.xml", junit(report).decode())
+    jobs.put(folder / "summary.md", markdown(report))
+
+
+def withdraw(folder: Path) -> None:
+    """Remove the reports of an earlier run, so that one which does not get to its end leaves none."""
+    for name in ("metrics.json", "junit.xml", "summary.md"):
+        (folder / name).unlink(missing_ok=True)
 
 
 def metrics(report: Report) -> dict[str, Any]:

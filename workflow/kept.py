@@ -1,0 +1,77 @@
+"""Results kept from earlier runs: does each stand as its job wrote it, and is it made from today's text?
+
+Snakemake sees that a file is there and what it was made from. It does not see a file cut short by a crash of the
+machine, or changed by hand; and where it cannot start its work, results of an older text would still lie there to be
+counted. So what is not sound goes before the workflow starts, and is made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from workflow import ROOT, dependencies, run_folder
+
+
+def digest(content: bytes) -> str:
+    """SHA-256 in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file in a folder but its ``stats.json``, by path in the folder."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / "stats.json")
+    return {str(path.relative_to(folder)): digest(path.read_bytes()) for path in files}
+
+
+def sources_of_chapter(chapter: str, profile: str) -> str:
+    """SHA-256 of all that a chapter's result depends on: its text, modules, data, bands and its trainings' modules."""
+    files = [f"book/{chapter}.md", *dependencies.of_chapter(chapter)]
+    for training in dependencies.trainings_of(chapter):
+        files += dependencies.of_training(training)
+    parts = [(ROOT / name).read_bytes() for name in files]
+    return digest(b"\0".join([*parts, dependencies.baseline_of(chapter, profile).encode()]))
+
+
+def sources_of_training(training: str) -> str:
+    """SHA-256 of all that a shared training depends on."""
+    return digest(b"\0".join((ROOT / name).read_bytes() for name in dependencies.of_training(training)))
+
+
+def fault(folder: Path, stats: Path, made_from: str) -> str:
+    """Why a kept result must not count: "damaged" or "of an older text"; "" if it is sound."""
+    try:
+        said = json.loads(stats.read_text(encoding="utf-8"))
+        for name, expected in said["files"].items():
+            if digest((folder / name).read_bytes()) != expected:
+                return "damaged"
+        return "" if said["made_from"] == made_from else "of an older text"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "damaged"
+
+
+def remove_unsound(profile: str, seeds: Iterable[int], chapters: Sequence[str]) -> Iterator[tuple[Path, str]]:
+    """Remove every kept notebook and training of these chapters that is not sound. Yields each, and why.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    trainings = sorted({name for chapter in chapters for name in dependencies.trainings_of(chapter)})
+    texts = {chapter: sources_of_chapter(chapter, profile) for chapter in chapters}
+    recipes = {name: sources_of_training(name) for name in trainings}
+    for seed in seeds:
+        run = run_folder(profile, seed)
+        for name in trainings:
+            folder = run / "trainings" / name
+            if folder.exists() and (why := fault(folder, folder / "stats.json", recipes[name])):
+                shutil.rmtree(folder)
+                yield folder, why
+        for chapter in chapters:
+            notebook, stats = run / f"{chapter}.ipynb", run / f"{chapter}.json"
+            if (notebook.exists() or stats.exists()) and (why := fault(run, stats, texts[chapter])):
+                notebook.unlink(missing_ok=True)
+                stats.unlink(missing_ok=True)
+                yield notebook, why
