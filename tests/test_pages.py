@@ -1,19 +1,22 @@
 """The built pages: links, numbers, captions, buttons; and in a browser, from disk, without a network."""
 
 import copy
+import gzip
 import json
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+import axe_playwright_python
 import pytest
 import yaml
 from bs4 import BeautifulSoup
 from playwright.sync_api import sync_playwright
 
 from workflow import ROOT, chapters, report
-from workflow.stage import configuration, fill, placeholders
+from workflow.stage import VERDICT_ORDER, configuration, fill, placeholders
 
 PAGES = ("index", *chapters(), "scorecard", "errata", "running", "run", "api", "bibliography")
 
@@ -172,6 +175,50 @@ def test_placeholder_for_nothing_is_an_error(smoke):
         fill("{{ glue:03-t5:nothing }}", value)
 
 
+def test_repository_and_issue_buttons(soups):
+    url = configuration()["repository"]["url"]
+    for page, soup in soups.items():
+        links = {link["href"] for link in soup.select("header a[href], .article-header-buttons a[href]")}
+        assert url in links, page
+        assert any(link.startswith(f"{url}/issues/new") and f"{page}.html" in link for link in links), page
+
+
+# In a browser. Each page is loaded once, and then looked at in two widths and two schemes.
+
+WIDTHS, SCHEMES = (1280, 380), ("light", "dark")
+LOOKS = [(width, scheme) for width in WIDTHS for scheme in SCHEMES]
+SCROLLS = "pre, div.math, mjx-container, .wide-table, .pst-scrollable-table-container, .cell_output .text_html"
+
+# Elements of prose that stick out of the window, and places that scroll sideways but should not.
+SIDEWAYS = """scrolls => {
+  const name = e => e.tagName + "." + e.className + ": " + e.textContent.trim().slice(0, 60);
+  const out = [...document.querySelectorAll("main :is(p, li, h1, h2, h3, h4, dt, dd, figcaption, img, svg, table)")]
+    .filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(scrolls) && !e.closest(".headerlink"));
+  const moving = [...document.querySelectorAll("main, main *")].filter(e => e.scrollWidth > e.clientWidth + 1
+    && /auto|scroll/.test(getComputedStyle(e).overflowX) && !e.closest(scrolls));
+  const whole = document.documentElement.scrollWidth > innerWidth + 1 ? ["the page"] : [];
+  return [...whole, ...out.map(name), ...moving.map(name)];
+}"""
+# Tables that scroll sideways and do not show it. Scroll shadows are a background image.
+NO_HINT = """() => [...document.querySelectorAll("main table")].flatMap(table => {
+  let box = table;
+  while (box && !/auto|scroll/.test(getComputedStyle(box).overflowX)) box = box.parentElement;
+  const hidden = box && box.scrollWidth > box.clientWidth + 1;
+  const hinted = hidden && getComputedStyle(box).backgroundImage.includes("gradient");
+  return hidden && !hinted ? [table.className + ": " + table.textContent.trim().slice(0, 60)] : [];
+})"""
+AXE = """async rules => {
+  const options = {resultTypes: ["violations"], ...(rules ? {runOnly: rules} : {})};
+  const found = await axe.run({exclude: [["mjx-container"]]}, options);
+  return found.violations.filter(v => ["serious", "critical"].includes(v.impact))
+    .map(v => v.id + ": " + v.nodes.slice(0, 3).map(n => n.html.slice(0, 160) + " " + n.any.map(a => a.message)));
+}"""
+MATH_DONE = """async () => {
+  if (document.querySelector("script[src*=mathjax]")) await MathJax.startup.promise;
+  await document.fonts.ready;
+}"""
+
+
 @pytest.fixture(scope="module")
 def browser(chromium):
     quiet = [
@@ -187,34 +234,174 @@ def browser(chromium):
         opened.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+class Window:
+    """One browser tab that notes what pages say in the console and which files they ask for."""
+
+    def __init__(self, browser, html):
+        self.html, self.said, self.asked = html, [], []
+        self.page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+        self.page.on("console", lambda m: self.said.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+
+    def open(self, name, width=1280, scheme="light"):
+        self.said.clear()
+        self.asked.clear()
+        self.look(width, scheme)
+        self.page.goto((self.html / name).as_uri())
+        self.page.evaluate(MATH_DONE)
+        return self.page
+
+    def look(self, width, scheme):
+        self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.emulate_media(color_scheme=scheme)
+
+
+@pytest.fixture(scope="module")
+def window(browser, html):
+    return Window(browser, html)
+
+
+@pytest.fixture(scope="module")
+def weights(html):
+    """Size of a file as a server sends it: text in gzip, fonts and images as they are."""
+    return cache(lambda path: min(len(gzip.compress(Path(path).read_bytes())), Path(path).stat().st_size))
+
+
 @pytest.mark.parametrize("name", PAGES)
-def test_page_in_a_browser(browser, html, name, width, scheme):
-    """From disk, without a network: no error, no request to another host, no prose that scrolls sideways."""
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    said, asked = [], []
-    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
-    page.goto((html / f"{name}.html").as_uri())
-    page.wait_for_load_state("networkidle")
-    if name in chapters():
-        page.wait_for_selector("mjx-container", timeout=20_000)
-    assert said == []
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth + 1"), "the page scrolls sideways"
+def test_page_in_a_browser(window, html, soups, weights, name):
+    """From disk, without a network, wide and narrow, light and dark."""
+    turn = PAGES.index(name) % len(LOOKS)  # another look at loading for each page
+    looks = LOOKS[turn:] + LOOKS[:turn]
+    page = window.open(f"{name}.html", *looks[0])
+    page.evaluate((Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
+    for width, scheme in looks:
+        window.look(width, scheme)
+        page.wait_for_function("scheme => document.documentElement.dataset.theme === scheme", arg=scheme)
+        assert page.evaluate(SIDEWAYS, SCROLLS) == [], (width, scheme)
+        assert page.evaluate(NO_HINT) == [], (width, scheme)
+        if (width, scheme) in ((1280, "light"), (380, "dark")):
+            assert page.evaluate(AXE, None) == [], (width, scheme)
+        elif width == 1280:
+            assert page.evaluate(AXE, ["color-contrast"]) == [], (width, scheme)
+    assert window.said == []
+    assert [url for url in window.asked if not url.startswith(("file:", "data:"))] == []
     assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)"), "an image did not load"
     assert page.evaluate("document.querySelectorAll('mjx-merror').length") == 0
-    assert page.evaluate("document.documentElement.dataset.theme") == scheme
-    page.close()
+    wanted = len(soups[name].select("main span.math, main div.math"))
+    assert page.evaluate("document.querySelectorAll('main mjx-container').length") >= wanted
+    files = {unquote(urlparse(url).path) for url in window.asked if url.startswith("file:")}
+    assert sum(map(weights, files)) < (400_000 if name == "index" else 1_000_000), "gzipped, with all it loads"
 
 
-def test_mathematics_is_typeset(browser, html, soups):
-    page = browser.new_page()
-    page.goto((html / "01-random-walk.html").as_uri())
-    page.wait_for_selector("mjx-container", timeout=20_000)
-    page.wait_for_load_state("networkidle")
-    wanted = len(soups["01-random-walk"].select("main span.math, main div.math"))
-    assert page.evaluate("document.querySelectorAll('main mjx-container').length") >= wanted > 40
-    page.close()
+def test_search_finds_a_theorem(window):
+    page = window.open("search.html?q=Theorem+4")
+    page.wait_for_selector("#search-results ul.search li a", timeout=20_000)
+    found = page.locator("#search-results ul.search li a").evaluate_all("links => links.map(l => l.href)")
+    assert any("10-vanishing-steps.html" in link for link in found)
+    assert [url for url in window.asked if not url.startswith(("file:", "data:"))] == [] and window.said == []
+
+
+def test_search_from_a_page(window):
+    page = window.open("index.html")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("saturation")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#search-results ul.search li a", timeout=20_000)
+    assert "q=saturation" in page.url
+
+
+def test_copy_buttons(window, soups):
+    page = window.open("01-random-walk.html")
+    page.wait_for_selector("button.copybtn", state="attached")
+    cells = page.locator("div.cell_input:not(details div) div.highlight:has(button.copybtn)")
+    code = cells.first.locator("pre").inner_text()
+    cells.first.hover()
+    cells.first.locator("button.copybtn").click()
+    page.evaluate("document.body.append(Object.assign(document.createElement('textarea'), {id: 'pasted'}))")
+    page.focus("#pasted")
+    page.keyboard.press("Control+v")
+    assert code.strip() and page.input_value("#pasted").split() == code.split()
+    assert page.locator("button.copybtn").count() >= len(soups["01-random-walk"].select("div.cell_input"))
+
+
+def test_scorecard_sorts_and_filters(window, soups):
+    """By chapter, verdict and text, by keyboard alone; what is shown is told to screen readers."""
+    page = window.open("scorecard.html")
+    rows = page.locator(".claims-table tbody tr")
+    whole = rows.count()
+    shown = page.locator(".claims-table tbody tr:visible")
+    page.get_by_label("Verdict").select_option("refuted")
+    assert 0 < shown.count() < whole
+    assert set(shown.locator(".verdict").all_inner_texts()) == {"refuted"}
+    assert page.get_by_role("status").inner_text() == f"{shown.count()} of {whole} claims shown"
+    page.get_by_label("Verdict").select_option("")
+    page.get_by_label("Chapter").select_option("3")
+    assert all("3" in numbers.split() for numbers in shown.evaluate_all("rows => rows.map(r => r.dataset.chapters)"))
+    page.get_by_label("Chapter").select_option("")
+    page.get_by_label("Text").fill("layer norm")
+    texts = [text.lower() for text in shown.all_inner_texts()]
+    assert 0 < len(texts) < whole and all("layer" in text and "norm" in text for text in texts)
+    page.get_by_label("Text").fill("")
+    assert shown.count() == whole
+    first = page.locator(".claims-table tbody tr td:first-child")
+    for expected in ("ascending", "descending"):
+        page.get_by_role("button", name="claim", exact=True).focus()
+        page.keyboard.press("Enter")
+        assert page.locator("th[aria-sort]").get_attribute("aria-sort") == expected
+        names = first.all_inner_texts()
+        assert names == sorted(names, reverse=expected == "descending")
+    page.get_by_role("button", name="verdict", exact=True).click()
+    order = [*VERDICT_ORDER, "planned"]
+    ranks = [order.index(verdict) for verdict in page.locator(".claims-table .verdict").all_inner_texts()]
+    assert ranks == sorted(ranks)
+    assert window.said == []
+
+
+def test_scorecard_without_scripts(browser, html):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((html / "scorecard.html").as_uri())
+    assert page.locator(".claims-table tbody tr:visible").count() == len(report.load_claims())
+    assert page.locator(".claims-filter").count() == 0
+    context.close()
+
+
+@pytest.mark.parametrize("name", ["02-step-geometry", "11-saturation"])
+def test_animation(window, html, weights, name):
+    """It waits for the reader, plays, pauses, follows the slider by keyboard, and is small."""
+    page = window.open(f"{name}.html")
+    root = page.locator(".nb-animation")
+    moving, slider, button = root.locator("svg"), root.locator("input[type=range]"), root.locator("button")
+    last, before = int(slider.get_attribute("max")), moving.inner_html()
+    assert last >= 20 and int(slider.input_value()) == last
+    slider.focus()
+    page.keyboard.press("Home")
+    assert slider.input_value() == "0" and moving.inner_html() != before
+    said = root.locator("output").inner_text()
+    assert said == slider.get_attribute("aria-valuetext")
+    button.focus()
+    page.keyboard.press("Enter")
+    assert button.inner_text() == "Pause"
+    page.wait_for_function("() => +document.querySelector('.nb-animation input').value > 1")
+    page.keyboard.press("Enter")
+    at = slider.input_value()
+    page.wait_for_timeout(400)
+    assert slider.input_value() == at and button.inner_text() == "Play"
+    page.keyboard.press("Tab")
+    page.keyboard.press("End")
+    assert moving.inner_html().split() == before.split()
+    assert len(page.evaluate("document.querySelector('.nb-animation').outerHTML").encode()) < 300_000
+    page.emulate_media(reduced_motion="reduce")
+    page.reload()
+    assert slider.is_visible() and not button.is_visible()
+    page.emulate_media(reduced_motion="no-preference")
+
+
+def test_animation_without_scripts_is_a_figure(browser, html):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((html / "11-saturation.html").as_uri())
+    assert page.locator(".nb-animation svg").is_visible() and not page.locator(".nb-animation button").is_visible()
+    assert page.get_by_role("img", name=re.compile("ttention")).count() == 1
+    context.close()

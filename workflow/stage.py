@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +123,22 @@ def with_box(notebook: Path, box: str) -> nbformat.NotebookNode:
     return node
 
 
+def places(claim: str, result: report.Report, listed: Iterable[str]) -> str:
+    """The chapters of a claim by number, each linked to the first check of the claim there."""
+    checked = {record["chapter"] for record in result.records if record["claim"] == claim}
+    shown = []
+    for chapter in listed:
+        number = int(chapter[:2])
+        link = f'<a href="{chapter}.html#claim-{claim}" aria-label="chapter {number}, {claim}">{number}</a>'
+        shown.append(link if chapter in checked else str(number))
+    return ", ".join(shown)
+
+
 def scorecard(result: report.Report, claims: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table of all claims, planned ones included."""
+    """The table of all claims, planned ones included. ``book/_static/scorecard.js`` sorts and filters it."""
     rows = []
-    for name, claim in claims.items():
+    order = {verdict: rank for rank, verdict in enumerate((*VERDICT_ORDER, "planned"))}
+    for rank, (name, claim) in enumerate(claims.items()):
         verdict = result.verdicts.get(name, "planned")
         statement = html.escape(claim["statement"])
         if claim.get("corrected"):
@@ -136,13 +148,22 @@ def scorecard(result: report.Report, claims: Mapping[str, Mapping[str, Any]]) ->
             label, checks = f'<a href="{page}#{anchor}"><code>{name}</code></a>', held(name, result)
         else:
             label, checks = f"<code>{name}</code>", ""
-        cells = (label, html.escape(origin(claim)), statement, badge(verdict), checks)
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = "".join(
-        f'<th scope="col">{name}</th>' for name in ("claim", "source", "statement", "verdict", "checks that hold")
-    )
+        chapters_of = claim["chapters"]
+        cells = (  # what is shown, what it is sorted by
+            (label, name),
+            (places(name, result, chapters_of), f"{chapters_of[0]}-{rank:04d}"),
+            (html.escape(origin(claim)), f"{rank:04d}"),
+            (statement, html.escape(claim["statement"])),
+            (badge(verdict), f"{order[verdict]}-{rank:04d}"),
+            (checks, checks),
+        )
+        shown = "".join(f'<td data-sort="{key}">{cell}</td>' for cell, key in cells)
+        numbers = " ".join(str(int(chapter[:2])) for chapter in chapters_of)
+        rows.append(f'<tr data-verdict="{verdict}" data-chapters="{numbers}">{shown}</tr>')
+    columns = ("claim", "chapter", "source", "statement", "verdict", "checks that hold")
+    head = "".join(f'<th scope="col">{name}</th>' for name in columns)
     return (
-        '<div style="overflow-x:auto" tabindex="0" role="region" aria-label="All claims">\n'
+        '<div class="wide-table" tabindex="0" role="region" aria-label="All claims">\n'
         '<table class="table claims-table">\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody>\n</table>\n</div>"
     )
