@@ -1,4 +1,4 @@
-"""Command line of the workflow: ``python -m workflow run|sync|baselines|alarms|report|times`` (the Makefile calls it)."""
+"""Command line of the workflow: ``python -m workflow run|sync|baselines|alarms|report|times`` (see the Makefile)."""
 
 from __future__ import annotations
 
