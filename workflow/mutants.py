@@ -197,7 +197,10 @@ def _pytest(tests: Sequence[str], told: int) -> None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
-        hypothesis.settings.register_profile("patient", deadline=None)  # a slow machine kills no mutant
+        # a slow machine kills no mutant
+        hypothesis.settings.register_profile(
+            "patient", deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+        )
         options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile", "patient"]
         status = int(pytest.main([*options, *tests], plugins=[First()]))
     finally:
