@@ -68,6 +68,7 @@ def test_moving_blocks_are_blocks():
     index = fits.moving_blocks(23, 5, rng)
     assert len(index) == 23 and index.min() >= 0 and index.max() < 23
     assert all((np.diff(index[start : start + 5]) == 1).all() for start in range(0, 20, 5))
+    assert {int(fits.moving_blocks(7, 5, rng)[0]) for _ in range(100)} == {0, 1, 2}, "the last block counts"
     with pytest.raises(ValueError, match="between 1 and n"):
         fits.moving_blocks(5, 6, rng)
 

@@ -120,14 +120,15 @@ def test_still_moving_is_said():
         flows.descend_to_stop(np.float64, 1, naive=False, start=1, most=10)
 
 
-def test_adam_is_torch_s():
+@pytest.mark.parametrize("eps", [1e-8, 1e-2])
+def test_adam_is_torch_s(eps):
     theta = torch.zeros((), dtype=F64, requires_grad=True)
-    optimizer = torch.optim.Adam([theta], lr=0.01, eps=1e-8)
+    optimizer = torch.optim.Adam([theta], lr=0.01, eps=eps)
     for _ in range(50):
         optimizer.zero_grad()
         torch.nn.functional.softplus(-theta).backward()
         optimizer.step()
-    assert flows.adam(50, 0.01, eps=1e-8)[-1] == pytest.approx(theta.item(), rel=1e-9)
+    assert flows.adam(50, 0.01, eps=eps)[-1] == pytest.approx(theta.item(), rel=1e-9)
 
 
 @pytest.mark.parametrize("rate", [1e-4, 1e-3])

@@ -105,3 +105,12 @@ def test_t5_recipes_differ_where_they_should():
     half = trainings.make("t5-null-half", **kept)
     assert half.history["norm"][0] == null.history["norm"][0] and half.settings["alpha"] == 0.5
     np.testing.assert_allclose(half.history["lr"][1:], null.history["lr"][1:] / 2)
+
+
+def test_constants_are_means_over_log_time():
+    """κ = ln t: its mean over ln t, from ln 100 to ln 10,000, is the mean of the two ends."""
+    t = np.arange(10_001.0)
+    alignment = np.log(np.maximum(t, 1)) / np.sqrt(np.maximum(t, 1)) / 20
+    table = pd.DataFrame({"step": t, "norm": 1.0, "step_norm": 0.5, "alignment": alignment})
+    found = growth.step_constants(table, np.ones(len(t)), 100, 10_000)
+    assert found.kappa == pytest.approx((np.log(100) + np.log(10_000)) / 2 / 20, rel=1e-2)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
@@ -116,3 +117,18 @@ def test_matrix_product_is_that_of_numpy():
 def test_unknown_network_is_an_error():
     with pytest.raises(ValueError, match="choose one of feedforward, lstm, transformer"):
         limits.draw("gru", np.random.default_rng(0))
+
+
+def test_the_lstm_is_torch_s():
+    """Its four gates in torch's order: input, forget, cell, output."""
+    _, theta, _, x = sample("lstm")
+    theirs = torch.nn.LSTM(3, 8, batch_first=True, dtype=torch.float64)
+    parts = {"weight_ih_l0": "U", "weight_hh_l0": "W", "bias_ih_l0": "b"}
+    with torch.no_grad():
+        theirs.bias_hh_l0.zero_()
+        for name, kind in parts.items():
+            stacked = np.concatenate([theta[f"{kind}{gate}"] for gate in "ifgo"])
+            getattr(theirs, name).copy_(torch.from_numpy(stacked))
+        last = theirs(torch.from_numpy(x))[0][:, -1].numpy()
+    expected = (last @ theta["W"].T + theta["b"])[:, 0]
+    np.testing.assert_allclose(limits.lstm(theta, x, SMOOTH), expected, rtol=1e-10)

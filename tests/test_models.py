@@ -196,3 +196,10 @@ def test_wrong_sizes_are_named():
         CausalLM(11, 12, 1, 5, 9)
     with pytest.raises(ValueError, match="10 tokens are more than the length 9"):
         language_model()(torch.zeros(1, 10, dtype=torch.long))
+
+
+def test_initial_variance_of_a_homogeneous_network():
+    """2 over fan-in in front of a ReLU, 1 over fan-in in the last layer."""
+    net = HomogeneousMLP((200, 300, 400), generator=generator(0, "cpu"))
+    for weight, expected in zip(net.weights, (2, 1), strict=True):
+        assert float(weight.var() * weight.shape[1]) == pytest.approx(expected, rel=0.02)

@@ -228,3 +228,11 @@ def test_released_network_is_a_stack_with_torch_s_layer_norm():
     expected = nn.functional.layer_norm(x + (q @ k.T).softmax(-1) @ v, (10,), eps=1e-5)
     torch.testing.assert_close(attention(x), expected)
     assert max(float(p.abs().max()) for n, p in net.named_parameters() if "norm" not in n) <= 10**-0.5
+
+
+def test_the_norm_on_the_ray_is_that_of_the_parameters_alone():
+    """The affine layer that belongs to the loss is a buffer: it neither scales nor counts."""
+    net, x, rng = draw("feed-forward", affine="loss")
+    ray = along_ray(net, x, [1.0, 3.0], [1.0], generator=rng)
+    rho = sum(float((p**2).sum()) for p in net.parameters()) ** 0.5
+    assert ray.norm == pytest.approx(np.array([1.0, 3.0]) * rho, rel=1e-12)

@@ -143,6 +143,13 @@ def test_dtype_reaches_buffers_and_comes_back():
     assert {x.dtype for x in [*model.parameters(), *model.buffers()] if x.is_floating_point()} == {torch.float32}
 
 
+def test_buffers_are_not_scaled_in_another_dtype_either():
+    model = Tied()
+    with saturation.scaled(model, 2, dtype=torch.float64):
+        assert torch.equal(model.norm.running_var, torch.ones(3, dtype=torch.float64))
+        assert torch.equal(model.norm.weight, 2 * torch.ones(3, dtype=torch.float64))
+
+
 @pytest.mark.parametrize(
     ("dtype", "c", "error", "said"),
     [

@@ -95,3 +95,12 @@ def test_exponent_of_a_power(power):
 def test_exponent_names_bad_windows(shape, window):
     with pytest.raises(ValueError, match="times within it"):
         si.exponent(np.ones(shape), window)
+
+
+def test_products_of_float32_are_summed_in_float64():
+    """A million entries of 0.1: in float64 the sum of their squares is theirs to the last digits but a few."""
+    start = torch.full((1, 1000, 1000), 0.1)
+    rng = generator(0, "cpu")
+    found = si.train([start], si.noise_gradients(generator=rng), lambda theta: SGD(theta, lr=0.0), 1)
+    assert found.before[0, 0, 0] == pytest.approx(float((start.double() ** 2).sum()), rel=1e-7)
+    assert found.inner[0, 0, 0] == 0 and found.step[0, 0, 0] == 0

@@ -54,6 +54,12 @@ def test_normalise_is_idempotent(raw):
     assert once == "" or once.endswith("\n")
 
 
+def test_the_dev_split_has_its_share_of_all_text(monkeypatch):
+    monkeypatch.setattr(corpora, "_stdlib_files", lambda: iter(["a line of text\n"] * 1000))
+    for share in (0.1, 0.5):
+        assert len(text.corpus("stdlib", 10**6, dev=share).dev) == pytest.approx(1000 * share, abs=1)
+
+
 def test_the_library_without_what_is_not_its_text(library):
     found = text.corpus("stdlib", 10**6)
     documents = found.train + found.dev

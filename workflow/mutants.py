@@ -178,6 +178,7 @@ def _tested(name: str, tests: Sequence[str]) -> Outcome:
 
 def _pytest(tests: Sequence[str], told: int) -> None:
     """In the child: pytest, quiet. The first test that fails goes to the file ``told``; never returns."""
+    import hypothesis
     import pytest
 
     class First:
@@ -196,7 +197,12 @@ def _pytest(tests: Sequence[str], told: int) -> None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
-        status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests], plugins=[First()]))
+        # a slow machine kills no mutant
+        hypothesis.settings.register_profile(
+            "patient", deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+        )
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile", "patient"]
+        status = int(pytest.main([*options, *tests], plugins=[First()]))
     finally:
         os._exit(status)
 
