@@ -13,11 +13,12 @@ EXECUTOR_ARGS ?=
 HOW = $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR) --executor-args="$(EXECUTOR_ARGS)")
 RUN = $(PY) -m workflow run --seed $(SEED) $(HOW) $(if $(DEVICE),--device $(DEVICE))
 
-.PHONY: help env book smoke gpu test test-all notebooks baselines upgrades bench lint clean
+.PHONY: help env book smoke gpu test test-colab test-all notebooks baselines upgrades bench lint clean
 
 help:
 	@echo "make book       everything: environment, all chapters, claims checked, pages in _build/html"
 	@echo "make test       environment, unit tests, all chapters in the smoke profile, the built pages checked"
+	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
 	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=03-t5 for some, SEED=7, JOBS=4)"
 	@echo "make baselines  the chapters over seeds, for the bands (SEEDS=20 PROFILE=smoke)"
 	@echo "make upgrades   smoke with the newest packages in our ranges, against smoke with the pinned ones"
@@ -45,7 +46,10 @@ gpu: env
 	$(RUN) --profile gpu $(CHAPTERS)
 
 test: env
-	$(PY) -m pytest -m "not slow"
+	$(PY) -m pytest -m "not slow and not colab"
+
+test-colab: env
+	$(PY) -m pytest -m colab
 
 test-all: env
 	$(PY) -m pytest

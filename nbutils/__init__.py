@@ -13,6 +13,7 @@ from types import ModuleType
 __version__ = "0.1.0"
 __all__ = [
     "activations",
+    "algebra",
     "checkpoints",
     "claims",
     "corpora",
@@ -36,6 +37,7 @@ __all__ = [
     "projection",
     "recipes_lm",
     "recipes_t5",
+    "rules",
     "saturation",
     "scale_invariant",
     "sources",

@@ -9,8 +9,10 @@ from __future__ import annotations
 import html
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,9 @@ class Ledger:
             "versions": devices.versions(),
         }
         self._names: set[tuple[str, str]] = set()
+        self._kept = _kept_file(self.run)
+        if not os.environ.get("NBUTILS_BOOK"):
+            print(announcement(self.run))
 
     def check(
         self,
@@ -172,7 +177,39 @@ class Ledger:
             **extra,
         }
         _show(record, anchor=first)
+        if self._kept:
+            with open(self._kept, "a", encoding="utf-8") as lines:
+                lines.write(json.dumps(record, ensure_ascii=False) + "\n")
         return bool(holds)
+
+
+def announcement(run: Mapping[str, Any]) -> str:
+    """What a reader who runs a chapter alone should know first: profile, device, and how long it took when last timed.
+
+    >>> announcement({"chapter": "99-none", "profile": "gpu", "device": "cuda"})
+    '99-none, profile gpu on cuda: not timed yet; progress bars show what runs'
+    """
+    from nbutils import device as devices
+
+    name = f"{run['chapter']}, profile {run['profile']} on {run['device']}"
+    try:
+        times = json.loads(data.path("baselines/times.json").read_text(encoding="utf-8"))
+        timed = times[run["profile"]][run["chapter"]]
+    except (FileNotFoundError, KeyError):
+        return f"{name}: not timed yet; progress bars show what runs"
+    minutes = max(timed["seconds"] / 60, 0.1)
+    return f"{name} ({devices.hardware(run['device'])}): took {minutes:.1f} min on {timed['hardware']}"
+
+
+def _kept_file(run: Mapping[str, Any]) -> Path | None:
+    """A fresh file for the records in the folder ``NBUTILS_RESULTS``, if that is set."""
+    folder = os.environ.get("NBUTILS_RESULTS")
+    if not folder:
+        return None
+    file = Path(folder) / "records" / f"{run['chapter']}-{run['profile']}-{run['device']}-seed-{run['seed']}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("", encoding="utf-8")
+    return file
 
 
 def _inside(value: float, low: float | None, high: float | None) -> bool:

@@ -52,6 +52,16 @@ class Checkpoint:
     repo: str = ""
     commit: str = ""
 
+    @property
+    def pretrained(self) -> dict[str, str]:
+        """What ``from_pretrained`` of ``transformers`` takes to load it: ``AutoModel.from_pretrained(**c.pretrained)``.
+
+        >>> Checkpoint(1000, "org/name@step1000", "", repo="org/name", commit="8f2e").pretrained
+        {'pretrained_model_name_or_path': 'org/name', 'revision': '8f2e'}
+        """
+        where = {"pretrained_model_name_or_path": str(self.place or self.repo)}
+        return where if self.place else where | {"revision": self.commit}
+
 
 class Skip(NamedTuple):
     """What was not counted, and why."""

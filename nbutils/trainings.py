@@ -7,6 +7,7 @@ Colab, ``load`` trains.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
@@ -48,7 +49,8 @@ def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, Run
     """The shared trainings that match ``pattern``, by name.
 
     The workflow has them ready in the folder ``NBUTILS_TRAININGS``. Without that variable they are trained here and
-    now, with a progress bar each.
+    now, with a progress bar each; if ``NBUTILS_RESULTS`` names a folder, such as one in Google Drive, each is kept
+    there as soon as it is done, and read from there by the next session.
 
     Raises:
         FileNotFoundError: the workflow did not train one of them.
@@ -56,9 +58,31 @@ def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, Run
     from nbutils import training
 
     folder, runs = os.environ.get("NBUTILS_TRAININGS"), {}
+    results = results_folder(profile=profile, seed=seed, device=device)
     for name in names(pattern):
-        if folder is None:
+        if folder is not None:
+            runs[name] = training.load_run(Path(folder) / name)
+        elif results and (results / name / "history.csv").is_file():
+            runs[name] = training.load_run(results / name)
+        else:
             runs[name] = make(name, profile=profile, seed=seed, device=device)
-            continue
-        runs[name] = training.load_run(Path(folder) / name)
+            if results:
+                training.save_run(runs[name], results / name)
     return runs
+
+
+def results_folder(*, profile: str, seed: int, device: str) -> Path | None:
+    """Where ``load`` keeps trainings between sessions; None without ``NBUTILS_RESULTS``.
+
+    Its name has a digest of the module's code: trainings of another version of the book are not taken for these.
+    """
+    from nbutils import device as devices
+    from nbutils import profile as profiles
+
+    kept = os.environ.get("NBUTILS_RESULTS")
+    if not kept:
+        return None
+    code = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in code)).hexdigest()[:12]
+    settings = f"{profiles.resolve(profile)}-{devices.resolve(device)}-seed-{seed}-{digest}"
+    return Path(kept) / "trainings" / settings

@@ -60,6 +60,7 @@ def chapter(name: str, code: str, imports: str = "from nbutils import norms") ->
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: minutes; left to `make test-all`")
+    config.addinivalue_line("markers", "colab: every notebook once more, as on Colab; `make test-colab`, and CI")
 
 
 def copy_project(target: Path) -> None:

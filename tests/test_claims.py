@@ -176,3 +176,26 @@ def test_prediction_band_by_hand():
     half = stats.t.ppf(0.9995, 4) * 0.2 * math.sqrt(1.2)
     assert prediction_band(3.0, 0.2, 5) == pytest.approx((3 - half, 3 + half))
     assert prediction_band(3.0, 0.2, 5, expected=2.5) == pytest.approx((2.5 - half, 2.5 + half))
+
+
+def test_records_are_kept_where_the_reader_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path))
+    for _ in range(2):  # running the notebook again replaces the records
+        ledger = claims.Ledger("03-t5", profile="smoke", seed=4, device="cpu")
+        ledger.check("some-claim", "a number", 1.0, (0, 2))
+    (file,) = (tmp_path / "records").iterdir()
+    (record,) = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    assert file.name == "03-t5-smoke-cpu-seed-4.jsonl" and record["measured"] == 1.0 and record["holds"]
+
+
+def test_a_chapter_alone_says_how_long_it_takes(capsys, monkeypatch, tmp_path):
+    (tmp_path / "times.json").write_text('{"smoke": {"03-t5": {"seconds": 90, "hardware": "a machine"}}}')
+    monkeypatch.setattr(claims.data, "path", lambda name: tmp_path / name.split("/")[1])
+    monkeypatch.delenv("NBUTILS_BOOK", raising=False)
+    claims.Ledger("03-t5", profile="smoke", seed=0, device="cpu")
+    assert "took 1.5 min on a machine" in capsys.readouterr().out
+    claims.Ledger("01-random-walk", profile="smoke", seed=0, device="cpu")
+    assert "not timed yet" in capsys.readouterr().out
+    monkeypatch.setenv("NBUTILS_BOOK", "1")
+    claims.Ledger("03-t5", profile="smoke", seed=0, device="cpu")
+    assert capsys.readouterr().out == ""

@@ -95,17 +95,31 @@ def test_tracked_files_are_small_and_carry_no_machine_paths():
             assert str(ROOT).encode() + b"/" not in path.read_bytes(), name
 
 
-def test_readme_examples_run(tmp_path, monkeypatch):
-    import numpy as np
-    from safetensors.numpy import save_file
+def tiny_gpt2(folder, seed):
+    """What a trainer leaves: weights, configuration and tokenizer."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytes_only = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        ends = {"bos_token_id": None, "eos_token_id": None}
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=64, n_embd=16, n_layer=2, n_head=2, **ends))
+    for part in (model, PreTrainedTokenizerFast(tokenizer_object=bytes_only)):
+        part.save_pretrained(folder)
+
+
+def test_readme_examples_run(tmp_path, monkeypatch):
     for step in (1000, 2000):
         folder = tmp_path / "runs" / "mine" / f"step{step}"
         folder.mkdir(parents=True)
-        save_file({"h.0.weight": np.full(3, step, dtype=np.float32)}, folder / "model.safetensors")
+        tiny_gpt2(folder, step)
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(examples) == 3
+    assert len(examples) == 4
     for example in examples:
         exec(compile(example, "README.md", "exec"), {})
 

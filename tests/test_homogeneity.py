@@ -12,19 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nbutils.homogeneity import (
-    EVERY,
-    RULES,
-    EpsilonWarning,
-    NoRule,
-    NotHomogeneous,
-    degree,
-    explain,
-    measure_degree,
-    one_minus_cosine,
-    rule,
-    scaling_error,
-)
+from nbutils.algebra import EVERY, RULES, EpsilonWarning, NoRule, NotHomogeneous, rule
+from nbutils.homogeneity import degree, explain, measure_degree, one_minus_cosine, scaling_error
 
 
 class Net(nn.Module):
@@ -702,7 +691,7 @@ def test_an_unknown_operation_is_named(function, named, key):
 
 
 def test_a_rule_can_be_added(monkeypatch):
-    monkeypatch.setattr("nbutils.homogeneity.RULES", RULES | {})
+    monkeypatch.setattr("nbutils.algebra.RULES", RULES | {})
 
     class Cube(nn.Module):
         def forward(self, x):
@@ -847,3 +836,13 @@ def test_one_minus_cosine_shapes():
     a, b = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     assert one_minus_cosine(a, b, dim=1).shape == (2, 4) and one_minus_cosine(a, b).dtype == torch.float64
     assert one_minus_cosine(a, -2 * a).numpy() == pytest.approx(2) and torch.isnan(one_minus_cosine(a, 0 * b)).all()
+
+
+def test_a_model_that_fx_cannot_trace_is_told_to_measure():
+    """With many optional arguments torch.fx gives up on its own words; a reader needs to know what to do instead."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 9, "n_positions": 8, "n_embd": 4, "n_layer": 1, "n_head": 1}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    with pytest.raises((ValueError, TypeError, torch.fx.proxy.TraceError)) as raised:
+        degree(model, {"input_ids": 0}, approximate=True)
+    assert "measure_degree" in "".join(raised.value.__notes__)

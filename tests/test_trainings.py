@@ -52,3 +52,25 @@ def test_noise_is_not_parallel_to_the_first_weights(monkeypatch):
 def test_unknown_names_are_told():
     with pytest.raises(ValueError, match="no shared training matches 'gpt'"):
         trainings.names("gpt")
+
+
+def test_results_outlive_a_session(tmp_path, monkeypatch):
+    """What one session has trained the next one reads, to the last bit; without the variable nothing is written."""
+    monkeypatch.delenv("NBUTILS_TRAININGS", raising=False)
+    monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path / "drive"))
+    first = trainings.load("null-pre-adamw", **SMALL)["null-pre-adamw"]
+    monkeypatch.setattr(trainings, "make", lambda *_, **__: pytest.fail("trained again"))
+    again = trainings.load("null-pre-adamw", **SMALL)["null-pre-adamw"]
+    assert again.history.equals(first.history)
+    monkeypatch.delenv("NBUTILS_RESULTS")
+    assert trainings.results_folder(**SMALL) is None
+
+
+def test_another_seed_or_another_version_is_trained_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path))
+    places = {trainings.results_folder(**SMALL | {"seed": seed}) for seed in (0, 1)}
+    changed = tmp_path / "module"
+    changed.mkdir()
+    (changed / "trainings.py").write_text("pass")
+    monkeypatch.setattr(trainings, "__file__", str(changed / "trainings.py"))
+    assert len(places | {trainings.results_folder(**SMALL)}) == 3

@@ -1,10 +1,11 @@
-"""Command line of the workflow: ``python -m workflow run|sync|baselines|resources`` (the Makefile calls it)."""
+"""Command line of the workflow: ``python -m workflow run|sync|baselines|resources|times`` (the Makefile calls it)."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import fcntl
+import json
 import os
 import platform
 import shlex
@@ -227,6 +228,25 @@ def make_baselines(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def keep_times(profile: str) -> int:
+    """Keep how long each chapter of the last run took, for the line that a chapter prints where it runs alone."""
+    file = ROOT / "tests" / "baselines" / "times.json"
+    times = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    folder = run_folder(profile, 0)
+    found = {
+        name: json.loads((folder / f"{name}.json").read_text())
+        for name in chapters()
+        if (folder / f"{name}.json").exists()
+    }
+    if not found:
+        raise ValueError(f"no chapter of profile {profile} has been run with seed 0 here")
+    kept = {name: {"seconds": round(of["seconds"]), "hardware": of["hardware"]} for name, of in found.items()}
+    times[profile] = times.get(profile, {}) | kept
+    file.write_text(json.dumps(times, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    print(f"wrote {len(kept)} times to {file.relative_to(ROOT)}")
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -247,6 +267,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("sync", help="write book/notebooks from the sources")
     record_parser = commands.add_parser("resources", help="keep time and memory of the jobs in _build, for a cluster")
     record_parser.add_argument("--profile", default="smoke")
+    times_parser = commands.add_parser("times", help="keep the last run's times in tests/baselines/times.json")
+    times_parser.add_argument("--profile", default="book")
     arguments = parser.parse_args(argv)
     try:
         if arguments.command == "sync":
@@ -256,6 +278,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "resources":
             print(f"wrote {cluster.record(profiles.resolve(arguments.profile)).relative_to(ROOT)}")
             return 0
+        if arguments.command == "times":
+            return keep_times(arguments.profile)
         return run(arguments) if arguments.command == "run" else make_baselines(arguments)
     except (ValueError, RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
