@@ -188,8 +188,8 @@ def withdraw(folder: Path) -> None:
 
 def stopped(report: Report, why: str) -> Report:
     """The report of a run whose workflow did not reach its end; red, whatever the notebooks say."""
-    problems = report.problems or [Problem("workflow", "", why)]
-    return report._replace(problems=problems, run={**report.run, "green": False})
+    told = [Problem("workflow", "", why)] if why else []
+    return report._replace(problems=told + report.problems, run={**report.run, "green": False})
 
 
 def junit(report: Report) -> bytes:
