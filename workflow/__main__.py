@@ -136,18 +136,21 @@ def where(options: argparse.Namespace, profile: str) -> str:
     return devices.resolve(asked)
 
 
-def why_stopped() -> str:
-    """Why a workflow ended without a job that says so: most often there is no room, or no leave, to write."""
+def no_room() -> str:
+    """Why nothing can be written in the folders of the workflow, the most frequent end of one; "" if it can."""
     for folder in (BUILD, ROOT / ".snakemake"):
         probe = folder / f".probe-{os.getpid()}"
         try:
             probe.write_bytes(bytes(1 << 16))
         except OSError as error:
-            return f"the workflow stopped before its end: {error.strerror} ({folder.relative_to(ROOT)})"
+            return f"{error.strerror} ({folder.relative_to(ROOT)})"
         finally:
             with contextlib.suppress(OSError):
                 probe.unlink(missing_ok=True)
-    return "the workflow stopped before its end: see the messages above"
+    return ""
+
+
+STOPPED = "the workflow stopped before its end: see the messages above"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -175,7 +178,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     result = report.collect(profile, arguments.seed, names)
     if not done:
-        result = report.stopped(result, why_stopped())
+        result = report.stopped(result, no_room() or ("" if result.problems else STOPPED))
     if not arguments.chapters:
         try:
             summaries.write(result, BUILD / profile)
@@ -239,7 +242,7 @@ def make_baselines(arguments: argparse.Namespace) -> int:
         causes = [
             f"seed {seed}, {job}: {what}" for seed, said in zip(seeds, told, strict=True) for job, what in said.items()
         ]
-        cause = causes[0] if causes else why_stopped()
+        cause = causes[0] if causes else no_room() or STOPPED
         print(f"RED: not every notebook ran to its end; the baselines are as they were; the first: {cause}")
         return 1
     path = baselines.write(profile, seeds, names)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -130,8 +130,9 @@ def telling(error_file: Path, job: str) -> Iterator[None]:
     except Exception as error:
         what = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
         print(f"{job}: {' '.join(what.split())[:500]}", file=sys.stderr, flush=True)
-        if error_file.exists():
-            tell(error_file, job, what)
+        with suppress(OSError):  # no room or no leave to write: the line above has said it
+            if error_file.exists():
+                tell(error_file, job, what)
         raise SystemExit(1) from None
     error_file.unlink()
 

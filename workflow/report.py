@@ -179,8 +179,8 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
 
 def stopped(report: Report, why: str) -> Report:
     """The report of a run whose workflow did not reach its end; red, whatever the notebooks say."""
-    problems = report.problems or [Problem("workflow", "", why)]
-    return report._replace(problems=problems, run={**report.run, "green": False})
+    told = [Problem("workflow", "", why)] if why else []
+    return report._replace(problems=told + report.problems, run={**report.run, "green": False})
 
 
 def table(problems: Sequence[Problem]) -> str:
