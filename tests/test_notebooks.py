@@ -75,6 +75,26 @@ def test_chapter_has_the_shape_of_the_book(chapter):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
+def test_each_exercise_has_a_folded_solution_and_solutions_run(chapter):
+    exercises = source(chapter).read_text(encoding="utf-8").partition("## Exercises")[2]
+    asked = re.findall(r"^\*\*(\d+)\.\*\* ", exercises, re.M)
+    answers = re.findall(r"^```\{admonition\} Solution\n:class: dropdown\n", exercises, re.M)
+    assert len(asked) == len(answers) >= 2 and asked == [str(number) for number in range(1, len(asked) + 1)]
+    cells = re.findall(r"^```\{code-cell\}.*?^```", exercises, re.M | re.S)
+    assert cells and all("hide-cell" in cell for cell in cells), "the code of a solution runs, and is folded, too"
+
+
+def test_errata_have_one_shape():
+    """What is stated, what we find, the smallest example, a charitable reading where there is one, what survives."""
+    entries = re.split(r"^## ", (ROOT / "book" / "errata.md").read_text(encoding="utf-8"), flags=re.M)[1:]
+    shape = ["Stated", "We find", "Smallest example", "Charitable reading", "Survives"]
+    for entry in entries:
+        parts = re.findall(r"^\*\*([A-Z][a-z ]+)\.\*\*", entry, re.M)
+        assert parts == [part for part in shape if part in parts], entry
+        assert {*shape} - {*parts} <= {"Charitable reading"}, entry
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_first_cell_installs_from_the_configured_repository(chapter):
     url = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
     first = code(committed(chapter))[0]

@@ -18,7 +18,7 @@ from playwright.sync_api import sync_playwright
 from workflow import ROOT, chapters, report
 from workflow.stage import VERDICT_ORDER, configuration, fill, placeholders
 
-PAGES = ("index", *chapters(), "scorecard", "errata", "running", "run", "api", "bibliography")
+PAGES = ("index", *chapters(), "scorecard", "errata", "new", "notation", "running", "run", "api", "bibliography")
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,14 @@ def test_scorecard_has_every_claim_and_links_to_its_evidence(smoke, soups):
         if name in verdicts:
             page, _, anchor = row.find("a")["href"].partition(".html#")
             assert page in claims[name]["chapters"] and name in soups[page].find(id=anchor).get_text()
+
+
+def test_what_is_new_has_every_correction_and_every_question_of_ours(smoke, soups):
+    verdicts = json.loads((smoke / "metrics.json").read_text())["verdicts"]
+    claims = report.load_claims()
+    wanted = {name for name in verdicts if claims[name].get("ours") or claims[name].get("corrected")}
+    targets = [link["href"] for link in soups["new"].find("article").select("li a[href*='#claim-']")]
+    assert Counter(target.partition("#claim-")[2] for target in targets) == Counter(wanted)
 
 
 def test_metrics_have_what_machines_need(smoke):

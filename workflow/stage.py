@@ -181,6 +181,22 @@ def verdict_counts(result: report.Report, claims: Mapping[str, Any]) -> str:
     return "\n".join([*lines, f"{len(result.records)} checks in this run."])
 
 
+def beyond(result: report.Report, claims: Mapping[str, Mapping[str, Any]], ours: bool) -> str:
+    """What goes beyond the paper, as a list: its corrected claims, or our own questions."""
+    lines = []
+    for name, claim in claims.items():
+        if bool(claim.get("ours")) is not ours or name not in result.verdicts or not (ours or claim.get("corrected")):
+            continue
+        text = f"- {badge(result.verdicts[name])} {claim['statement']}"
+        if claim.get("corrected"):
+            text += f" *We find:* {claim['corrected']}"
+        if any(record["claim"] == name for record in result.records):
+            page, anchor = evidence(name, result)
+            text += f' <a href="{page}#{anchor}">{html.escape(origin(claim)) if not ours else "checks"}</a>'
+        lines.append(text)
+    return "\n".join(lines)
+
+
 def run_table(result: report.Report) -> str:
     """Time and memory of each notebook."""
     lines = [
@@ -219,6 +235,8 @@ def placeholders(result: report.Report, claims: Mapping[str, Any], run: Path) ->
     tables = {
         "scorecard": lambda: scorecard(result, claims),
         "verdict_counts": lambda: verdict_counts(result, claims),
+        "corrected_claims": lambda: beyond(result, claims, ours=False),
+        "own_questions": lambda: beyond(result, claims, ours=True),
         "run_table": lambda: run_table(result),
         "run_versions": lambda: run_versions(result),
         "alarms": lambda: alarms.markdown(alarms.load()),
