@@ -8,6 +8,7 @@ PROFILE ?= smoke
 CHAPTERS ?=
 JOBS ?=
 DEVICE ?=
+BENCH ?=
 RUN = $(PY) -m workflow run --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(DEVICE),--device $(DEVICE))
 
 .PHONY: help env book smoke gpu test test-colab test-all notebooks baselines bench lint clean
@@ -18,7 +19,7 @@ help:
 	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
 	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=03-t5 for some, SEED=7, JOBS=4)"
 	@echo "make baselines  the chapters over seeds, for the bands (SEEDS=20 PROFILE=smoke)"
-	@echo "make bench      ours against the plain way"
+	@echo "make bench      ours against the plain way (BENCH=--book the whole book, --curves how cost grows; --keep for the page)"
 	@echo "make notebooks  book/notebooks from the sources; make lint; make clean"
 
 env: $(VENV)/.ready
@@ -56,7 +57,7 @@ baselines: env
 	$(PY) -m workflow baselines --profile $(PROFILE) --seeds $(SEEDS) $(if $(JOBS),--jobs $(JOBS))
 
 bench: env
-	$(PY) -m benchmarks
+	$(PY) -m benchmarks $(BENCH)
 
 lint: env
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .

@@ -30,10 +30,10 @@ def tokens(d: int = 768) -> Tensor:
 
 
 def twelve_layers() -> Row:
-    """The size of BERT-base: width 768; 16 tokens. The plain side runs the network at two large scales and takes the log-ratio.
+    """The size of BERT-base: width 768; 16 tokens. The plain side runs the network twice.
 
-    That is the least there is: it has to choose scales and a tolerance, and it does not say where the degree comes
-    from. Attention is homogeneous in the limit only, so the scales are 1000 and 2000.
+    One log-ratio is the least there is: it has to choose scales and a tolerance, and it does not say where the degree
+    comes from. Attention is homogeneous in the limit only, so the scales are 1000 and 2000.
     """
     net, x = encoder(12), tokens()
     with homogeneity.scalable(net, x, K_IN) as output, torch.no_grad():

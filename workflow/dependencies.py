@@ -131,6 +131,7 @@ def of_pages() -> list[str]:
     static = [path for path in (ROOT / "book" / "_static").rglob("*") if path.is_file()]
     code = [*(ROOT / "workflow").glob("*.py"), *(ROOT / "nbutils").glob("*.py")]
     kept = [
+        *(ROOT / "tests" / "baselines").glob("bench.json"),
         ROOT / "tests" / "baselines" / "verdicts.yml",
         ROOT / "_config.yml",
         ROOT / "_toc.yml",

@@ -21,7 +21,7 @@ import nbformat
 import yaml
 
 import nbutils
-from workflow import BUILD, ROOT, chapters, html_folder, report, run_folder
+from workflow import BUILD, ROOT, chapters, html_folder, report, run_folder, speed
 from workflow.jobs import die_with_parent
 
 VERDICT_ORDER = ("confirmed", "refined", "refuted", "open", "failed")
@@ -200,6 +200,8 @@ def placeholders(result: report.Report, claims: Mapping[str, Any], run: Path) ->
         "verdict_counts": lambda: verdict_counts(result, claims),
         "run_table": lambda: run_table(result),
         "run_versions": lambda: run_versions(result),
+        "bench_table": lambda: speed.ratios(speed.kept("pairs")),
+        "bench_curves": lambda: speed.exponents(speed.kept("curves")),
         "api": api,
     }
     numbers: dict[str, dict[str, str]] = {}
