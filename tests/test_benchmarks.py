@@ -55,29 +55,29 @@ def test_exponent_of_a_power_and_its_interval():
         exponent(sizes, sizes - 1)
 
 
-def grown(what):
-    curve = next(curve for curve in growth.CURVES if curve.what == what)
-    return growth.measure(curve)
+def grown(what, sizes):
+    """A curve of the benchmark at fewer and smaller sizes."""
+    return growth.measure(next(curve for curve in growth.CURVES if curve.what == what)._replace(sizes=sizes))
 
 
 def test_a_planted_square_is_measured():
     square = Curve("a square", "size", (200, 400, 800), lambda n, _: lambda: [None for _ in range(n) for _ in range(n)])
     made = growth.measure(square)
-    assert 1.7 < made["exponent"] < 2.3
+    assert 1.5 < made["exponent"] < 2.6  # neither 1 nor 3, on a busy machine too
     assert made["peak_mb"] > 4, "800² references of 8 bytes"
 
 
 def test_the_walk_does_not_pay_for_time():
     """A factor of a million in t: at most a factor of two in cost. Stepping pays in full."""
-    assert abs(grown("random walk, 20 walks, n = 10⁴")["exponent"]) < 0.05
-    assert grown("the same, step by step")["exponent"] > 0.6
+    assert abs(grown("random walk, 20 walks, n = 10⁴", (10**3, 10**6, 10**9))["exponent"]) < 0.05
+    assert grown("the same, step by step", (8, 16, 32))["exponent"] > 0.6
 
 
 def test_checkpoints_cost_their_bytes_and_no_memory():
-    """Eight times as many checkpoints, or as large ones: less than 4 MB more, where one has 8 MB or more."""
-    for what in ("series of checkpoints of 8 MB", "series of 2 checkpoints"):
-        made = grown(what)
-        assert 0.7 < made["exponent"] < 1.3, what
+    """Four times as many checkpoints, or as large ones: less than 4 MB more, where one has 8 MB or more."""
+    for what, sizes in (("series of checkpoints of 8 MB", (2, 4, 8)), ("series of 2 checkpoints", (16, 32, 64))):
+        made = grown(what, sizes)
+        assert 0.5 < made["exponent"] < 1.5, what
         assert made["peak_mb"] - made["peak_mb_first"] < 4, what
 
 
