@@ -28,6 +28,7 @@ from benchmarks import (
     projections,
     representations,
     series,
+    startup,
     timing,
     tracking,
     trainings,
@@ -38,7 +39,7 @@ from workflow import BUILD, ROOT
 
 MODULES = {
     module.__name__.rpartition(".")[2]: module
-    for module in (walk, projections, tracking, series, trainings, representations, degrees)
+    for module in (walk, projections, tracking, series, trainings, representations, degrees, startup)
 }
 KEPT = ROOT / "tests" / "baselines" / "bench.json"
 
