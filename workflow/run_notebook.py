@@ -10,15 +10,12 @@ import hashlib
 import json
 import os
 import resource
-import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
 import nbformat
-
-sys.modules.setdefault("pyarrow", None)  # papermill imports it to read from HDFS where it is installed: 0.5 s a chapter
-import papermill  # noqa: E402
+import papermill
 from papermill.exceptions import PapermillExecutionError
 
 from workflow import ROOT, dependencies, jobs, notebooks
