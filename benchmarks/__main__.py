@@ -24,6 +24,7 @@ from tqdm import tqdm
 from benchmarks import (
     book,
     degrees,
+    gpu,
     growth,
     projections,
     representations,
@@ -53,7 +54,7 @@ def pairs(names: Sequence[str]) -> list[timing.Row]:
 def keep(kind: str, rows: list[timing.Row], file: Path = KEPT) -> None:
     """Put rows in the place of those of the same name, with the hardware and the versions they were measured on."""
     kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    measured = {"hardware": device.hardware("cpu"), "versions": device.versions()}
+    measured = {"hardware": device.hardware(), "versions": device.versions()}
     old = {entry["what"]: entry for entry in kept.get(kind, [])}
     kept[kind] = list((old | {entry["what"]: entry | measured for entry in rows}).values())
     file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -81,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kind, rows = "pairs", book.rows(())
     else:
         kind, rows = "pairs", pairs(arguments.pairs or list(MODULES))
-        rows += [] if arguments.pairs else book.rows()
+        rows += [] if arguments.pairs else [*book.rows(), *gpu.rows()]
     write(BUILD / ("bench_curves.json" if kind == "curves" else "bench.json"), rows)
     if arguments.keep:
         keep(kind, rows)

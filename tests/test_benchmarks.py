@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import book, growth, timing, walk
+from benchmarks import book, gpu, growth, timing, walk
 from benchmarks.growth import Curve, exponent
+from nbutils import recipes_lm
 from workflow import ROOT, speed
 
 
@@ -116,6 +117,19 @@ def test_other_checks_on_the_two_sides_are_seen(project, monkeypatch):
     monkeypatch.setattr(book, "rendered", lambda *a: book.Took(1, 1))
     with pytest.raises(AssertionError, match="01-one: the checks of the two sides differ"):
         book.cold(project, ["01-one"])
+
+
+def test_throughput_counts_tokens_and_six_operations_a_parameter():
+    size = recipes_lm.size("smoke")
+    made = gpu.throughput(size, steps=40, device="cpu")
+    assert made.tokens_per_s * made.seconds == pytest.approx(40 * size.batch * size.length)
+    net = recipes_lm.Size(10, 8, 1, 2, 4, 2, steps=0, warmup=0, every=1, dev=0, text=0)
+    one = gpu.throughput(net, steps=30, device="cpu")
+    weights = 10 * 8 + 4 * 8 + 12 * 8 * 8  # embedding, positions, a block's matrices; gains, shifts and biases besides
+    assert weights < one.flops / one.tokens_per_s / 6 < weights + 30 * 8
+    assert made.norm.low <= made.norm.p <= made.norm.high
+    with pytest.raises(ValueError, match="30 or more"):
+        gpu.throughput(size, steps=10, device="cpu")
 
 
 ROW = {"what": "a pair", "ratio": 0.5, "ratio_min": 0.4, "ratio_max": 0.6, "turns": 3, "bound": 2, "holds": False}
