@@ -54,9 +54,9 @@ def pairs(names: Sequence[str]) -> list[timing.Row]:
 def keep(kind: str, rows: list[timing.Row], file: Path = KEPT) -> None:
     """Put rows in the place of those of the same name, with the hardware and the versions they were measured on."""
     kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    measured = {"hardware": device.hardware(), "versions": device.versions()}
+    measured = {"hardware": device.hardware("cpu"), "versions": device.versions()}
     old = {entry["what"]: entry for entry in kept.get(kind, [])}
-    kept[kind] = list((old | {entry["what"]: entry | measured for entry in rows}).values())
+    kept[kind] = list((old | {entry["what"]: measured | entry for entry in rows}).values())
     file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

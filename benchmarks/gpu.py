@@ -15,7 +15,7 @@ from torch import nn
 from benchmarks.growth import Exponent, exponent
 from benchmarks.timing import Row, row
 from nbutils import models, recipes_lm, training
-from nbutils.device import cuda_count, generator
+from nbutils.device import cuda_count, generator, hardware
 
 PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # FLOP/s, dense bfloat16, from the makers' data sheets
 WAYS = {"full": {}, "bf16": {"precision": "bf16"}, "bf16, compiled": {"precision": "bf16", "compile": True}}
@@ -87,5 +87,9 @@ def rows(steps: int = 100, turns: int = 3) -> list[Row]:
         each = row(what, [one.seconds for one in of], [one.seconds for one in runs["full"]], 1) | {"clock": "wall"}
         best = max(of, key=lambda one: one.tokens_per_s)
         each |= {"tokens_per_s": best.tokens_per_s, "mfu": utilisation(best.flops, torch.cuda.get_device_name())}
-        made.append(each | {"norm_exponent": best.norm.p, "low": best.norm.low, "high": best.norm.high})
+        made.append(
+            each
+            | {"norm_exponent": best.norm.p, "low": best.norm.low, "high": best.norm.high}
+            | {"hardware": hardware("cuda")}
+        )
     return made
