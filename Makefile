@@ -16,6 +16,7 @@ EXECUTOR ?=
 EXECUTOR_ARGS ?=
 HOW = $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR) --executor-args="$(EXECUTOR_ARGS)")
 RUN = $(PY) -m workflow run --seed $(SEED) $(HOW) $(if $(DEVICE),--device $(DEVICE))
+BENCH ?=
 
 .PHONY: help env book smoke gpu test test-colab test-all notebooks baselines alarms report mutants upgrades bench lint clean
 
@@ -30,7 +31,7 @@ help:
 	@echo "make mutants    plant defects in the mathematics; the tests must turn red (ONLY=norms for some)"
 	@echo "make upgrades   smoke with the newest packages in our ranges, against smoke with the pinned ones"
 	@echo "                any run on a cluster: EXECUTOR=slurm JOBS=20 EXECUTOR_ARGS='--default-resources slurm_partition=…'"
-	@echo "make bench      ours against the plain way"
+	@echo "make bench      ours against the plain way (BENCH=--book the whole book, --curves how cost grows; --keep for the page)"
 	@echo "make notebooks  book/notebooks from the sources; make lint; make clean"
 
 env: $(VENV)/.ready
@@ -80,7 +81,7 @@ mutants: env
 	$(PY) -m workflow.mutants $(ONLY)
 
 bench: env
-	$(PY) -m benchmarks
+	$(PY) -m benchmarks $(BENCH)
 
 lint: env
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .

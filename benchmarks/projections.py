@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from benchmarks.timing import cpu_seconds
+from benchmarks.timing import Row, compare
 from nbutils import projection
 from nbutils.device import generator
 
 
-def figure_1() -> dict[str, object]:
+def figure_1() -> Row:
     """5 sublayers × 50 scales × 101 accuracies × 512 samples. The plain side is one backward pass for each point.
 
     It is timed over 10 points of each sublayer, spread over scales and accuracies; every point costs the same. The
@@ -38,12 +38,15 @@ def figure_1() -> dict[str, object]:
             size = np.abs(ray.right_part[j]).mean() + np.abs(ray.wrong_part[j]).mean()
             error = abs(ray.projection[i, j] - value) / size
             assert error < 1e-11, f"the two sides disagree: {ray.projection[i, j]} and {value}"
-    return {
-        "what": "θ·∇L, 5 sublayers × 50 scales × 101 accuracies × 512 samples",
-        "ours_s": cpu_seconds(ours),
-        "plain_s": cpu_seconds(plain) / len(points) * len(scales) * len(accuracies),
-        "bound": 10,
-    }
+    return compare(
+        "θ·∇L, 5 sublayers × 50 scales × 101 accuracies × 512 samples",
+        ours,
+        plain,
+        10,
+        aim=40,
+        share=len(points) / (len(scales) * len(accuracies)),
+        repeats=3,
+    )
 
 
 PAIRS = (figure_1,)

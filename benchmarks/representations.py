@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.timing import cpu_seconds
+from benchmarks.timing import Row, compare
 from nbutils import saturation
 from nbutils.device import generator
 
 
-def representation_similarity() -> dict[str, object]:
+def representation_similarity() -> Row:
     """100 sentences of 8 to 39 tokens at c = 1000, a new BERT of 4 layers and width 64.
 
     The plain side is ``similarity``, sentence by sentence; it scales the model each time, ours does so once. Ours also
@@ -34,12 +34,7 @@ def representation_similarity() -> dict[str, object]:
 
     gap = float((plain() - ours()).abs().max())
     assert gap < 1e-5, f"the two sides disagree by {gap:.2g}"
-    return {
-        "what": "representation similarity, 100 sentences, against one at a time",
-        "ours_s": cpu_seconds(ours),
-        "plain_s": cpu_seconds(plain),
-        "bound": 5,
-    }
+    return compare("representation similarity, 100 sentences, against one at a time", ours, plain, 5, repeats=3)
 
 
 PAIRS = (representation_similarity,)

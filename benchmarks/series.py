@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.timing import cpu_seconds
+from benchmarks.timing import Row, compare
 from nbutils import checkpoints
 from nbutils.device import generator
 
@@ -36,48 +36,46 @@ def saved_series(steps: int = 3) -> Iterator[Path]:
         yield Path(folder)
 
 
-def plain_read(folder: Path) -> list[float]:
+def plain_read(folder: Path) -> pd.DataFrame:
     """Each file through safetensors, each tensor squared in float64: norms alone, no neighbours."""
     norms = []
     for file in sorted(folder.glob("*/model.safetensors")):
         square = sum(float(tensor.double().square().sum()) for tensor in load_file(file).values())
         norms.append(square**0.5)
-    return norms
+    return pd.DataFrame({"norm": norms})
 
 
-def built_models(folder: Path) -> list[float]:
+def built_models(folder: Path) -> pd.DataFrame:
     """Each model built, its parameters concatenated; cosine and displacement against the one before, as ours gives."""
     from transformers import GPT2LMHeadModel
 
-    norms, before = [], None
+    rows, before = [], None
     for checkpoint in sorted(folder.iterdir()):
         net = GPT2LMHeadModel.from_pretrained(checkpoint)
         theta = torch.cat([p.detach().flatten() for p in net.parameters()]).double()
-        norms.append(float(theta.norm()))
+        rows.append({"norm": float(theta.norm())})
         if before is not None:
             delta = theta - before
-            float(delta @ delta), float(2 * before @ delta), float(torch.cosine_similarity(theta, before, dim=0))
+            rows[-1] |= {"displacement_sq": float(delta @ delta), "inner": float(2 * before @ delta)}
+            rows[-1] |= {"cos_similarity": float(torch.cosine_similarity(theta, before, dim=0))}
         before = theta
-    return norms
+    return pd.DataFrame(rows)
 
 
-def checkpoint_series(plain: Callable[[Path], list[float]], what: str, bound: float) -> dict[str, object]:
-    """Three checkpoints of 87 MB; ours gives norms, cosines and the norm budget."""
+def checkpoint_series(plain: Callable[[Path], pd.DataFrame], what: str, bound: float) -> Row:
+    """Three checkpoints of 87 MB; ours gives norms, cosines and the norm budget. What both give must agree."""
     with saved_series() as folder:
-        np.testing.assert_allclose(checkpoints.series(folder).table.norm, plain(folder), rtol=1e-9)
-        return {
-            "what": f"series of checkpoints, 3 × 87 MB, against {what}",
-            "ours_s": cpu_seconds(lambda: checkpoints.series(folder)),
-            "plain_s": cpu_seconds(lambda: plain(folder)),
-            "bound": bound,
-        }
+        ours, theirs = checkpoints.series(folder).table, plain(folder)
+        pd.testing.assert_frame_equal(ours[list(theirs.columns)], theirs, rtol=1e-9, check_dtype=False)
+        what = f"series of checkpoints, 3 × 87 MB, against {what}"
+        return compare(what, lambda: checkpoints.series(folder), lambda: plain(folder), bound, repeats=3)
 
 
-def checkpoints_read() -> dict[str, object]:
+def checkpoints_read() -> Row:
     return checkpoint_series(plain_read, "reading the files and their norms alone", 1 / 1.2)
 
 
-def checkpoints_built() -> dict[str, object]:
+def checkpoints_built() -> Row:
     return checkpoint_series(built_models, "building each model, the same numbers", 5)
 
 

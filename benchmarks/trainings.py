@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.timing import interleaved
+from benchmarks.timing import Row, interleaved, row
 from nbutils import ensemble, models, optimizers, training
 from nbutils.device import generator
 
 
-def against_the_trainer(steps: int = 100) -> dict[str, object]:
+def against_the_trainer(steps: int = 100) -> Row:
     """Training with ours and with the transformers Trainer.
 
     Both train the same model on the same batch with the same optimizer and clipping and end at the same bits. Both log
@@ -76,10 +76,10 @@ def against_the_trainer(steps: int = 100) -> dict[str, object]:
         seconds = interleaved({"ours": ours, "plain": lambda: theirs(next(ready))})
     assert torch.equal(ended["ours"], ended["plain"]), "the two sides end at different parameters"
     what = f"{steps} training steps of a small language model, norms tracked, against the transformers Trainer"
-    return {"what": what, "ours_s": seconds["ours"], "plain_s": seconds["plain"], "bound": 1}
+    return row(what, seconds["ours"], seconds["plain"], 1)
 
 
-def learning_rate_map(steps: int = 20) -> dict[str, object]:
+def learning_rate_map(steps: int = 20) -> Row:
     """64 trainings as one batched ensemble and one after another.
 
     The gain is the fixed cost of each operation, so it ends where arithmetic begins: on one thread about 5 times at
@@ -112,7 +112,7 @@ def learning_rate_map(steps: int = 20) -> dict[str, object]:
     gap = np.abs(ended["ours"] / ended["plain"] - 1).max()
     assert gap < 1e-4, f"the two sides disagree by {gap}"
     what = f"learning rate × weight decay, {len(members)} trainings of width 16, against one after another"
-    return {"what": what, "ours_s": seconds["ours"], "plain_s": seconds["plain"], "bound": 3}
+    return row(what, seconds["ours"], seconds["plain"], 3)
 
 
 PAIRS = (against_the_trainer, learning_rate_map)

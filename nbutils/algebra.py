@@ -8,6 +8,7 @@ have degree 0. A rule is a plain function in ``RULES``, found by module class, b
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -220,8 +221,8 @@ class Algebra:
             raise NoRule(how_to_add(name, node, path, target))
         writes = acts_in_place(target, args, kwargs)
         if is_module:  # arguments by position, however they were given
-            bound = inspect.signature(target.forward).bind(*args, **kwargs)
-            args, kwargs = (target, *bound.args), bound.kwargs
+            bound = signature(type(target).forward).bind(target, *args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
         else:
             args = (*args, *(kwargs[key] for key in OPERANDS if key in kwargs))
             kwargs = {key: value for key, value in kwargs.items() if key not in OPERANDS}
@@ -229,7 +230,7 @@ class Algebra:
         if masked and name not in MASK_READERS.split():
             self.fail("a mask of degree EVERY is added or is a condition; give a Boolean factor degree 0", *operands)
         try:
-            inspect.signature(found).bind(self, *args, **kwargs)
+            signature(found).bind(self, *args, **kwargs)
         except TypeError as error:
             raise NoRule(f"{place(name, node, path)}: its rule does not know these arguments: {error}") from error
         out = found(self, *args, **kwargs)
@@ -250,6 +251,9 @@ class Algebra:
         return out
 
 
+signature = functools.cache(inspect.signature)  # of functions and rules, not of bound methods: they keep their module
+
+
 def leading(k: Any) -> Any:
     return Leading(k) if isinstance(k, Fraction) else k
 
@@ -258,7 +262,7 @@ def acts_in_place(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     """Whether a module or a function of torch.nn.functional has its ``inplace`` on."""
     if isinstance(target, nn.Module):
         return bool(getattr(target, "inplace", False))
-    known = inspect.signature(target).parameters if inspect.isfunction(target) else ()
+    known = signature(target).parameters if inspect.isfunction(target) else ()
     at = list(known).index("inplace") if "inplace" in known else len(args)
     return bool(kwargs.get("inplace", at < len(args) and args[at]))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy.special import stdtrit  # scipy.stats takes a second to import
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -199,5 +199,5 @@ def exponent(rho_sq: ArrayLike, window: tuple[float, float], *, confidence: floa
     t = np.unique(np.geomspace(low, high, 60).round().astype(int))
     each = np.polyfit(np.log(t), np.log(rho_sq[t - 1]) / 2, 1)[0]
     runs, mean = len(each), float(each.mean())
-    half = float(stats.t.ppf((1 + confidence) / 2, runs - 1) * each.std(ddof=1) / np.sqrt(runs)) if runs > 1 else np.inf
+    half = float(stdtrit(runs - 1, (1 + confidence) / 2) * each.std(ddof=1) / np.sqrt(runs)) if runs > 1 else np.inf
     return Exponent(mean, (mean - half, mean + half), each)

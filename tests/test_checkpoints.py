@@ -729,6 +729,36 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     assert rows == 2 and grown * 1024 < 60e6
 
 
+@pytest.mark.slow
+def test_ten_gigabytes_under_one_resident(tmp_path):
+    """Twenty-one tensors, the largest of 4 GB, in a file with holes; the peak of a process of its own."""
+    values = [10**9, *[75 * 10**6] * 20]  # float32
+    ends = np.cumsum(values) * 4
+    header = {
+        f"h.{i}.w": {"dtype": "F32", "shape": [n], "data_offsets": [int(end) - 4 * n, int(end)]}
+        for i, (n, end) in enumerate(zip(values, ends, strict=True))
+    }
+    text = json.dumps(header).encode()
+    (tmp_path / "step1").mkdir()
+    file = tmp_path / "step1" / "model.safetensors"
+    with file.open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        out.truncate(8 + len(text) + int(ends[-1]))
+        for end in (int(ends[0]), int(ends[-1])):  # the last value of the largest tensor and of the last one
+            out.seek(8 + len(text) + end - 4)
+            out.write(np.float32(3).tobytes())
+    if file.stat().st_blocks * 512 > 10**9:
+        pytest.skip("this file system has no holes: ten gigabytes would be written")
+    code = (
+        "import sys; from nbutils import checkpoints; table = checkpoints.series(sys.argv[1]).table;"
+        "peak = int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]);"
+        "print(table.norm[0] ** 2, peak / 1024)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    square, megabytes = map(float, done.stdout.split())
+    assert file.stat().st_size > 10**10 and square == pytest.approx(18, rel=1e-12) and megabytes < 1000
+
+
 def test_values_are_read_without_torch(tmp_path):
     make(tmp_path)
     code = "import sys; from nbutils import checkpoints; checkpoints.series(sys.argv[1]); print('torch' in sys.modules)"

@@ -132,6 +132,7 @@ def of_pages() -> list[str]:
     code = [*(ROOT / "workflow").glob("*.py"), *(ROOT / "nbutils").glob("*.py")]
     kept = [
         *(ROOT / "tests" / "baselines").glob("alarms.json"),
+        *(ROOT / "tests" / "baselines").glob("bench.json"),
         ROOT / "tests" / "baselines" / "verdicts.yml",
         ROOT / "_config.yml",
         ROOT / "_toc.yml",

@@ -21,7 +21,7 @@ import nbformat
 import yaml
 
 import nbutils
-from workflow import BUILD, ROOT, alarms, chapters, html_folder, report, run_folder
+from workflow import BUILD, ROOT, alarms, chapters, html_folder, report, run_folder, speed
 from workflow.jobs import JobError, die_with_run, telling
 
 VERDICT_ORDER = ("confirmed", "refined", "refuted", "open", "failed")
@@ -240,6 +240,8 @@ def placeholders(result: report.Report, claims: Mapping[str, Any], run: Path) ->
         "run_table": lambda: run_table(result),
         "run_versions": lambda: run_versions(result),
         "alarms": lambda: alarms.markdown(alarms.load()),
+        "bench_table": lambda: speed.ratios(speed.kept("pairs")),
+        "bench_curves": lambda: speed.exponents(speed.kept("curves")),
         "api": api,
     }
     numbers: dict[str, dict[str, str]] = {}
