@@ -19,7 +19,7 @@ revisions name steps (EleutherAI/pythia-70m), one revision of it (org/name@step1
 (models--org--name). Several make one series: google/multiberts-seed_0-step_0k google/multiberts-seed_0-step_20k …
 
 columns of the table
-  step, layer      layer is total, or with --by layer also: embeddings, block 0, … (encoder 0, decoder 0), head, rest
+  step, layer      total, or with --by layer also: embeddings, block 0, … (encoder 0, …, encoder rest), head, rest
   norm             parameter norm ρ
   cos_similarity   cosine between these parameters and those of the step before
   displacement_sq  ‖Δ‖², Δ the difference to the step before

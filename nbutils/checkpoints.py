@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from nbutils.names import layer_of, layer_order
 from nbutils.sources import Checkpoint, Opener, Skip, find
-from nbutils.weights import ReadError, Sums, Weights, layer_of, same, sums, tied
+from nbutils.weights import ReadError, Sums, Weights, same, sums, tied
 
 COLUMNS = ("step", "layer", "norm", "cos_similarity", "displacement_sq", "inner")
 
@@ -103,12 +104,6 @@ class Row(NamedTuple):
     inner: float | None = None
 
 
-def _layer_order(layer: str) -> tuple[int, str, int]:
-    side, _, number = layer.partition(" ")
-    place = {"total": 0, "embeddings": 1, "head": 3, "rest": 4}.get(side, 2)
-    return place, "" if place != 2 else {"block": "a", "encoder": "b"}.get(side, "c"), int(number or 0)
-
-
 Key = tuple[str, str, str, str]  # label and stamp of a checkpoint, then of its predecessor
 
 
@@ -132,7 +127,7 @@ def _measure(
         for layer in ("total", layer_of(name)) if by == "layer" else ("total",):
             parts.setdefault(layer, []).append(one)
     rows = []
-    for layer in sorted(parts, key=_layer_order):
+    for layer in sorted(parts, key=layer_order):
         square, moved, dot = (math.fsum(column) for column in zip(*parts[layer], strict=True))
         norm, cos = math.sqrt(square), None
         if previous is None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nbutils import device as devices
 from nbutils import languages, models, training
 from nbutils.models import Attention, SelfAttention
-from nbutils.saturation import mode, scaled
+from nbutils.scaling import mode, scaled
 
 FLAT = ("query", "key", "constant")
 

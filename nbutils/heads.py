@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nbutils.saturation import Batch, mode, scaled
+from nbutils.saturation import Batch
+from nbutils.scaling import mode, scaled
 
 
 class HeadSummary(NamedTuple):
@@ -224,7 +225,7 @@ def attention_scores(
 
     Raises:
         ValueError: the model gives no attention: load it with ``attn_implementation="eager"``.
-        OverflowError: scores that are not finite; see also ``saturation.scaled``.
+        OverflowError: scores that are not finite; see also ``scaling.scaled``.
     """
     with mode(model), scaled(model, c, dtype=dtype):
         found = _own(model, batch) if callable(getattr(model, "attentions", None)) else _transformers(model, batch)

@@ -137,17 +137,17 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
 
 
 def part_of(name: str) -> str:
-    """``embedding``, ``vectors`` (gains, shifts and biases), or the number of the block whose matrix it is.
+    """``embeddings``, ``vectors`` (gains, shifts and biases), or the block whose matrix it is.
 
     At small width the gains, which start at 1, and the embedding would hide how the matrices grow.
 
     >>> [part_of(f"{name}.weight") for name in ("embedding", "blocks.2.inner", "blocks.2.attention_norm", "norm")]
-    ['embedding', '2', 'vectors', 'vectors']
+    ['embeddings', 'block 2', 'vectors', 'vectors']
     """
-    from nbutils.norms import layer_of
+    from nbutils.names import layer_of
 
     layer = layer_of(name)
-    return "vectors" if layer != "embedding" and (name.endswith("bias") or "norm" in name) else layer
+    return "vectors" if layer != "embeddings" and (name.endswith("bias") or "norm" in name) else layer
 
 
 def measure(model: nn.Module, windows: Tensor) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A network against its saturated counterpart: scaling every parameter by c, and what that does to representations.
+"""A network against its saturated counterpart: what scaling every parameter by c does to representations.
 
 Figure 4 of the paper compares each layer's representation f(x; θ) with f(x; cθ), c = 1000, by cosine. A high cosine
 says little where all tokens look alike: :class:`Similarity` carries anisotropy and the mean-centred cosine beside it.
@@ -8,12 +8,15 @@ Works on the models of ``transformers`` and on any model with ``hidden_states(to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from nbutils.scaling import mode as mode
+from nbutils.scaling import scaled as scaled
 
 Batch = Mapping[str, Tensor]
 AVERAGES = ("sentences", "tokens")
@@ -33,91 +36,6 @@ class Layer(NamedTuple):
 
     states: Tensor
     real: Tensor
-
-
-# ---- scaling ----
-
-
-@contextmanager
-def _swapped(tensors: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Give each tensor other contents for a while. The old contents are set aside, never written to."""
-    kept = [(tensor, tensor.data, other) for tensor, other in tensors]
-    try:
-        for tensor, _, other in kept:
-            tensor.data = other
-        yield
-    finally:
-        for tensor, old, _ in kept:
-            tensor.data = old
-
-
-@contextmanager
-def scaled(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> Iterator[nn.Module]:
-    """Multiply every parameter of a model by ``c`` within a ``with`` block.
-
-    The parameters come back bit for bit, also after an exception, because they are exchanged and not divided. Tied
-    weights are scaled once. Buffers keep their values. What the block itself writes to parameters is lost.
-
-    Args:
-        dtype: compute in another precision within the block, buffers included; that of the model if not given.
-
-    Raises:
-        ValueError: ``c`` is not finite, or a parameter is not finite before scaling.
-        TypeError: a parameter is not floating point (a quantised model).
-        OverflowError: a scaled parameter is not finite; the model is left as it was.
-
-    >>> layer = nn.Linear(2, 2)
-    >>> with scaled(layer, 1000.0):
-    ...     large = layer.weight.detach().clone()
-    >>> bool((large == 1000 * layer.weight).all())
-    True
-    """
-    if not math.isfinite(c):
-        raise ValueError(f"the scale c must be finite; got {c}")
-    pairs: list[tuple[Tensor, Tensor]] = []
-    for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point():
-            raise TypeError(f"parameter {name!r} is {parameter.dtype}: only floating-point parameters can be scaled")
-        before = parameter.detach()
-        after = before.to(dtype or before.dtype) * c
-        if not _finite(after):
-            if not _finite(before):
-                raise ValueError(f"parameter {name!r} has values that are not finite before any scaling")
-            raise OverflowError(
-                f"parameter {name!r} overflows {after.dtype}: its largest magnitude {float(before.abs().max()):.3g} "
-                f"times c = {c:g} is beyond {torch.finfo(after.dtype).max:.3g}. "
-                "Take a smaller c, or dtype=torch.float64"
-            )
-        pairs.append((parameter, after))
-    if dtype is not None:
-        pairs += [(buffer, buffer.to(dtype)) for buffer in model.buffers() if buffer.is_floating_point()]
-    with _swapped(pairs):
-        yield model
-
-
-def _finite(x: Tensor) -> bool:
-    return not x.numel() or all(math.isfinite(float(end)) for end in x.aminmax())  # aminmax passes NaN on
-
-
-@contextmanager
-def mode(model: nn.Module, *, dropout: bool = False, seed: int = 0) -> Iterator[None]:
-    """No gradients, dropout off (or on, with draws from ``seed``); each module's mode and torch's generators come back.
-
-    Torch's dropout knows only the global generators: with ``dropout`` they are forked for the block.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        if dropout:
-            used = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-            stack.enter_context(torch.random.fork_rng(devices=sorted(used)))
-            torch.manual_seed(seed)
-        try:
-            model.train(dropout)
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
 
 
 # ---- representations ----

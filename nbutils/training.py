@@ -30,7 +30,8 @@ from tqdm.auto import tqdm
 
 from nbutils import device as devices
 from nbutils import optimizers
-from nbutils.norms import NormTracker, layer_of
+from nbutils.names import layer_of
+from nbutils.norms import NormTracker
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

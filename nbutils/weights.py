@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nbutils.names import layer_of
+
 BLOCK = 1 << 15  # values read at once: the float64 copies of two tensors then stay in the processor's cache
 HEADER_LIMIT = 100_000_000  # bytes, the limit of the safetensors library
 ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
@@ -28,31 +30,10 @@ _WRAPPER = re.compile(
     r"^(?:module\.)+|(?:(?<=^)|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
 _OTHER_FILES = re.compile(r"optim|scheduler|training_args|rng_state|random_states|scaler|adapter", re.I)
-_BLOCK_NUMBER = re.compile(r"(?:^|\.)(?:h|\w*layers?|\w*blocks?)\.(\d+)(?:\.|$)")
-_EMBEDDING = re.compile(r"(?:^|\.)(?:wte|wpe|shared|(?:\w+_)?embed(?!_out)(?:_\w+)?|\w*embeddings?)(?:\.|$)")
-_HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|cls|predictions|classifier|score|proj_out|qa_outputs|output)(?:\.|$)")
 
 
 class ReadError(ValueError):
     """A checkpoint that cannot be used; the message names the file and says why."""
-
-
-def layer_of(name: str) -> str:
-    """Which part of a network a parameter belongs to, from its name.
-
-    ``embeddings``, ``block 3`` (``encoder 3`` or ``decoder 3`` under a module of that name), ``head`` for an output
-    layer, or ``rest``. Blocks are numbered as in the name, from 0.
-
-    >>> [layer_of(name) for name in ("transformer.h.3.mlp.c_fc.weight", "decoder.block.11.layer.0.DenseReluDense.wo")]
-    ['block 3', 'decoder 11']
-    """
-    number = _BLOCK_NUMBER.search(name)
-    if number:
-        sides = re.findall(r"(?:^|\.)(encoder|decoder)(?=\.)", name[: number.start() + 1])
-        return f"{sides[-1] if sides else 'block'} {int(number[1])}"
-    if _EMBEDDING.search(name):
-        return "embeddings"
-    return "head" if _HEAD.search(name) else "rest"
 
 
 def why_left_out(name: str, dtype: str, shape: tuple[int, ...]) -> str | None:

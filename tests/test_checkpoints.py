@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from nbutils import checkpoints, norms, sources, weights
 from nbutils.checkpoints import series
 from nbutils.sources import step_of
-from nbutils.weights import Weights, layer_of
+from nbutils.weights import Weights
 
 
 def model(seed, width=8, layers=2, dtype=torch.float32):
@@ -86,25 +86,6 @@ def test_step_of(name, step):
 )
 def test_every_step_is_read_back(step, form):
     assert step_of(form.format(step)) == step
-
-
-@pytest.mark.parametrize(
-    ("name", "layer"),
-    [
-        ("transformer.h.3.attn.c_attn.weight", "block 3"), ("model.layers.31.mlp.gate_proj.weight", "block 31"),
-        ("gpt_neox.layers.0.attention.dense.bias", "block 0"), ("encoder.block.3.layer.1.wo.weight", "encoder 3"),
-        ("decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight", "decoder 0"),
-        ("bert.encoder.layer.11.output.dense.weight", "encoder 11"), ("model.decoder.layers.2.fc1.bias", "decoder 2"),
-        ("transformer.blocks.1.ffn.weight", "block 1"), ("transformer.wte.weight", "embeddings"),
-        ("transformer.wpe.weight", "embeddings"), ("shared.weight", "embeddings"),
-        ("decoder.embed_tokens.weight", "embeddings"),
-        ("bert.embeddings.LayerNorm.weight", "embeddings"), ("gpt_neox.embed_in.weight", "embeddings"),
-        ("embed_out.weight", "head"), ("lm_head.weight", "head"), ("cls.predictions.decoder.weight", "head"),
-        ("transformer.ln_f.weight", "rest"), ("model.norm.weight", "rest"), ("bert.pooler.dense.weight", "rest"),
-    ],
-)  # fmt: skip
-def test_layer_of(name, layer):
-    assert layer_of(name) == layer
 
 
 def test_series_is_what_vectors_in_memory_say(tmp_path):

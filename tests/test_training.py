@@ -124,7 +124,7 @@ def test_history_adds_up(name):
         np.testing.assert_allclose(np.diff(rho_sq), step.step_norm**2 + 2 * step.inner, atol=1e-12 * rho_sq.max())
     summed = done.layers.assign(sq=done.layers["norm"] ** 2).groupby("step").sq.sum()
     np.testing.assert_allclose(summed, done.history["norm"] ** 2, rtol=1e-12)
-    assert list(done.history.step) == list(range(13)) and set(done.layers.layer) >= {"embedding", "0", "1"}
+    assert list(done.history.step) == list(range(13)) and set(done.layers.layer) >= {"embeddings", "block 0", "block 1"}
     assert done.settings["optimizer"] and done.settings["steps"] == 12
 
 

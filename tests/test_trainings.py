@@ -31,7 +31,7 @@ def test_one_null_model_stands_for_all_placements(optimizer):
     for placement in recipes_lm.PLACEMENTS:
         recipe = recipes_lm.Recipe(placement, optimizer, recipes_lm.RATES[optimizer], gradients="noise")
         layers = recipes_lm.language_model(recipe, **SMALL).layers
-        norms = layers[layers["layer"].isin(["0", "1"])].pivot(index="step", columns="layer", values="norm")
+        norms = layers[layers["layer"].isin(["block 0", "block 1"])].pivot(index="step", columns="layer", values="norm")
         growth.append(np.log(norms.iloc[-1] / norms.iloc[0]).to_numpy())
     np.testing.assert_allclose(growth, np.broadcast_to(growth[0], (3, 2)), rtol=0.2)
     np.testing.assert_allclose(np.array(growth)[:, 1], growth[0][1], rtol=0.05)

@@ -1,0 +1,106 @@
+"""Parameters as short flat pieces beside their last values: what a tracker reads at every step, in few calls."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BLOCK = 1 << 16  # elements: two float32 blocks fit a core's L2 cache, so a tracked step reads memory about once
+SMALL = 1 << 14  # elements: tensors up to here are gathered by layer, since every call of torch has its price
+
+
+class Pieces:
+    """Parameters of one dtype as flat pieces, and a copy of them cut alike: the large in blocks, the small by layer.
+
+    Args:
+        members: parameters of one dtype on one device, each with the number of its layer.
+
+    ``lengths`` and ``layers`` say for each piece how many elements it has and in which layer they all are; ``copy`` is
+    the copy, flat, and ``old`` its pieces. What is in the copy is the caller's business.
+    """
+
+    def __init__(self, members: list[tuple[Tensor, int]]) -> None:
+        import torch
+
+        large = [m for m in members if m[0].numel() > SMALL]
+        small = sorted((m for m in members if m[0].numel() <= SMALL), key=lambda m: m[1])
+        self.parameters, self._large = [p for p, _ in large + small], len(large)
+        runs = [(p.numel(), layer) for p, layer in large]
+        runs += [(sum(p.numel() for p, _ in run), layer) for layer, run in groupby(small, key=lambda m: m[1])]
+        first = self.parameters[0]
+        on_cpu = first.device.type == "cpu"
+        # CUDA: whole tensors, since each kernel has its fixed price
+        block = BLOCK if on_cpu else max(max(size for size, _ in runs), 1)
+        cut = [[min(block, size - at) for at in range(0, max(size, 1), block)] for size, _ in runs]
+        self.layers = [layer for (_, layer), lengths in zip(runs, cut, strict=True) for _ in lengths]
+        together = [[size for lengths in cut[len(large) :] for size in lengths]] if small else []
+        self._cuts = [*cut[: len(large)], *together]  # of each large tensor; of the small ones in one
+        self.lengths = [size for lengths in self._cuts for size in lengths]
+        self.copy = _large_pages(sum(self.lengths), first)
+        self.old = self.copy.split(self.lengths)
+        # half types go to float64: on their coarse grid float32 sums have a rounding bias of 1e-6
+        work = torch.float32 if first.dtype == torch.float32 else torch.float64
+        self._buffers = torch.empty(0 if work == first.dtype else 3, max(self.lengths), dtype=work, device=first.device)
+        self._pointers: list[int] | None = None
+
+    def now(self) -> list[Tensor]:
+        """Pieces of the parameters as they are; views are made again only where a storage has changed."""
+        import torch
+
+        pointers = [p.data_ptr() for p in self.parameters]
+        if pointers != self._pointers:
+            flat = [_flat(p.detach(), p) for p in self.parameters]
+            self._small = flat[self._large :]
+            self._gathered = torch.cat(self._small) if self._small else None
+            self._now = self._cut(flat[: self._large], self._gathered)
+            views = all(x.data_ptr() == at for x, at in zip(flat, pointers, strict=True))
+            self._pointers = pointers if views else None  # None: a copy, as of every second column; again next time
+        elif self._small:
+            torch.cat(self._small, out=self._gathered)
+        return self._now
+
+    def grad(self) -> list[Tensor]:
+        """Pieces of the gradients, cut alike."""
+        import torch
+
+        grads = (p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters)
+        flat = [_flat(grad, p) for grad, p in zip(grads, self.parameters, strict=True)]
+        return self._cut(flat[: self._large], torch.cat(flat[self._large :]) if flat[self._large :] else None)
+
+    def _cut(self, large: list[Tensor], small: Tensor | None) -> list[Tensor]:
+        """Flat tensors and the small ones in one, as pieces of ``lengths``."""
+        whole = [*large, *([] if small is None else [small])]
+        return [piece for flat, lengths in zip(whole, self._cuts, strict=True) for piece in flat.split(lengths)]
+
+    def widen(self, block: Tensor, place: int = 0) -> Tensor:
+        """The block itself, or for half types a float64 copy in one of the buffers."""
+        return block if not len(self._buffers) else self._buffers[place, : block.numel()].copy_(block)
+
+
+def _large_pages(size: int, like: Tensor) -> Tensor:
+    """Room for ``size`` elements. On Linux numpy asks for large pages, torch does not: streaming takes a fifth less."""
+    import torch
+
+    if like.device.type != "cpu":
+        return torch.empty(size, dtype=like.dtype, device=like.device)
+    room = torch.from_numpy(np.empty(size * like.element_size() + 64, dtype=np.uint8))
+    start = -room.data_ptr() % 64
+    return room[start : start + size * like.element_size()].view(like.dtype)
+
+
+def _flat(tensor: Tensor, like: Tensor) -> Tensor:
+    """Flat, in the order in which ``like`` lies in memory: a view for every tensor without gaps."""
+    order = sorted(range(like.ndim), key=lambda axis: -like.stride(axis))
+    return tensor.permute(order).reshape(-1)
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """a·b of two flat blocks, on their device: by BLAS on CPU (a block is short), summed in float64 elsewhere."""
+    import torch
+
+    return torch.dot(a, b) if a.device.type == "cpu" else (a * b).sum(dtype=torch.float64)
