@@ -1,4 +1,4 @@
-"""Pretrained and random models: nothing is taken in place of a missing one, and the four shapes run through one path."""
+"""Pretrained and random models: nothing replaces a missing one, and the four shapes run through one path."""
 
 import sys
 
@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from nbutils import pretrained, saturation
 
-WORDS = ["<pad>", "</s>", "<unk>", *"the cat sat on a mat and it was not flat".split()]
+WORDS = ["<pad>", "</s>", "<unk>", "the", "cat", "sat", "on", "a", "mat", "and", "it", "was", "not", "flat"]
 SENTENCES = [[3, 4, 5, 6], [7, 8, 9, 10, 11, 3], [4, 6]]
 SMALL = {"width": 24, "depth": 2, "heads": 2, "vocab": 40}
 
@@ -59,7 +59,7 @@ def test_what_is_missing_is_said(tmp_path, no_hub, monkeypatch):
 
 def test_unknown_names_and_parts():
     for function in (pretrained.from_hub, pretrained.shape):
-        with pytest.raises(ValueError, match="unknown model 'bert'.*bert-base-cased"):
+        with pytest.raises(ValueError, match=r"unknown model 'bert'.*bert-base-cased"):
             function("bert")
     model = pretrained.random_model(pretrained.shape("bert-base-cased", **SMALL), 0)
     with pytest.raises(ValueError, match="BertModel has no part 'decoder'"):
@@ -74,10 +74,10 @@ def test_sentences_longer_than_512_are_cut(tmp_path, no_hub):
 
 def test_base_shapes_are_the_released_ones():
     """Twelve blocks of width 768 and inner width 3072; T5 has them in encoder and decoder."""
+    import transformers as tf
+
     for name in pretrained.HUB:
         with torch.device("meta"):
-            import transformers as tf
-
             model = tf.AutoModel.from_config(pretrained.shape(name, vocab=100))
         inside = sum(p.numel() for key, p in model.named_parameters() if "embed" not in key and p.ndim > 1)
         per_block = 4 * 768**2 + 2 * 768 * 3072
