@@ -41,7 +41,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned packages into $(VENV) (a few minutes, about 2 GB)"
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[book,test,bench,hub,slurm]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[book,test,bench,hub,offline-models,slurm]'
 	@touch $@
 
 book: env

@@ -19,12 +19,13 @@ TABLES: dict[str, tuple[str, ...]] = {
     "t5_cos_similarity_by_layer": ("step", "layer", "cos_similarity"),
     "trans_scale": ("variant", "bias", "scale", "cosine_similarity"),
     "attn_histograms": ("dataset", "variant", "metric", "bin_left", "bin_right", "n_heads"),
+    "sim_by_layer": ("model", "layer", "init", "cosine_similarity"),
     "finetune_trans": ("dataset", "variant", "metric", "epoch", "value"),
 }
 # Columns that name a series of a table; the others are numbers, and one of `_ORDER` runs along the series.
-_LABELS = ("dataset", "layer", "variant", "metric", "bias")
-_ORDER = ("step", "scale", "epoch", "bin_left")
-_WORDS = {"dataset", "variant", "metric"}
+_LABELS = ("dataset", "model", "init", "layer", "variant", "metric", "bias")
+_ORDER = ("step", "scale", "epoch", "bin_left", "layer")  # the first that a table has
+_WORDS = {"dataset", "model", "init", "variant", "metric"}
 _MAY_LACK = {"value"}  # points that the published figure does not have, because they overflowed there
 
 
@@ -78,7 +79,7 @@ def read_series(file: Path | str, columns: Sequence[str]) -> pd.DataFrame:
                 f"{name}: column {column}, row {row + 1} is '{table[column].iloc[row]}'; expected a number"
             )
     order = next((column for column in _ORDER if column in columns), "step")
-    labels = [column for column in _LABELS if column in columns]
+    labels = [column for column in _LABELS if column in columns and column != order]
     groups = table.groupby(labels, sort=False) if labels else [((), table)]
     for key, group in groups:
         falling = np.diff(group[order].to_numpy()) <= 0

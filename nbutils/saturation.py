@@ -26,6 +26,7 @@ class Similarity(NamedTuple):
     """One number a layer, shapes ``(n_layers + 1,)``, float64, on the CPU; the embedding is layer 0."""
 
     raw: Tensor  # mean cos(h, h'): h of the network, h' of the scaled one
+    common: Tensor  # the part of raw from the common direction: mean of h/‖h‖ times mean of h'/‖h'‖
     centred: Tensor  # the same after the mean over all tokens is taken from h, and that of h' from h'
     anisotropy: Tensor  # mean cosine of two different tokens, in h
     anisotropy_scaled: Tensor  # and in h'
@@ -177,8 +178,9 @@ def compare(model: nn.Module, batches: Sequence[Batch], c: float = 1000.0, **opt
     for weights, h, h_scaled in _pairs(model, batches, c, **options):
         unit, unit_scaled = _unit(h), _unit(h_scaled)
         raw = _mean_cosine(unit, unit_scaled, weights)
+        common = ((weights @ unit) @ (weights @ unit_scaled)).cpu() / weights.sum().cpu() ** 2
         centred = _mean_cosine(_unit(_centre(h)), _unit(_centre(h_scaled)), weights)
-        rows.append(torch.stack([raw, centred, _pair_cosine(unit), _pair_cosine(unit_scaled)]))
+        rows.append(torch.stack([raw, common, centred, _pair_cosine(unit), _pair_cosine(unit_scaled)]))
     return Similarity(*torch.stack(rows, dim=1))
 
 

@@ -80,7 +80,7 @@ def test_dtype_reaches_buffers_and_comes_back():
 
 def test_buffers_are_not_scaled_in_another_dtype_either():
     model = Tied()
-    with scaled(model, 2, dtype=torch.float64):
+    with scaling.scaled(model, 2, dtype=torch.float64):
         assert torch.equal(model.norm.running_var, torch.ones(3, dtype=torch.float64))
         assert torch.equal(model.norm.weight, 2 * torch.ones(3, dtype=torch.float64))
 
