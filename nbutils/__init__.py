@@ -13,6 +13,7 @@ from types import ModuleType
 __version__ = "0.1.0"
 __all__ = [
     "activations",
+    "animation",
     "checkpoints",
     "claims",
     "corpora",
