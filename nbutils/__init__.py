@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 __all__ = [
     "activations",
     "algebra",
+    "animation",
     "checkpoints",
     "claims",
     "corpora",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 # Okabe and Ito (2008): told apart with any colour vision, and in grey by their lightness.
 BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
+MARKERS = ("o", "s", "D", "^", "v", "P")  # beside a colour: some printers and readers have none
 THEORY = {"color": BLACK, "linestyle": "--", "linewidth": 1.2, "zorder": 3}
 
 

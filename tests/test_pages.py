@@ -65,13 +65,37 @@ def test_no_markup_is_left_raw(soups):
 
 def test_every_figure_has_number_caption_and_alt_text(soups):
     for chapter in chapters():
-        figures = [figure for figure in soups[chapter].find_all("figure") if figure.find("img")]
+        figures = [figure for figure in soups[chapter].find_all("figure") if figure.find("img") or figure.find("svg")]
         assert figures
         for figure in figures:
             assert figure.find(class_="caption-number") and "What to see" in figure.find("figcaption").get_text()
     for page, soup in soups.items():
         for image in soup.find("article").find_all("img"):
             assert len(image.get("alt", "")) > 20, (page, image)
+        for image in soup.select(".nb-animation svg"):
+            assert image["role"] == "img" and len(image["aria-label"]) > 20, page
+
+
+def test_text_in_figures_is_of_reading_size(soups, html):
+    """At the width of the article, 648 px; matplotlib writes text as paths, scaled by a hundredth of its size."""
+    for chapter in chapters():
+        for image in soups[chapter].select("figure img"):
+            svg = (html / image["src"]).read_text(encoding="utf-8")
+            width = float(re.search(r'viewBox="0 0 ([\d.]+) ', svg)[1])
+            sizes = [100 * float(scale) * 648 / width for scale in re.findall(r"scale\((0?\.\d+) -", svg)]
+            assert min(sizes) >= 8.4, (chapter, image["src"], min(sizes))
+
+
+def test_axes_of_figures_are_labelled(soups, html):
+    """In each figure some x axis and some y axis has a label, or ticks that are words."""
+    title = r'^   <g id="matplotlib.axis_\d*[{}]">\n(?:(?!^   </g>).*\n)*?    <g id="text_\d+">'
+    words = r'^    <g id="{}tick_\d+">\n(?:(?!^    </g>).*\n)*? *<!-- [A-Za-z]{{2}}'
+    for chapter in chapters():
+        for image in soups[chapter].select("figure img"):
+            svg = (html / image["src"]).read_text(encoding="utf-8")
+            for name, digits in (("x", "13579"), ("y", "02468")):
+                found = re.search(title.format(digits), svg, re.M) or re.search(words.format(name), svg, re.M)
+                assert found, f"{chapter}, {image['src']}: no label on the {name} axis"
 
 
 def test_equations_and_figures_are_numbered_and_referred_to(soups):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -12,8 +13,14 @@ def one_search_field(app: Sphinx) -> None:
     app.config.html_theme_options["navbar_persistent"] = []
 
 
+FIGURE = r'(<figure [^>]*>\s*)(<img [^>]*src="(_images/[^"]+)"[^>]*>)'
+
+
 def tidy_pages(app: Sphinx, error: Exception | None) -> None:
-    """Drop the 1.5 MB icon script (the icon font stays), name the search field, mark the citation list as a list."""
+    """Drop the 1.5 MB icon script (the icon font stays), name the search field, mark the citation list as a list.
+
+    A figure links to its file: on a phone a tap opens it alone, and it can be enlarged.
+    """
     if error or app.builder.name != "html":
         return
     out = Path(app.outdir)
@@ -24,6 +31,7 @@ def tidy_pages(app: Sphinx, error: Exception | None) -> None:
         html = html.replace('<div class="docutils container" id="citations">', '<div role="list" id="citations">')
         html = html.replace('class="citation-list"', 'class="citation-list" role="list"')
         html = html.replace('<input type="search"\n', '<input type="search" aria-label="Search"\n')
+        html = re.sub(FIGURE, r'\1<a href="\3">\2</a>', html)
         page.write_text(html, encoding="utf-8")
     for script in (out / "_static").rglob("fontawesome.js*"):
         script.unlink()
