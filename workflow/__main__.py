@@ -1,4 +1,4 @@
-"""Command line of the workflow: ``python -m workflow run|sync|baselines|times`` (the Makefile calls it)."""
+"""Command line of the workflow: ``python -m workflow run|sync|baselines|times|new-chapter`` (the Makefile calls it)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -195,6 +196,28 @@ def keep_times(profile: str) -> int:
     return 0
 
 
+def new_chapter(name: str, title: str) -> int:
+    """Write ``book/<name>.md`` from the template, with a claim of its name that is listed and expected."""
+    if not re.fullmatch(r"\d\d-[a-z][a-z-]*", name):
+        raise ValueError(f"{name!r}: a chapter is named by two digits and words, such as 15-my-question")
+    target, claim = ROOT / "book" / f"{name}.md", name[3:]
+    if target.exists() or claim in report.load_claims():
+        raise ValueError(f"{name}: there is such a chapter, or a claim {claim!r}; choose another name")
+    text = (ROOT / "workflow" / "chapter.md").read_text(encoding="utf-8")
+    for word, value in (("NUMBER", str(int(name[:2]))), ("TITLE", title), ("CHAPTER", name), ("CLAIM", claim)):
+        text = text.replace(word, value)
+    text = text.replace(f"{claim}_end", f"{claim.replace('-', '_')}_end")
+    target.write_text(text, encoding="utf-8")
+    listed = f'\n- id: {claim}\n  chapters: [{name}]\n  source: "§N"\n  statement: >-\n    In your own words.\n'
+    expected = f"{claim}:\n  verdict: confirmed\n  reason: Say why.\n"
+    for file, more in (("book/claims.yml", listed), ("tests/baselines/verdicts.yml", expected)):
+        with open(ROOT / file, "a", encoding="utf-8") as lines:
+            lines.write(more)
+    print(f"wrote book/{name}.md, its claim in book/claims.yml and the verdict in tests/baselines/verdicts.yml")
+    print(f"next: add it to _toc.yml and the README, then `make smoke CHAPTERS={name}`")
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -211,6 +234,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         each.add_argument("--jobs", type=int, default=min(2, cores()), help="notebooks at once")
         each.add_argument("--time-limit", type=int, default=3600, help="seconds for one notebook")
     commands.add_parser("sync", help="write book/notebooks from the sources")
+    new_parser = commands.add_parser("new-chapter", help="a chapter from the template, with its claim")
+    new_parser.add_argument("name", help="such as 15-my-question")
+    new_parser.add_argument("title")
     times_parser = commands.add_parser("times", help="keep the last run's times in tests/baselines/times.json")
     times_parser.add_argument("--profile", default="book")
     arguments = parser.parse_args(argv)
@@ -219,6 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for path in notebooks.sync():
                 print(f"updated {path.relative_to(ROOT)}")
             return 0
+        if arguments.command == "new-chapter":
+            return new_chapter(arguments.name, arguments.title)
         if arguments.command == "times":
             return keep_times(arguments.profile)
         return run(arguments) if arguments.command == "run" else make_baselines(arguments)
