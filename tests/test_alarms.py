@@ -104,8 +104,8 @@ def test_nothing_to_judge_is_an_error(tmp_path):
 
 def test_the_command_keeps_what_it_found(tmp_path, monkeypatch, capsys):
     kept = tmp_path / "alarms.json"
-    monkeypatch.setattr("workflow.__main__.chapters", lambda: ["01-one"])
-    monkeypatch.setattr("workflow.__main__.ROOT", tmp_path)
+    monkeypatch.setattr("workflow.launch.chapters", lambda: ["01-one"])
+    monkeypatch.setattr("workflow.launch.ROOT", tmp_path)
     monkeypatch.setattr(alarms.keep, "__defaults__", (kept,))
     write(tmp_path, 1000, record("fixed"))
     assert main(["alarms", "--first", "1000", "--seeds", "1", "--build", str(tmp_path)]) == 0

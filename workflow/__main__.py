@@ -3,272 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
-import os
-import platform
-import shlex
-import shutil
 import sys
-import time
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
 
-from nbutils import device as devices
 from nbutils import profile as profiles
-from workflow import (
-    BUILD,
-    ROOT,
-    alarms,
-    baselines,
-    chapters,
-    cluster,
-    compare,
-    html_folder,
-    jobs,
-    kept,
-    notebooks,
-    report,
-    run_folder,
-    summaries,
-)
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def lock(wait: float = 3.0) -> TextIO:
-    """Take the one lock of this checkout and name the run in it. It goes with the process, however it ends.
-
-    Raises:
-        RuntimeError: another run holds it.
-    """
-    BUILD.mkdir(exist_ok=True)
-    held = open(BUILD / ".lock", "a+")  # noqa: SIM115  kept open on purpose
-    deadline = time.monotonic() + wait
-    while True:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError:
-            if time.monotonic() > deadline:
-                held.seek(0)
-                raise RuntimeError(
-                    f"another run is active in this checkout ({held.readline().strip()}): wait for it"
-                ) from None
-            time.sleep(0.1)
-    held.truncate(0)
-    held.write(f"process {os.getpid()} on {platform.node()}\nrun-{uuid.uuid4().hex}\n")
-    held.flush()
-    return held
-
-
-def check_chapters(names: Sequence[str]) -> list[str]:
-    """The chapters to run; all of them where none is named.
-
-    Raises:
-        ValueError: a name that is no chapter.
-    """
-    known = chapters()
-    for name in names:
-        if name not in known:
-            raise ValueError(f"unknown chapter {name!r}: choose from {', '.join(known)}")
-    return list(names) or known
-
-
-def snakemake(
-    target: str, *, profile: str, seeds: Sequence[int], names: Sequence[str], device: str, options: argparse.Namespace
-) -> bool:
-    """Run the workflow up to ``target`` (``html`` or ``notebooks``) in this process. True if every job succeeded."""
-    from snakemake.cli import main
-
-    for seed in seeds:  # a failure told of an earlier run says nothing about this one
-        for error in (run_folder(profile, seed) / "logs").glob("*.error.json"):
-            error.unlink()
-    for path, why in kept.remove_unsound(profile, seeds, names):
-        if why == "damaged":
-            print(f"{path.relative_to(ROOT)} is damaged: it is made anew")
-    local = options.executor == "local"
-    settings = {
-        "profile": profile,
-        "seeds": " ".join(map(str, seeds)),
-        "device": device,
-        "chapters": " ".join(names),
-        "threads": max(1, cores() // options.jobs) if local else 1,
-        "time_limit": options.time_limit,
-        "run": jobs.holder(),
-        "executor": options.executor,
-    }
-    arguments = [target]
-    if local:
-        gpus = devices.cuda_count() if device == "cuda" else 1
-        arguments += ["--cores", str(options.jobs), "--resources", f"gpu={gpus}"]
-    else:
-        arguments += ["--executor", options.executor, "--jobs", str(options.jobs), "--local-cores", "1"]
-    arguments += ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(ROOT)]
-    # Our own lock is released when the process dies; Snakemake's is not. Content decides, whatever its size.
-    arguments += ["--keep-going", "--nolock", "--rerun-incomplete", "--max-checksum-file-size", "100MB"]
-    arguments += [
-        "--quiet",
-        "host",
-        "reason",
-        "rules",
-        "--config",
-        *(f"{key}={value}" for key, value in settings.items()),
-    ]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    try:
-        main([*arguments, *shlex.split(options.executor_args)])
-    except SystemExit as end:
-        return not end.code
-    return True
-
-
-def where(options: argparse.Namespace, profile: str) -> str:
-    """The device of a run. On a cluster only the scheduler knows where the GPUs are, so there nothing is looked for."""
-    asked = getattr(options, "device", "") or ("cuda" if profile == "gpu" else "cpu")
-    if options.executor != "local" and asked == "cuda":
-        return asked
-    return devices.resolve(asked)
-
-
-def no_room() -> str:
-    """Why nothing can be written in the folders of the workflow, the most frequent end of one; "" if it can."""
-    for folder in (BUILD, ROOT / ".snakemake"):
-        probe = folder / f".probe-{os.getpid()}"
-        try:
-            probe.write_bytes(bytes(1 << 16))
-        except OSError as error:
-            return f"{error.strerror} ({folder.relative_to(ROOT)})"
-        finally:
-            with contextlib.suppress(OSError):
-                probe.unlink(missing_ok=True)
-    return ""
-
-
-STOPPED = "the workflow stopped before its end: see the messages above"
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Execute the chapters of a profile, check their claims and, unless told otherwise, render the pages."""
-    profile = profiles.resolve(arguments.profile)
-    device = where(arguments, profile)
-    names = check_chapters(arguments.chapters)
-    if not 0 <= arguments.seed < 2**31:
-        raise ValueError(f"seed {arguments.seed}: a seed is a whole number from 0 to {2**31 - 1}")
-    held = lock()
-    for path in notebooks.sync():
-        print(f"updated {path.relative_to(ROOT)}")
-    if not arguments.chapters:
-        summaries.withdraw(BUILD / profile)
-        if profile == "book":
-            (BUILD / "metrics.json").unlink(missing_ok=True)
-    pages = arguments.html and not arguments.chapters
-    done = snakemake(
-        "html" if pages else "notebooks",
-        profile=profile,
-        seeds=[arguments.seed],
-        names=names,
-        device=device,
-        options=arguments,
-    )
-    result = report.collect(profile, arguments.seed, names)
-    if not done:
-        result = report.stopped(result, no_room() or ("" if result.problems else STOPPED))
-    if not arguments.chapters:
-        try:
-            summaries.write(result, BUILD / profile)
-            if profile == "book":
-                shutil.copy(BUILD / profile / "metrics.json", BUILD / "metrics.json")
-        except OSError as error:
-            result = report.stopped(result, f"the reports were not written: {error.strerror}")
-        if done and profile == "book":
-            notebooks.write_readme_figure(run_folder(profile, arguments.seed))
-    held.close()
-    return conclude(result, html_folder(profile) if pages else None)
-
-
-def conclude(result: report.Report, pages: Path | None) -> int:
-    """Print the last lines of a run and return its exit status: 0 only if all ran and every claim came out as kept.
-
-    The very last line of a red run names the first cause, for those who see no more than that line.
-    """
-    if result.problems:
-        first = result.problems[0]
-        print(report.table(result.problems))
-        for chapter in {problem.chapter for problem in result.problems if not problem.claim}:
-            logs = run_folder(result.run["profile"], result.run["seed"]) / "logs"
-            for log in (logs / f"{chapter}.ipynb", logs / f"{chapter}.log"):
-                if log.exists():
-                    print(f"What failed, with its traceback: {log.relative_to(ROOT)}")
-        cause = " ".join(filter(None, (first.claim, first.what)))
-        measured = f" (measured {first.measured}, band {first.band})" if first.measured else ""
-        count = f"{len(result.problems)} problem(s) in profile {result.run['profile']}"
-        names = sorted({problem.chapter for problem in result.problems})
-        print(
-            f"to run it again: {report.again(result.run['profile'], result.run['seed'], result.run['device'], names)}"
-        )
-        print(f"RED: {count}; the first: {first.chapter}: {cause}{measured}")
-        return 1
-    counts = ", ".join(f"{count} {name}" for name, count in sorted(result.run["verdict_counts"].items()))
-    print(f"GREEN: {len(result.records)} checks hold; {counts}")
-    if pages:
-        print(f"The book: {pages.relative_to(ROOT)}/index.html")
-    return 0
-
-
-def make_baselines(arguments: argparse.Namespace) -> int:
-    """Run every chapter over seeds 1 … N and keep mean and spread of each measured value."""
-    if arguments.seeds < 3:
-        raise ValueError(f"--seeds {arguments.seeds}: a spread needs at least 3")
-    profile = profiles.resolve(arguments.profile)
-    device = where(arguments, profile)
-    seeds, names = range(1, arguments.seeds + 1), chapters()
-    held = lock()
-    done = snakemake(
-        "notebooks",
-        profile=profile,
-        seeds=seeds,
-        names=names,
-        device=device,
-        options=arguments,
-    )
-    if not done:
-        told = [jobs.told(run_folder(profile, seed) / "logs") for seed in seeds]
-        causes = [
-            f"seed {seed}, {job}: {what}" for seed, said in zip(seeds, told, strict=True) for job, what in said.items()
-        ]
-        cause = causes[0] if causes else no_room() or STOPPED
-        print(f"RED: not every notebook ran to its end; the baselines are as they were; the first: {cause}")
-        return 1
-    path = baselines.write(profile, seeds, names)
-    held.close()
-    print(f"wrote {path.relative_to(ROOT)} from {len(seeds)} seeds")
-    return 0
-
-
-def measure_alarms(arguments: argparse.Namespace) -> int:
-    """Run fresh seeds, or take those of ``--build``, and say how often a check that should hold does not."""
-    profile, names = profiles.resolve(arguments.profile), chapters()
-    seeds = range(arguments.first, arguments.first + arguments.seeds)
-    if len(seeds) < 1 or arguments.first < 0:
-        raise ValueError(f"--first {arguments.first} --seeds {arguments.seeds}: seeds start at 0, and one is needed")
-    if not arguments.build:
-        held = lock()
-        device = where(arguments, profile)
-        snakemake(  # what failed has no notebook, and counts
-            "notebooks", profile=profile, seeds=seeds, names=names, device=device, options=arguments
-        )
-        held.close()
-    found = alarms.measure(profile, seeds, names, Path(arguments.build or BUILD))
-    print(alarms.markdown(found))
-    print(f"wrote {alarms.keep(found).relative_to(ROOT)}")
-    print(alarms.conclusion(found))
-    return 0 if found["green"] else 1
+from workflow import ROOT, cluster, compare, notebooks, template
+from workflow.launch import cores, make_baselines, measure_alarms, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -297,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         each.add_argument("--executor-args", default="", help="more arguments for Snakemake, as on its command line")
         each.add_argument("--time-limit", type=int, default=3600, help="seconds for one notebook")
     commands.add_parser("sync", help="write book/notebooks from the sources")
+    new_parser = commands.add_parser("new-chapter", help="a chapter from the template, with its claim")
+    new_parser.add_argument("name", help="such as 15-my-question")
+    new_parser.add_argument("title")
     record_parser = commands.add_parser("resources", help="keep time and memory of the jobs in _build")
     record_parser.add_argument("--profile", default="smoke")
     arguments = parser.parse_args(argv)
@@ -306,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for path in notebooks.sync():
                     print(f"updated {path.relative_to(ROOT)}")
                 return 0
+            case "new-chapter":
+                return template.new_chapter(arguments.name, arguments.title)
             case "resources":
                 print(f"wrote {cluster.record(profiles.resolve(arguments.profile)).relative_to(ROOT)}")
                 return 0

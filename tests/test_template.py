@@ -1,0 +1,38 @@
+"""The template of a chapter: what `python -m workflow new-chapter` writes keeps all rules, and runs green."""
+
+import subprocess
+import sys
+
+import test_notebooks as rules
+
+SHAPE = (
+    rules.test_cells_are_short,
+    rules.test_chapter_has_the_shape_of_the_book,
+    rules.test_each_exercise_has_a_folded_solution_and_solutions_run,
+    rules.test_prose_is_plain_markdown,
+    rules.test_committed_notebook_has_no_outputs_and_fixed_ids,
+    rules.test_committed_notebook_is_in_step_with_its_source,
+    rules.test_first_cell_installs_from_the_configured_repository,
+)
+
+
+def new(project, *words):
+    command = [sys.executable, "-m", "workflow", "new-chapter", *words]
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, env={"PATH": "", "PYTHONPATH": ""})
+
+
+def test_a_new_chapter_keeps_all_rules_and_runs(project, workflow, monkeypatch):
+    (project / "book" / "01-random-walk.md").write_text((project / "book" / "01-one.md").read_text())  # it links there
+    done = new(project, "15-my-question", "A question of mine")
+    assert done.returncode == 0, done.stderr
+    run = workflow(project, "15-my-question")
+    assert run.returncode == 0 and "1 confirmed" in run.stdout, run.stdout[-3000:]
+    monkeypatch.setattr(rules, "ROOT", project)
+    for rule in SHAPE:
+        rule("15-my-question")
+    assert "NUMBER" not in (text := (project / "book" / "15-my-question.md").read_text()) and "CLAIM" not in text
+
+
+def test_names_that_are_taken_or_wrong_are_refused(project):
+    assert "two digits and words" in new(project, "my-question", "x").stderr
+    assert "there is such a chapter" in new(project, "01-one", "x").stderr

@@ -1,0 +1,29 @@
+"""A new chapter from ``workflow/chapter.md``: ``python -m workflow new-chapter 15-name \"Title\"``."""
+
+from __future__ import annotations
+
+import re
+
+from workflow import ROOT, report
+
+
+def new_chapter(name: str, title: str) -> int:
+    """Write ``book/<name>.md`` from the template, with a claim of its name that is listed and expected."""
+    if not re.fullmatch(r"\d\d-[a-z][a-z-]*", name):
+        raise ValueError(f"{name!r}: a chapter is named by two digits and words, such as 15-my-question")
+    target, claim = ROOT / "book" / f"{name}.md", name[3:]
+    if target.exists() or claim in report.load_claims():
+        raise ValueError(f"{name}: there is such a chapter, or a claim {claim!r}; choose another name")
+    text = (ROOT / "workflow" / "chapter.md").read_text(encoding="utf-8")
+    for word, value in (("NUMBER", str(int(name[:2]))), ("TITLE", title), ("CHAPTER", name), ("CLAIM", claim)):
+        text = text.replace(word, value)
+    text = text.replace(f"{claim}_end", f"{claim.replace('-', '_')}_end")
+    target.write_text(text, encoding="utf-8")
+    listed = f'\n- id: {claim}\n  chapters: [{name}]\n  source: "§N"\n  statement: >-\n    In your own words.\n'
+    expected = f"{claim}:\n  verdict: confirmed\n  reason: Say why.\n"
+    for file, more in (("book/claims.yml", listed), ("tests/baselines/verdicts.yml", expected)):
+        with open(ROOT / file, "a", encoding="utf-8") as lines:
+            lines.write(more)
+    print(f"wrote book/{name}.md, its claim in book/claims.yml and the verdict in tests/baselines/verdicts.yml")
+    print(f"next: add it to _toc.yml and the README, then `make smoke CHAPTERS={name}`")
+    return 0
