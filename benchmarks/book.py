@@ -80,7 +80,7 @@ def two_cores() -> Iterator[None]:
 @contextmanager
 def copy(root: Path) -> Iterator[Path]:
     """The files of a checkout, without its builds and environments, in a temporary folder."""
-    kept = shutil.ignore_patterns("_build", ".git", ".venv", ".snakemake", "__pycache__", ".*_cache")
+    kept = shutil.ignore_patterns("_build", ".git", ".venv*", ".snakemake", ".hypothesis", "__pycache__", ".*_cache")
     with tempfile.TemporaryDirectory() as folder:
         yield Path(shutil.copytree(root, Path(folder) / "book", ignore=kept, symlinks=True))
 
