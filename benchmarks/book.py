@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import nbformat
 import yaml
@@ -80,7 +80,7 @@ def two_cores() -> Iterator[None]:
 @contextmanager
 def copy(root: Path) -> Iterator[Path]:
     """The files of a checkout, without its builds and environments, in a temporary folder."""
-    kept = shutil.ignore_patterns("_build", ".git", ".venv", ".snakemake", "__pycache__", ".*_cache")
+    kept = shutil.ignore_patterns("_build", ".git", ".venv*", ".snakemake", ".hypothesis", "__pycache__", ".*_cache")
     with tempfile.TemporaryDirectory() as folder:
         yield Path(shutil.copytree(root, Path(folder) / "book", ignore=kept, symlinks=True))
 
@@ -160,8 +160,10 @@ def jupyter_book(book: Path, notebooks: dict[str, nbformat.NotebookNode], execut
     settings["execute"] |= {"execute_notebooks": execute, "timeout": -1}
     (source / "_config.yml").write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     first, *others = notebooks
-    toc = {"format": "jb-book", "root": first, "chapters": [{"file": name} for name in others]}
-    (source / "_toc.yml").write_text(yaml.safe_dump(toc if others else toc | {"chapters": []}), encoding="utf-8")
+    toc: dict[str, Any] = {"format": "jb-book", "root": first}
+    if others:
+        toc["chapters"] = [{"file": name} for name in others]
+    (source / "_toc.yml").write_text(yaml.safe_dump(toc), encoding="utf-8")
     words = [sys.executable, "-c", JUPYTER_BOOK, "build", str(source), "--path-output", str(pages(book)), "--all"]
     return command(words, book)
 
