@@ -94,7 +94,8 @@ def test_random_models_are_drawn_from_their_seed_alone():
     torch.manual_seed(5)
     one, same, other = (pretrained.random_model(config, seed) for seed in (1, 1, 2))
     assert torch.equal(torch.rand(3), expected)  # the global generator is as it was
-    first, second, third = (torch.cat([p.flatten() for p in model.parameters()]) for model in (one, same, other))
+    flat = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in (one, same, other)]
+    first, second, third = flat
     assert torch.equal(first, second) and not torch.equal(first, third)
     assert pretrained.norm(one) == pytest.approx(float(first.double().norm()))
 
