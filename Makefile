@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 SEED ?= 0
 SEEDS ?= 20
-FIRST ?= 1000
+FIRST ?= 5000
 ONLY ?=
 A ?= _build/smoke
 B ?=
@@ -26,7 +26,7 @@ help:
 	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
 	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=03-t5 for some, SEED=7, JOBS=4)"
 	@echo "make baselines  the chapters over seeds, for the bands (SEEDS=20 PROFILE=smoke)"
-	@echo "make alarms     how often a check fails on fresh seeds (FIRST=1000 SEEDS=50 PROFILE=smoke)"
+	@echo "make alarms     how often a check fails on fresh seeds (FIRST=5000 SEEDS=50 PROFILE=smoke)"
 	@echo "make report     compare two runs (A=_build/smoke B=other/metrics.json)"
 	@echo "make mutants    plant defects in the mathematics; the tests must turn red (ONLY=norms for some)"
 	@echo "make upgrades   smoke with the newest packages in our ranges, against smoke with the pinned ones"

@@ -45,7 +45,7 @@ def measure(profile: str, seeds: Sequence[int], chapters: Sequence[str], build: 
     used = _seeds_of_baseline(profile) & set(seeds)
     if used:
         raise ValueError(
-            f"seeds {sorted(used)} made the bands of {profile}: false alarms need fresh ones, --first 1000"
+            f"seeds {sorted(used)} made the bands of {profile}: false alarms need fresh ones, --first 5000"
         )
     evaluated, left_open, names = 0, 0, set()
     failed: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
