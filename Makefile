@@ -12,6 +12,7 @@ PROFILE ?= smoke
 CHAPTERS ?=
 JOBS ?=
 DEVICE ?=
+WORKERS ?= 2
 EXECUTOR ?=
 EXECUTOR_ARGS ?=
 HOW = $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR) --executor-args="$(EXECUTOR_ARGS)")
@@ -54,7 +55,7 @@ gpu: env
 	$(RUN) --profile gpu $(CHAPTERS)
 
 test: env
-	$(PY) -m pytest -m "not slow and not colab"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow and not colab" -n $(WORKERS) --dist loadgroup
 
 test-colab: env
 	$(PY) -m pytest -m colab

@@ -81,6 +81,8 @@ def snippet(
         drawn = _svg(artists[0])
         frames.append([_short(match[0]) for match in MOVING.finditer(drawn)])
         still.add(MOVING.sub('<g class="nb-moving"></g>', drawn))
+    for artist in artists:
+        artist.set_gid(None)
     if len(still) > 1 or len({len(frame) for frame in frames}) > 1:
         raise ValueError("something moves that is not among artists: fix limits and text, and pass every moving artist")
     svg, parts = still.pop(), iter(frames[-1])
@@ -110,8 +112,11 @@ def show(update: Callable[[int], None], artists: Sequence[Artist], labels: Seque
 
 
 def _svg(artist: Artist) -> str:
+    import matplotlib.pyplot as plt
+
     text = io.StringIO()
-    artist.figure.savefig(text, format="svg", metadata={"Date": None})
+    with plt.rc_context({"svg.hashsalt": "animation"}):  # the same names in every frame
+        artist.figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()
 
 

@@ -63,6 +63,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "colab: every notebook once more, as on Colab; `make test-colab`, and CI")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers: what needs the smoke run stays in one of them, and the tests of a file stay together."""
+    for item in items:
+        one = "smoke" in getattr(item, "fixturenames", ()) or item.path.name == "test_pages.py"
+        item.add_marker(pytest.mark.xdist_group("smoke" if one else item.path.name))
+
+
 def copy_project(target: Path) -> None:
     """What git has or would add, without builds and environments."""
     listed = subprocess.run(
@@ -113,7 +120,7 @@ def workflow() -> Callable[..., subprocess.CompletedProcess[str]]:
         words = [sys.executable, "-m", "workflow", command, "--profile", profile, *arguments]
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         return subprocess.run(
-            words, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1200
+            words, cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=3000
         )
 
     return run

@@ -65,7 +65,8 @@ def test_a_planted_square_is_measured():
     square = Curve("a square", "size", (200, 400, 800), lambda n, _: lambda: [None for _ in range(n) for _ in range(n)])
     made = growth.measure(square)
     assert 1.5 < made["exponent"] < 2.6  # neither 1 nor 3, on a busy machine too
-    assert made["peak_mb"] > 4, "800² references of 8 bytes"
+    room = Curve("room", "size", (10**6, 2 * 10**6, 4 * 10**6), lambda n, _: lambda: np.ones(10 * n))
+    assert growth.measure(room)["peak_mb"] > 300, "4·10⁷ numbers of 8 bytes"
 
 
 def test_the_walk_does_not_pay_for_time():

@@ -15,9 +15,11 @@ LISTED = mutants.load()
 PLAIN = {
     "__init__",
     "__main__",
+    "animation",
     "data",
     "device",
     "figures",
+    "names",
     "profile",
     "recipes_lm",
     "recipes_t5",

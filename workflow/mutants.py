@@ -23,7 +23,7 @@ from typing import NamedTuple
 import yaml
 
 from workflow import BUILD, ROOT
-from workflow.jobs import die_with_parent
+from workflow.jobs import die_with_run
 from workflow.summaries import rows
 
 LIST = ROOT / "tests" / "mutants.yml"
@@ -114,7 +114,7 @@ def plant(mutants: Sequence[Mutant], *, jobs: int = 1) -> list[Outcome]:
 def _work(mutants: Sequence[Mutant], place: Path) -> None:
     """In a child: what becomes of these mutants in this copy, a line of JSON each. Never returns."""
     try:
-        die_with_parent()
+        die_with_run()
         os.chdir(place / "copy")
         for name in [name for name in sys.modules if name.split(".")[0] in ("nbutils", "workflow", "conftest")]:
             del sys.modules[name]
@@ -193,7 +193,7 @@ def _pytest(tests: Sequence[str], told: int) -> None:
     status: int = 99
     try:
         os.setsid()
-        die_with_parent()
+        die_with_run()
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
