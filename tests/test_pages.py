@@ -224,9 +224,9 @@ SCROLLS = "pre, div.math, mjx-container, .wide-table, .pst-scrollable-table-cont
 # Elements of prose that stick out of the window, and places that scroll sideways but should not.
 SIDEWAYS = """scrolls => {
   const name = e => e.tagName + "." + e.className + ": " + e.textContent.trim().slice(0, 60);
-  const out = [...document.querySelectorAll("main :is(p, li, h1, h2, h3, h4, dt, dd, figcaption, img, svg, table)")]
+  const out = [...document.querySelectorAll("main article :is(p, li, h1, h2, h3, h4, dt, dd, figcaption, img, svg, table)")]
     .filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(scrolls) && !e.closest(".headerlink"));
-  const moving = [...document.querySelectorAll("main, main *")].filter(e => e.scrollWidth > e.clientWidth + 1
+  const moving = [...document.querySelectorAll("main article, main article *")].filter(e => e.scrollWidth > e.clientWidth + 1
     && /auto|scroll/.test(getComputedStyle(e).overflowX) && !e.closest(scrolls));
   const whole = document.documentElement.scrollWidth > innerWidth + 1 ? ["the page"] : [];
   return [...whole, ...out.map(name), ...moving.map(name)];
