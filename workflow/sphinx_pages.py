@@ -17,9 +17,9 @@ FIGURE = r'(<figure [^>]*>\s*)(<img [^>]*src="(_images/[^"]+)"[^>]*>)'
 
 
 def tidy_pages(app: Sphinx, error: Exception | None) -> None:
-    """Drop the 1.5 MB icon script (the icon font stays), name the search field, mark the citation list as a list.
+    """Drop the 1.5 MB icon script (the icon font stays), name the search field, take the list's role from citations.
 
-    A figure links to its file: on a phone a tap opens it alone, and it can be enlarged.
+    They have links between them, which a list must not. A figure links to its file: on a phone a tap opens it alone, and it can be enlarged.
     """
     if error or app.builder.name != "html":
         return
@@ -28,8 +28,7 @@ def tidy_pages(app: Sphinx, error: Exception | None) -> None:
         lines = page.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if "fontawesome.js" not in line]
         html = "".join(kept)
-        html = html.replace('<div class="docutils container" id="citations">', '<div role="list" id="citations">')
-        html = html.replace('class="citation-list"', 'class="citation-list" role="list"')
+        html = html.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
         html = html.replace('<input type="search"\n', '<input type="search" aria-label="Search"\n')
         html = re.sub(FIGURE, r'\1<a href="\3">\2</a>', html)
         page.write_text(html, encoding="utf-8")
