@@ -19,7 +19,8 @@ FIGURE = r'(<figure [^>]*>\s*)(<img [^>]*src="(_images/[^"]+)"[^>]*>)'
 def tidy_pages(app: Sphinx, error: Exception | None) -> None:
     """Drop the 1.5 MB icon script (the icon font stays), name the search field, take the list's role from citations.
 
-    They have links between them, which a list must not. A figure links to its file: on a phone a tap opens it alone, and it can be enlarged.
+    They have links between them, which a list must not. A figure links to its file: on a phone a tap opens it alone,
+    and it can be enlarged.
     """
     if error or app.builder.name != "html":
         return
