@@ -108,7 +108,9 @@ def test_a_full_disk(project, trouble, repair):
         repair += "; mount -o remount,size=60m _build"
     first, second = run_twice(project, f"({trouble}) 2>/dev/null", repair)
     assert first.status in (1, 2) and "No space left on device" in first.last, first.said
-    assert not first.notebooks and not first.metrics.get("verdicts")
+    assert not first.metrics.get("run", {}).get("green")
+    if "rm " in repair:  # without Snakemake's notes alone, notebooks may still get to their end
+        assert not first.notebooks and not first.metrics.get("verdicts")
     assert repaired(second), second.said
 
 
@@ -218,7 +220,7 @@ def test_damaged_results_are_made_anew(project, workflow):
 
     notebook.write_text(notebook.read_text().replace('"holds": true', '"holds": false'))
     stats.write_text("")
-    history.with_name("stats.json").unlink()
+    history.with_name("stats.json").unlink(missing_ok=True)
     assert workflow(project).returncode == 0, "a verdict changed by hand does not count"
 
 
@@ -267,9 +269,10 @@ def test_the_hub_out_of_reach(project, tmp_path):
     """Chapter 3's own cells that ask the Hub, in the profile that does: they end, and say what is missing."""
     cells = re.findall(r"```{code-cell}[^\n]*\n(?::tags:[^\n]*\n)?(.*?)```", (ROOT / "book/03-t5.md").read_text(), re.S)
     asks = [cell for cell in cells if "EleutherAI" in cell or '"public-series"' in cell]
-    assert len(asks) == 2, "chapter 3 asks the Hub in another way: mend this test"
+    ask, _, tell = asks  # between them the table of what there is; and before it a series of chapter 3's own
+    assert "with growth" in ask and "leave_open" in tell, "chapter 3 asks the Hub in another way: mend this test"
     imports = "from nbutils import checkpoints\nfrom nbutils.profile import choose"
-    code = "\n".join(asks).replace('"public-series"', '"one"')
+    code = (ask.split("with growth")[0] + tell).replace('"public-series"', '"one"')
     (project / "book" / "01-one.md").write_text(chapter("01-one", code, imports))
     (project / "tests" / "baselines" / "verdicts.yml").write_text(
         "one: {verdict: open, reason: a test}\ntwo: {verdict: confirmed, reason: a test}\n"

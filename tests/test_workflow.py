@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def test_unlisted_and_unchecked_claims_are_red(project, workflow):
 def test_a_notebook_past_its_time_limit(project, workflow):
     (project / "book" / "01-one.md").write_text(chapter("01-one", "import time\ntime.sleep(600)"))
     done = workflow(project, "--time-limit", "40")
-    assert done.returncode == 1 and "not finished after 40 s" in done.stdout.splitlines()[-3]
+    assert done.returncode == 1 and "not finished after 40 s" in done.stdout.splitlines()[-1]
     assert set(stamps(project)) == {"02-two"}
 
 
@@ -300,13 +301,19 @@ def test_pages_point_to_the_fork(monkeypatch):
     assert remote_url() is None or remote_url().startswith("https://")
 
 
-def test_nothing_to_do_takes_under_five_seconds(smoke, workflow):
-    times = []
-    for _ in range(3):
-        started = time.monotonic()
-        assert workflow(ROOT, "--html").returncode == 0
-        times.append(time.monotonic() - started)
-    assert min(times) < 5, times
+def test_nothing_to_do_costs_little(smoke, workflow):
+    """At most 2.5 % of the jobs' own time. CPU time, which a busy machine changes on both sides."""
+
+    def spent() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    assert workflow(ROOT, "--html").returncode == 0
+    begun = spent()
+    assert workflow(ROOT, "--html").returncode == 0
+    stats = [*smoke.glob("seed-0/*.json"), *smoke.glob("seed-0/trainings/*/stats.json")]
+    whole = sum(json.loads(file.read_text())["cpu_seconds"] for file in stats)
+    assert spent() - begun < 0.025 * whole, (spent() - begun, whole)
 
 
 def test_one_job_per_gpu(tmp_path, monkeypatch):

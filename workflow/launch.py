@@ -133,9 +133,9 @@ def where(options: argparse.Namespace, profile: str) -> str:
     return devices.resolve(asked)
 
 
-def no_room() -> str:
+def no_room(*others: Path) -> str:
     """Why nothing can be written in the folders of the workflow, the most frequent end of one; "" if it can."""
-    for folder in (BUILD, ROOT / ".snakemake"):
+    for folder in (BUILD, ROOT / ".snakemake", *filter(Path.exists, others)):
         probe = folder / f".probe-{os.getpid()}"
         try:
             probe.write_bytes(bytes(1 << 16))
@@ -175,7 +175,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     result = report.collect(profile, arguments.seed, names)
     if not done:
-        result = report.stopped(result, no_room() or ("" if result.problems else STOPPED))
+        result = report.stopped(
+            result, no_room(run_folder(profile, arguments.seed)) or ("" if result.problems else STOPPED)
+        )
     if not arguments.chapters:
         try:
             summaries.write(result, BUILD / profile)
@@ -239,7 +241,7 @@ def make_baselines(arguments: argparse.Namespace) -> int:
         causes = [
             f"seed {seed}, {job}: {what}" for seed, said in zip(seeds, told, strict=True) for job, what in said.items()
         ]
-        cause = causes[0] if causes else no_room() or STOPPED
+        cause = causes[0] if causes else no_room(*(run_folder(profile, seed) for seed in seeds)) or STOPPED
         print(f"RED: not every notebook ran to its end; the baselines are as they were; the first: {cause}")
         return 1
     path = baselines.write(profile, seeds, names)
