@@ -31,6 +31,7 @@ def tidy_pages(app: Sphinx, error: Exception | None) -> None:
         html = "".join(kept)
         html = html.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
         html = html.replace('<input type="search"\n', '<input type="search" aria-label="Search"\n')
+        html = html.replace("fab fa-github", "fas fa-code-branch")  # one icon is not worth a font of 118 kB
         html = re.sub(FIGURE, r'\1<a href="\3">\2</a>', html)
         page.write_text(html, encoding="utf-8")
     for script in (out / "_static").rglob("fontawesome.js*"):
