@@ -55,7 +55,7 @@ gpu: env
 	$(RUN) --profile gpu $(CHAPTERS)
 
 test: env
-	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow and not colab" -n $(WORKERS) --dist loadgroup
+	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow and not colab" -n $(WORKERS) --dist loadfile
 
 test-colab: env
 	$(PY) -m pytest -m colab

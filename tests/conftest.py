@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,13 +62,6 @@ def chapter(name: str, code: str, imports: str = "from nbutils import norms") ->
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: minutes; left to `make test-all`")
     config.addinivalue_line("markers", "colab: every notebook once more, as on Colab; `make test-colab`, and CI")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers: what needs the smoke run stays in one of them, and the tests of a file stay together."""
-    for item in items:
-        one = "smoke" in getattr(item, "fixturenames", ()) or item.path.name == "test_pages.py"
-        item.add_marker(pytest.mark.xdist_group("smoke" if one else item.path.name))
 
 
 def copy_project(target: Path) -> None:
@@ -130,6 +124,9 @@ def workflow() -> Callable[..., subprocess.CompletedProcess[str]]:
 def smoke(workflow: Callable[..., subprocess.CompletedProcess[str]]) -> Path:
     """The whole book in the smoke profile, executed, checked and rendered. Returns its build folder."""
     done = workflow(ROOT, "--html")
+    while "another run is active" in done.stdout:  # of another worker of the tests; it ends
+        time.sleep(5)
+        done = workflow(ROOT, "--html")
     assert done.returncode == 0, done.stdout[-6000:]
     return ROOT / "_build" / "smoke"
 
