@@ -96,7 +96,7 @@ def _large_pages(size: int, like: Tensor) -> Tensor:
 def _flat(tensor: Tensor, like: Tensor) -> Tensor:
     """Flat, in the order in which ``like`` lies in memory: a view for every tensor without gaps, else a copy.
 
-    With gaps, as of every second column, a flat view may exist, but BLAS sums it with strides: errors of 2e-6, not 1e-7.
+    With gaps, as of every second column, a flat view may exist, but BLAS sums it with strides, to 2e-6 and not 1e-7.
     """
     order = sorted(range(like.ndim), key=lambda axis: -like.stride(axis))
     return tensor.permute(order).reshape(-1).contiguous()

@@ -695,18 +695,23 @@ def test_no_such_repository_and_no_network(hub, monkeypatch):
 # Cost
 
 
+PEAK = "peak = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]);"  # kB
+# not ru_maxrss: a forked child begins with its parent's peak
+
+
+def alone(code, folder):
+    """What a Python process of its own prints about a folder: numbers."""
+    code = f"import sys; from nbutils import checkpoints; import tqdm.auto; {PEAK} {code}"
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    return map(float, done.stdout.split())
+
+
 def test_memory_does_not_grow_with_the_file(tmp_path):
     """Two files of 200 MB in tensors of 20 MB: less than a third of one file above what importing takes."""
     for step in (1, 2):
         save({f"h.{i}.w": torch.full((5_000_000,), float(step)) for i in range(10)}, tmp_path / f"step{step}")
-    code = (
-        "import sys; from nbutils import checkpoints; import tqdm.auto;"
-        # not ru_maxrss: a forked child begins with its parent's peak
-        "peak = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]);"
-        "before = peak(); rows = len(checkpoints.series(sys.argv[1]).table); print(rows, peak() - before)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    rows, grown = map(int, done.stdout.split())
+    code = "before = peak(); rows = len(checkpoints.series(sys.argv[1]).table); print(rows, peak() - before)"
+    rows, grown = alone(code, tmp_path)
     assert rows == 2 and grown * 1024 < 60e6
 
 
@@ -730,13 +735,8 @@ def test_ten_gigabytes_under_one_resident(tmp_path):
             out.write(np.float32(3).tobytes())
     if file.stat().st_blocks * 512 > 10**9:
         pytest.skip("this file system has no holes: ten gigabytes would be written")
-    code = (
-        "import sys; from nbutils import checkpoints; table = checkpoints.series(sys.argv[1]).table;"
-        "peak = int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]);"
-        "print(table.norm[0] ** 2, peak / 1024)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    square, megabytes = map(float, done.stdout.split())
+    code = "table = checkpoints.series(sys.argv[1]).table; print(table.norm[0] ** 2, peak() / 1024)"
+    square, megabytes = alone(code, tmp_path)
     assert file.stat().st_size > 10**10 and square == pytest.approx(18, rel=1e-12) and megabytes < 1000
 
 

@@ -302,7 +302,7 @@ def test_pages_point_to_the_fork(monkeypatch):
 
 
 def test_nothing_to_do_costs_little(smoke, workflow):
-    """At most 2.5 % of the jobs' own time. CPU time, which a busy machine changes on both sides."""
+    """Under 2 % of the jobs' own time. CPU time, which a busy machine changes on both sides."""
 
     def spent() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -313,7 +313,7 @@ def test_nothing_to_do_costs_little(smoke, workflow):
     assert workflow(ROOT, "--html").returncode == 0
     stats = [*smoke.glob("seed-0/*.json"), *smoke.glob("seed-0/trainings/*/stats.json")]
     whole = sum(json.loads(file.read_text())["cpu_seconds"] for file in stats)
-    assert spent() - begun < 0.025 * whole, (spent() - begun, whole)
+    assert spent() - begun < 0.02 * whole, (spent() - begun, whole)
 
 
 def test_one_job_per_gpu(tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import nbformat
 import yaml
 
 from nbutils.claims import MIME, VERDICTS, Record, baseline, format_band, format_number, verdict
-from workflow import ROOT, dependencies, jobs, run_folder
+from workflow import ROOT, dependencies, git, jobs, run_folder
 from workflow import chapters as all_chapters
 
 FIELDS = {"id", "chapters", "source", "statement", "corrected", "ours", "planned"}
@@ -227,10 +226,4 @@ def again(profile: str, seed: int, device: str | None, chapters: Iterable[str]) 
 
 def commit() -> str | None:
     """The commit of this checkout, with ``-dirty`` where files differ from it; None outside of a git checkout."""
-    try:
-        said = subprocess.run(
-            ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return said.stdout.strip() if said.returncode == 0 else None
+    return git("describe", "--always", "--dirty")

@@ -21,7 +21,7 @@ import nbformat
 import yaml
 
 import nbutils
-from workflow import BUILD, ROOT, alarms, chapters, html_folder, report, run_folder, speed
+from workflow import BUILD, ROOT, alarms, chapters, git, html_folder, report, run_folder, speed
 from workflow.jobs import JobError, die_with_run, telling
 
 VERDICT_ORDER = ("confirmed", "refined", "refuted", "open", "failed")
@@ -29,13 +29,8 @@ VERDICT_ORDER = ("confirmed", "refined", "refuted", "open", "failed")
 
 def remote_url() -> str | None:
     """The web address of the ``origin`` remote where it is a hosted repository, else None."""
-    try:
-        answer = subprocess.run(
-            ["git", "-C", str(ROOT), "remote", "get-url", "origin"], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return hosted(answer.stdout.strip()) if answer.returncode == 0 else None
+    address = git("remote", "get-url", "origin")
+    return hosted(address) if address is not None else None
 
 
 def hosted(remote: str) -> str | None:
