@@ -190,6 +190,15 @@ def kill_and_repair(project, workflow, moments):
         assert json.loads((project / "_build/smoke/metrics.json").read_text())["run"]["green"]
 
 
+def test_no_other_program_can_take_the_port_of_a_kernel(project, workflow):
+    """Ports that were free a moment ago may be taken when the kernel binds them; a job's own sockets are not."""
+    code = "import ipykernel\nprint(ipykernel.get_connection_info())"
+    (project / "book" / "01-one.md").write_text(chapter("01-one", code + '\nclaims.check("one", "a", 1.0, (0, 2))'))
+    assert workflow(project).returncode == 0
+    said = (executed(project) / "01-one.ipynb").read_text()
+    assert "ipc" in said and "127.0.0.1" not in said
+
+
 def test_killed_in_the_middle_and_run_again(project, workflow):
     kill_and_repair(project, workflow, [7.0])
 

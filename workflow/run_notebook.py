@@ -17,6 +17,7 @@ from pathlib import Path
 import nbformat
 import papermill
 from papermill.exceptions import PapermillExecutionError
+from traitlets.config import Config
 
 from workflow import ROOT, jobs, kept, notebooks
 
@@ -63,6 +64,7 @@ def run_kernel(source: Path, log: Path, scratch: str, arguments: argparse.Namesp
                 cwd=scratch,
                 progress_bar=False,
                 start_timeout=120,
+                config=transport(scratch),
             )
     except TimeoutError:
         raise jobs.JobError(f"cell ? raised TimeoutError: not finished after {arguments.time_limit} s") from None
@@ -79,6 +81,17 @@ def run_kernel(source: Path, log: Path, scratch: str, arguments: argparse.Namesp
         raise jobs.JobError(what) from None
     finally:
         jobs.limit_time(0)
+
+
+def transport(folder: str) -> Config:
+    """How to speak with the kernel: by sockets in ``folder``, which is this job's alone.
+
+    Jupyter's default is five TCP ports that are free when it looks; another program may take one before the kernel
+    does, and then the kernel dies. A socket's path has at most 107 bytes (man 7 unix): in a longer folder it is TCP.
+    """
+    socket = os.path.join(folder, "kernel")
+    ipc = os.name == "posix" and len(os.fsencode(socket)) < 100
+    return Config(KernelManager={"transport": "ipc", "ip": socket} if ipc else {})
 
 
 def last_words(messages: Path) -> str:
