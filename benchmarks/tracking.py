@@ -38,7 +38,7 @@ def language_model(blocks: int = 10, d: int = 256, vocabulary: int = 8000) -> tu
 
 
 @functools.cache
-def tracked_steps(steps: int = 9) -> dict[str, np.ndarray]:
+def tracked_steps(steps: int = 15) -> dict[str, np.ndarray]:
     """CPU times of training steps, and of each way to measure the same steps: norm, ‖δ‖ and θ·δ by layer.
 
     ``traffic`` is one subtraction in place of as many numbers: it reads θ' and the copy and writes the copy once, which

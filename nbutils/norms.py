@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nbutils.names import layer_of
-from nbutils.pieces import Pieces, dot
+from nbutils.pieces import Pieces
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -275,8 +275,7 @@ class NormTracker:
 
     def _sum_of_squares(self) -> Tensor:
         """‖θ‖² by layer, from the copy."""
-        wide = ((group.widen(old),) * 2 for group in self._groups for old in group.old)
-        return self._reduce([dot(*pair) for pair in wide])
+        return self._reduce([g.dot(wide, wide) for g in self._groups for wide in map(g.widen, g.old)])
 
     @staticmethod
     def _gap(summed: Tensor, followed: Tensor) -> Tensor:
@@ -290,11 +289,11 @@ class NormTracker:
             for now, old in zip(group.now(), group.old, strict=True):
                 theta = group.widen(now, 1)
                 if self._snapshot:
-                    kept.append(dot(theta, group.widen(next(snapshot), 2)))
+                    kept.append(group.dot(theta, group.widen(next(snapshot), 2)))
                 # in the copy's place, or in its float64 form: no third block in the cache
                 back = group.widen(old).sub_(theta)
-                step.append(dot(back, back))
-                across.append(dot(theta, back))
+                step.append(group.dot(back, back))
+                across.append(group.dot(theta, back))
                 old.copy_(now)
         square, product = self._reduce(step), self._reduce(across)
         measured = {"step": square, "inner": -product - square}  # θ·δ = θ'·δ − ‖δ‖², and back = −δ
@@ -306,8 +305,8 @@ class NormTracker:
         for group in self._groups:
             for theta, grad in zip(group.old, group.grad(), strict=True):
                 wide = group.widen(grad, 1)
-                projection.append(dot(group.widen(theta), wide))
-                squared.append(dot(wide, wide))
+                projection.append(group.dot(group.widen(theta), wide))
+                squared.append(group.dot(wide, wide))
         return {"projection": self._reduce(projection), "gradient": self._reduce(squared)}
 
     def _reduce(self, parts: list[Tensor]) -> Tensor:

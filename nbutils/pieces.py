@@ -45,7 +45,9 @@ class Pieces:
         self.old = self.copy.split(self.lengths)
         # half types go to float64: on their coarse grid float32 sums have a rounding bias of 1e-6
         work = torch.float32 if first.dtype == torch.float32 else torch.float64
-        self._buffers = torch.empty(0 if work == first.dtype else 3, max(self.lengths), dtype=work, device=first.device)
+        self._half = work != first.dtype
+        self._buffers = torch.empty(3 * self._half, max(self.lengths), dtype=work, device=first.device)
+        self.dot = torch.dot if on_cpu else _dot  # by BLAS on CPU, where a piece is short
         self._pointers: list[int] | None = None
 
     def now(self) -> list[Tensor]:
@@ -79,7 +81,7 @@ class Pieces:
 
     def widen(self, block: Tensor, place: int = 0) -> Tensor:
         """The block itself, or for half types a float64 copy in one of the buffers."""
-        return block if not len(self._buffers) else self._buffers[place, : block.numel()].copy_(block)
+        return self._buffers[place, : block.numel()].copy_(block) if self._half else block
 
 
 def _large_pages(size: int, like: Tensor) -> Tensor:
@@ -102,8 +104,8 @@ def _flat(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.permute(order).reshape(-1).contiguous()
 
 
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    """a·b of two flat blocks, on their device: by BLAS on CPU (a block is short), summed in float64 elsewhere."""
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """a·b of two flat pieces, summed in float64."""
     import torch
 
-    return torch.dot(a, b) if a.device.type == "cpu" else (a * b).sum(dtype=torch.float64)
+    return (a * b).sum(dtype=torch.float64)
