@@ -84,6 +84,12 @@ def find(source: str | Path | Iterable[str | Path], match: str = "*") -> tuple[l
     Raises:
         FileNotFoundError: a source that is neither there nor the name of a repository.
         ConnectionError: the Hub is needed and cannot be reached.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("step1000.safetensors", "step200.safetensors", "notes.txt"):
+    ...         Path(folder, name).touch()
+    ...     [checkpoint.step for checkpoint in find(folder)[0]]
+    [200, 1000]
     """
     found: list[Checkpoint] = []
     skipped: list[Skip] = []
