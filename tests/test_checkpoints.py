@@ -752,3 +752,17 @@ def test_files_are_closed(tmp_path):
     with Weights(tmp_path / "step0") as opened:
         assert opened._open
     assert not opened._open
+
+
+def test_sums_of_tensors_of_several_blocks():
+    """The predecessor is read at the same place as the tensor: shifted by a constant, the step is that constant."""
+    rng = np.random.default_rng(0)
+    theta = rng.normal(size=2 * weights.BLOCK + 7)
+
+    def stored(values):
+        return weights.Tensor("F64", values.shape, lambda start, out: np.copyto(out, values[start : start + len(out)]))
+
+    found = weights.sums(stored(theta + 2.0), stored(theta))
+    assert found.displacement_sq == pytest.approx(4 * len(theta), rel=1e-12)
+    assert found.dot == pytest.approx(2 * theta.sum(), rel=1e-9)
+    assert found.square == pytest.approx(((theta + 2) ** 2).sum(), rel=1e-12)

@@ -131,11 +131,10 @@ def of_pages() -> list[str]:
     static = [path for path in (ROOT / "book" / "_static").rglob("*") if path.is_file()]
     code = [*(ROOT / "workflow").glob("*.py"), *(ROOT / "nbutils").glob("*.py")]
     kept = [
-        *(ROOT / "tests" / "baselines").glob("alarms.json"),
-        *(ROOT / "tests" / "baselines").glob("bench.json"),
+        *(ROOT / "tests" / "baselines" / f"{name}.json" for name in ("alarms", "bench", "mutants")),
         ROOT / "tests" / "baselines" / "verdicts.yml",
         ROOT / "_config.yml",
         ROOT / "_toc.yml",
         ROOT / "CITATION.cff",
     ]
-    return sorted(str(path.relative_to(ROOT)) for path in [*book, *static, *code, *kept])
+    return sorted(str(path.relative_to(ROOT)) for path in [*book, *static, *code, *kept] if path.exists())

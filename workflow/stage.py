@@ -18,7 +18,7 @@ import nbformat
 import yaml
 
 import nbutils
-from workflow import BUILD, ROOT, alarms, chapters, git, html_folder, report, run_folder, speed
+from workflow import BUILD, ROOT, alarms, chapters, git, html_folder, mutants, report, run_folder, speed
 from workflow.jobs import die_with_run, telling
 from workflow.render import render
 
@@ -233,6 +233,7 @@ def placeholders(result: report.Report, claims: Mapping[str, Any], run: Path) ->
         "run_table": lambda: run_table(result),
         "run_versions": lambda: run_versions(result),
         "alarms": lambda: alarms.markdown(alarms.load()),
+        "mutants": mutants.sentence,
         "bench_table": lambda: speed.ratios(speed.kept("pairs")),
         "bench_curves": lambda: speed.exponents(speed.kept("curves")),
         "api": api,
