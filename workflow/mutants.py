@@ -254,7 +254,7 @@ def sentence() -> str:
     if not KEPT.exists():
         return "Not measured yet: `make mutants`."
     kept = json.loads(KEPT.read_text(encoding="utf-8"))
-    said = f"Of {kept['planted']} defects planted in {kept['files']} modules {kept['killed']} turned a test or a claim red."
+    said = f"Of {kept['planted']} defects planted in {kept['files']} modules {kept['killed']} turned a test red."
     for what, listed in (("Survived", kept["survived"]), ("No test can see", kept["equivalent"])):
         said += f" {what}: {'; '.join(listed)}." if listed else ""
     return said
