@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from nbutils.weights import ReadError, Weights, weight_files
+from nbutils.weights import ONLY_ADAPTER, ReadError, Weights, weight_files
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 _STEP = r"(?<![A-Za-z])(?:{})s?[-_= ]?(\d+(?:\.\d+)?)([kKmMbB]?)(?=$|[^A-Za-z0-9.]|\.(?!\d)|tokens)"
@@ -216,7 +216,8 @@ def _wanted(names: Sequence[str]) -> list[str]:
             return [single]
         if files := [n for n in here if n.endswith((suffix, f"{suffix}.index.json"))]:
             return files
-    raise ReadError("no .safetensors and no .bin file in it")
+    only_adapter = any(n.startswith("adapter_model.") for n in names)
+    raise ReadError(ONLY_ADAPTER if only_adapter else "no .safetensors and no .bin file in it")
 
 
 class Opener:

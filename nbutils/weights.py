@@ -31,6 +31,8 @@ _WRAPPER = re.compile(
 )
 _OTHER_FILES = re.compile(r"optim|scheduler|training_args|rng_state|random_states|scaler|adapter", re.I)
 
+ONLY_ADAPTER = "only an adapter: merge it into its model first (merge_and_unload)"
+
 
 class ReadError(ValueError):
     """A checkpoint that cannot be used; the message names the file and says why."""
@@ -69,7 +71,8 @@ class Weights:
         left_out: name and reason of what is stored and is no parameter.
 
     Raises:
-        ReadError: nothing there, shards missing, a truncated or corrupt file, an unknown dtype, an unsafe pickle.
+        ReadError: nothing there, shards missing, a truncated or corrupt file, an unknown dtype, an unsafe pickle, only
+            an adapter, a quantised model.
 
     >>> import tempfile
     >>> from safetensors.numpy import save_file
@@ -102,6 +105,10 @@ class Weights:
     def _add(self, file: Path, name: str, tensor: Tensor) -> None:
         if name in self.parameters or name in self.left_out:
             raise ReadError(f"{file}: tensor {name} is there twice")
+        whole = tensor.dtype.removeprefix("torch.").lower().startswith(("i", "u"))
+        if whole and name.endswith(("weight", "weight_packed")):
+            why = "a quantised model; its norm cannot be read from the file"
+            raise ReadError(f"{file}: {name} is {tensor.dtype}: {why}")
         reason = why_left_out(name, tensor.dtype, tensor.shape)
         if reason:
             self.left_out[name] = reason
@@ -252,7 +259,7 @@ def weight_files(place: Path) -> list[Path]:
     """The files that hold a checkpoint's weights: safetensors before pickles, one file before shards.
 
     Raises:
-        ReadError: none there, missing shards, or several files and no index.
+        ReadError: none there, only an adapter, missing shards, or several files and no index.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -277,6 +284,8 @@ def weight_files(place: Path) -> list[Path]:
                 return _indexed(indices[0])
             if files:
                 return _complete(place, files)
+    if any(f.name.startswith("adapter_model.") for f in listed):
+        raise ReadError(f"{place}: {ONLY_ADAPTER}")
     raise ReadError(f"{place}: {'no .safetensors, .bin or .pt file in it' if listed else 'empty folder'}")
 
 

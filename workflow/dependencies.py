@@ -23,6 +23,7 @@ ALWAYS = (
 )
 
 
+@cache
 def of_chapter(chapter: str) -> list[str]:
     """Files, relative to the root, whose change means that the chapter must run again (besides its own text)."""
     trees = _closure(_code(chapter))
@@ -60,6 +61,7 @@ def _used(name: str) -> tuple[str, ...]:
     return tuple(_modules(_module(name)))
 
 
+@cache
 def trainings_of(chapter: str) -> list[str]:
     """Names of the shared trainings that a chapter loads, from its calls ``trainings.load("pattern", …)``.
 
@@ -75,6 +77,7 @@ def trainings_of(chapter: str) -> list[str]:
     return sorted(names)
 
 
+@cache
 def of_training(training: str) -> list[str]:
     """Files, relative to the root, whose change means that this shared training must run again."""
     recipe = trainings.RECIPES[training]
