@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import NDArray
 
     from nbutils.checkpoints import Series
 
@@ -94,7 +96,7 @@ def summary(result: Series) -> str:
     lines = [
         f"{len(total)} checkpoint{'s' if len(total) > 1 else ''}, steps {first.step} to {last.step}{resumed}; "
         f"{result.parameters:,} parameters",
-        f"norm {first.norm:.6g} to {last.norm:.6g}",
+        f"norm {first.norm:.6g} to {last.norm:.6g}{_exponent(total)}",
         *growth(total),
         *budget(total),
         *_by_layer(table),
@@ -124,20 +126,29 @@ def growth(total: pd.DataFrame, samples: int = 200) -> list[str]:
 
 
 def _growth(total: pd.DataFrame, samples: int) -> list[str]:
+    t, rho, enough = _curve(total)
+    few = f"no fit: at least 5 norms that differ, at steps above 0, are needed; there are {len(t)}"
+    return [*(_fits(t, rho, samples) if enough else [few]), *_octaves(t, rho)]
+
+
+def _curve(rows: pd.DataFrame) -> tuple[NDArray[np.float64], NDArray[np.float64], bool]:
+    """Steps above 0 and their norms, and whether these are enough for a fit: one rule for text and figure."""
+    after = rows[(rows.step > 0) & (rows.norm > 0)]
+    t, rho = after.step.to_numpy(float), after.norm.to_numpy(float)
+    return t, rho, len(t) >= 5 and rho.min() < rho.max()
+
+
+def _fits(t: NDArray[np.float64], rho: NDArray[np.float64], samples: int) -> list[str]:
     import numpy as np
 
     from nbutils import fits
 
-    t, rho = total.step.to_numpy(float), total.norm.to_numpy(float)
-    t, rho = t[t > 0], rho[t > 0]
-    if len(t) < 5 or rho.min() <= 0 or np.ptp(rho) == 0:
-        return [f"no fit: at least 5 norms that differ, at steps above 0, are needed; there are {len(t)}"]
     block = max(2, round(len(t) ** (1 / 2)))
     lines = [
         f"fits over steps {t[0]:.0f} to {t[-1]:.0f}, with 95 % intervals from the scatter around each curve "
         f"(residuals in blocks of {block}; another seed may differ more):"
     ]
-    for form in ("sqrt", "power", "power_offset")[: 3 if len(t) > 6 else 2]:
+    for form in ("sqrt", "log", "power", "power_offset")[: 4 if len(t) > 6 else 3]:
         label, names = fits.FORMS[form].label, fits.FORMS[form].parameters
         try:
             found = fits.fit(form, t, rho)
@@ -157,15 +168,44 @@ def _growth(total: pd.DataFrame, samples: int) -> list[str]:
             lines.append(f"  {label}: not determined by this series (R² = {found.r2:.4f})")
             continue
         low, high = np.quantile(kept, [0.025, 0.975], axis=0)
-        values = zip(names, found.values.values(), low, high, strict=True)
+        values = list(zip(names, found.values.values(), low, high, strict=True))
+        if why := _undetermined(values, float(rho.max())):
+            lines.append(f"  {label}: not determined by this series ({why})")
+            continue
         told = ", ".join(f"{name} = {value:.4g} [{a:.4g}, {b:.4g}]" for name, value, a, b in values)
         lines.append(f"  {label}: {told}; R² = {found.r2:.4f}")
-    edges = 2.0 ** np.arange(np.ceil(np.log2(t[0])), np.floor(np.log2(t[-1])) + 1)
-    if len(edges) > 1:
-        octaves = zip(edges, fits.local_exponents(t, rho, edges), strict=False)
-        told = ", ".join(f"{start:.0f}–{2 * start:.0f}: {slope:.3f}" for start, slope in octaves)
-        lines.append(f"exponent d ln ρ / d ln t by octave: {told}")
     return lines
+
+
+def _undetermined(values: list[tuple[str, float, float, float]], size: float) -> str:
+    """Why estimates with intervals mean nothing, or ``""``; ``size`` is that of the norms.
+
+    >>> _undetermined([("a", 15000.0, 3.0, 13000.0), ("p", 0.0001, 0.0002, 0.4), ("b", -15000.0, -13000.0, 27.0)], 60.0)
+    'p runs to 0: a logarithm fits as well'
+    """
+    if len(values) == 3 and abs(values[1][1]) < 0.01:  # a·tᵖ + b near p = 0 is (ap) ln t + (a + b)
+        return "p runs to 0: a logarithm fits as well"
+    for name, value, low, high in values:
+        rounding = 1e-6 * {"p": 1.0, "b": size}.get(name, abs(value))
+        if not low - rounding <= value <= high + rounding:
+            return f"{name} = {value:.4g} lies outside its own interval [{low:.4g}, {high:.4g}]"
+    return ""
+
+
+def _octaves(t: NDArray[np.float64], rho: NDArray[np.float64]) -> list[str]:
+    """Local exponents, in octaves counted back from the last step."""
+    import numpy as np
+
+    from nbutils import fits
+
+    count = int(np.log2(t[-1] / t[0])) if len(t) else 0
+    if not count:
+        return []
+    edges = t[-1] * 2.0 ** np.arange(-count, 1)
+    names = [f"{edge:.0f}" if edge >= 100 else f"{edge:.3g}" for edge in edges]
+    octaves = zip(names, names[1:], fits.local_exponents(t, rho, edges), strict=False)
+    told = ", ".join(f"{start}–{end}: {slope:.3f}" for start, end, slope in octaves)
+    return [f"exponent d ln ρ / d ln t by octave: {told}"]
 
 
 def budget(total: pd.DataFrame) -> list[str]:
@@ -180,19 +220,22 @@ def budget(total: pd.DataFrame) -> list[str]:
     ]
 
 
-def _by_layer(table: pd.DataFrame) -> list[str]:
-    import numpy as np
+def _exponent(rows: pd.DataFrame) -> str:
+    """Of one layer, between its first step above 0 and its last."""
+    import math
 
+    t, rho, _ = _curve(rows)
+    if len(t) < 2:
+        return ""
+    return f"; exponent {math.log(rho[-1] / rho[0]) / math.log(t[-1] / t[0]):.3f} from step {t[0]:.0f} to {t[-1]:.0f}"
+
+
+def _by_layer(table: pd.DataFrame) -> list[str]:
     lines = []
     for layer, rows in table.groupby("layer", sort=False):
         if layer == "total":
             continue
-        after = rows[(rows.step > 0) & (rows.norm > 0)]
-        slope = ""
-        if len(after) > 1:
-            ends = after.iloc[[0, -1]]
-            slope = f", exponent {np.diff(np.log(ends.norm))[0] / np.diff(np.log(ends.step))[0]:.3f} between the ends"
-        lines.append(f"  {layer}: {rows.norm.iloc[0]:.6g} to {rows.norm.iloc[-1]:.6g}{slope}")
+        lines.append(f"  {layer}: {rows.norm.iloc[0]:.6g} to {rows.norm.iloc[-1]:.6g}{_exponent(rows)}")
     return ["by layer:", *lines] if lines else []
 
 
@@ -216,17 +259,20 @@ def plot(result: Series, path: Path) -> None:
         colour = colours.get(layer, fixed.get(layer))
         ax.plot(rows.step, rows.norm, color=colour, linewidth=1.2, label=layer if named else None)
     ax.plot(total.step, total.norm, "o-", color=figures.BLUE, label="total", markersize=3.5 if len(total) < 60 else 2)
-    t, rho = total.step.to_numpy(float), total.norm.to_numpy(float)
-    line = np.linspace(t[0], t[-1], 300)
-    if len(t) >= 4 and np.ptp(rho) > 0:
+    t, rho, enough = _curve(total)
+    if enough:
         a, b = fits.fit("sqrt", t, rho).values.values()
-        ax.plot(
-            line, a * np.sqrt(line) + b, label=rf"fit $a\sqrt{{t}}+b$, $a$ = {a:.3g}, $b$ = {b:.3g}", **figures.THEORY
-        )
-    elif t[-1] > 0:
+        line, label = np.linspace(t[0], t[-1], 300), f"fit $a\\sqrt{{t}}+b$\n$a$ = {a:.4g}, $b$ = {b:.4g}"
+        ax.plot(line, a * np.sqrt(line) + b, label=label, **figures.THEORY)
+    elif len(t):
+        line = np.linspace(total.step.iloc[0], t[-1], 300)
         ax.plot(line, rho[-1] * np.sqrt(line / t[-1]), label=r"$\propto\sqrt{t}$", **figures.THEORY)
     ax.set_ylim(bottom=0)
-    ax.legend(fontsize=8, ncols=2 if layers else 1)
+    if layers:  # many curves: beside them
+        ax.figure.set_figwidth(8.4)
+        ax.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1))
+    else:
+        ax.legend(fontsize=9)
     ax.figure.savefig(path, dpi=200)
     plt.close(ax.figure)
 

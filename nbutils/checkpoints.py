@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from nbutils.names import layer_of, layer_order
-from nbutils.sources import Checkpoint, Opener, Skip, find
+from nbutils.sources import Checkpoint, Opener, Skip, find, series_below
 from nbutils.weights import ReadError, Sums, Weights, same, sums, tied
 
 COLUMNS = ("step", "layer", "norm", "cos_similarity", "displacement_sq", "inner")
@@ -104,7 +104,7 @@ class Row(NamedTuple):
     inner: float | None = None
 
 
-Key = tuple[str, str, str, str]  # label and stamp of a checkpoint, then of its predecessor
+Key = tuple[str, str, str, str]  # ``key`` of a checkpoint, then of its predecessor
 
 
 def _measure(
@@ -154,7 +154,7 @@ class _Store:
         self.out, self.origin, self.saved = out, origin, -math.inf
         self.rows: dict[Key, list[Row]] = {}
         self.loaded: list[Key] = []  # those of an earlier run
-        self.twins: list[list[str]] = []  # label and stamp of a duplicate, then of its original
+        self.twins: list[list[str]] = []  # ``key`` of a duplicate, then of its original
         self.reference: _Reference | None = None
         self.state = out.with_name(out.name + ".state.json") if out else None
         if out and not overwrite and (out.exists() or (self.state and self.state.exists())):
@@ -167,13 +167,15 @@ class _Store:
             origin, reference = state["origin"], _Reference(**state["reference"])
         except FileNotFoundError:
             raise ValueError(
-                f"{self.out}: is there, and not from this command; choose another file or overwrite it"
+                f"{self.out}: is there, and not from this command; give another --out, or --overwrite"
             ) from None
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{self.state}: damaged; choose another file or overwrite it") from None
+            raise ValueError(f"{self.state}: damaged; give another --out, or --overwrite") from None
         if origin != self.origin:
-            changed = ", ".join(f"{k} {origin.get(k)!r}" for k in self.origin if origin.get(k) != self.origin[k])
-            raise ValueError(f"{self.out}: was made with {changed}; choose another file or overwrite it")
+            told = {"source": "source {}", "by": "--by {}", "match": "--match '{}'"}
+            said = {k: " ".join(v) if isinstance(v, list) else v for k, v in origin.items()}
+            changed = ", ".join(told[k].format(said.get(k)) for k in told if origin.get(k) != self.origin[k])
+            raise ValueError(f"{self.out}: was made with {changed}; give the same, another --out, or --overwrite")
         reference.shapes = {name: tuple(shape) for name, shape in reference.shapes.items()}
         self.reference, self.twins = reference, state["duplicates"]
         rows = _read_rows(self.out) if self.out.exists() else {}
@@ -237,7 +239,7 @@ def _walk(
     """Rows of the checkpoints that count, in order of steps."""
     from tqdm.auto import tqdm
 
-    known, here = store.reference, {(c.label, c.stamp): c for c in found}
+    known, here = store.reference, {c.key: c for c in found}
     if known and (known.label, known.stamp) in here and here[known.label, known.stamp].place is None:
         ref: _Reference | None = known  # no download to look at it again
     else:
@@ -252,15 +254,15 @@ def _walk(
     store.reference = ref
     store.twins = [t for t in store.twins if (t[0], t[1]) in here and (t[2], t[3]) in here]
     done = set(store.rows)
-    order = [c for c in found if [c.label, c.stamp] not in [t[:2] for t in store.twins]]
+    order = [c for c in found if list(c.key) not in [t[:2] for t in store.twins]]
     counted: dict[Key, list[Row]] = {}
     path: list[Checkpoint] = []
 
     def key(i: int) -> Key:
-        return (path[i].label, path[i].stamp, *((path[i - 1].label, path[i - 1].stamp) if i else ("", "")))
+        return (*path[i].key, *(path[i - 1].key if i else ("", "")))
 
     def duplicate(copy: Checkpoint, original: Checkpoint) -> None:
-        store.twins.append([copy.label, copy.stamp, original.label, original.stamp])
+        store.twins.append([*copy.key, *original.key])
         order.remove(copy)
 
     with (
@@ -305,7 +307,8 @@ def _walk(
         bar.update(len(found) - bar.n)
     if counted:
         store.save(counted, now=True)
-    result.duplicates = [Skip(copy, f"its weights are those of {original}") for copy, _, original, _ in store.twins]
+    for a, b, c, d in store.twins:
+        result.duplicates.append(Skip(here[a, b].label, f"its weights are those of {here[c, d].label}"))
     result.resumed = len(done & set(counted))
     return counted
 
@@ -316,6 +319,22 @@ def _unreadable(checkpoint: Checkpoint, opener: Opener) -> str | None:
     except ReadError as error:
         return str(error)
     return None
+
+
+def _none(sources: Sequence[str | Path], match: str, skipped: Sequence[Skip]) -> str:
+    """Why there is nothing to measure."""
+    there = len(find(sources)[0]) if match != "*" else 0
+    if there:
+        return f"none of its {there} checkpoint{'s' if there > 1 else ''} matches {match!r}"
+    said = ["no checkpoint with a step in its name, such as step1000, checkpoint-1000 or step_20k"]
+    for what, items in (
+        ("", skipped),
+        ("it has folders that hold series: ", [below for one in sources for below in series_below(Path(one))]),
+    ):
+        if items:
+            more = f" and {len(items) - 3} more" if len(items) > 3 else ""
+            said.append(f"{what}{', '.join(map(str, items[:3]))}{more}")
+    return "; ".join(said)
 
 
 def series(
@@ -354,15 +373,12 @@ def series(
     if by not in ("total", "layer"):
         raise ValueError(f"by = {by!r}: choose total or layer")
     sources = [source] if isinstance(source, str | Path) else list(source)
-    origin = {"source": [str(s) for s in sources], "by": by, "match": match}
+    spelled = [str(Path(s).resolve() if Path(s).exists() else s) for s in sources]
+    origin = {"source": spelled, "by": by, "match": match}
     store = _Store(Path(out) if out is not None else None, origin, overwrite)
     found, skipped = find(sources, match)
     if not found:
-        seen = "; ".join(map(str, skipped[:3]))
-        names = "step1000, checkpoint-1000 or step_20k"
-        raise ValueError(
-            f"{', '.join(map(str, sources))}: no checkpoint with a step in its name, such as {names}. {seen}"
-        )
+        raise ValueError(f"{', '.join(map(str, sources))}: {_none(sources, match, skipped)}")
     result, opener = Series(skipped=skipped), Opener(keep)
     try:
         counted = _walk(found, store, opener, result, by, progress)

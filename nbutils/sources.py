@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from nbutils.weights import ONLY_ADAPTER, ReadError, Weights, weight_files
 
-SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _STEP = r"(?<![A-Za-z])(?:{})s?[-_= ]?(\d+(?:\.\d+)?)([kKmMbB]?)(?=$|[^A-Za-z0-9.]|\.(?!\d)|tokens)"
 _MARKERS = [re.compile(_STEP.format(m)) for m in ("(?:global_?|train_?)?step", "checkpoint|ckpt|iteration|iter|it")]
 _PLAIN = re.compile(r"(\d+(?:\.\d+)?)([kKmMbB]?)")
@@ -51,6 +51,12 @@ class Checkpoint:
     place: Path | None = None
     repo: str = ""
     commit: str = ""
+    resolved: str = ""  # the label of a place on disk, however its path was spelled
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What a later run knows it by."""
+        return self.resolved or self.label, self.stamp
 
     @property
     def pretrained(self) -> dict[str, str]:
@@ -103,13 +109,31 @@ def find(source: str | Path | Iterable[str | Path], match: str = "*") -> tuple[l
             raise FileNotFoundError(f"{name}: no such folder, and no name of a Hub repository (org/name)")
         found += checkpoints
         skipped += skips
-    unique = {checkpoint.label: checkpoint for checkpoint in found}
+    unique = {checkpoint.key: checkpoint for checkpoint in found}
     return sorted(unique.values(), key=lambda c: c.step), skipped
 
 
 def _stamp(place: Path) -> str:
     files = [place] if place.is_file() else sorted(f for f in place.iterdir() if f.suffix in SUFFIXES and f.is_file())
     return ";".join(f"{f.name}:{(s := f.stat()).st_size}:{s.st_mtime_ns}" for f in files)
+
+
+def series_below(source: Path) -> list[Path]:
+    """Folders in a folder that hold checkpoints: it was given in place of one of them.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Path(folder, "mine", "step10").mkdir(parents=True)
+    ...     [below.name for below in series_below(Path(folder))]
+    ['mine']
+    """
+    below = sorted(source.iterdir()) if source.is_dir() else []
+    return [d for d in below if d.is_dir() and not d.name.startswith(".") and _local(d, "*")[0]]
+
+
+def _no_step(names: Iterable[str]) -> str:
+    if any("epoch" in name.lower() for name in names):
+        return "no step (epochs are not steps; rename, such as step500)"
+    return "its name tells no step, or two"
 
 
 def _holds_weights(place: Path) -> bool:
@@ -137,14 +161,20 @@ def _local(source: Path, match: str) -> tuple[list[Checkpoint], list[Skip]]:
     for name, place in options:
         if name and not fnmatch.fnmatch(name, match):
             continue
-        step, folders = step_of(name), [] if place.is_file() else [d for d in sorted(place.iterdir()) if d.is_dir()]
-        if not _holds_weights(place) and len(held := [d for d in folders if _holds_weights(d)]) == 1:
+        step, inside = step_of(name), [] if place.is_file() else sorted(place.iterdir())
+        if not _holds_weights(place) and len(held := [d for d in inside if d.is_dir() and _holds_weights(d)]) == 1:
+            if step is None and step_of(held[0].name) is not None:
+                continue  # a series of its own
             place = held[0]  # such as step1000/hf
         if step is not None:
-            label = f"{source}@{name}" if place.parent.name == "snapshots" else str(place)
-            found.append(Checkpoint(step, label, _stamp(place), place))
+            label, resolved = (
+                f"{root}@{name}" if place.parent.name == "snapshots" else str(root / place.relative_to(source))
+                for root in (source, source.resolve())
+            )
+            found.append(Checkpoint(step, label, _stamp(place), place, resolved=resolved))
         elif _holds_weights(place):
-            skipped.append(Skip(str(place), "its name tells no step, or two"))
+            files = [f.stem for f in inside if f.suffix in SUFFIXES]
+            skipped.append(Skip(str(place), _no_step([name, *files])))
     return found, skipped
 
 
@@ -168,16 +198,14 @@ def _asking(repo: str, what: str) -> Iterator[None]:
     try:
         yield
     except hub.RepositoryNotFoundError as error:
-        raise FileNotFoundError(
-            f"{repo}: no such folder, and no such repository on the Hub, or no access to it"
-        ) from error
+        raise FileNotFoundError(f"{repo}: not on the Hub, or no access to it") from error
     except ReadError:
         raise
     except Exception as error:  # each version of the client raises its own kinds
         gone = isinstance(error, hub.EntryNotFoundError | hub.RevisionNotFoundError)
         if gone and not isinstance(error, hub.LocalEntryNotFoundError):  # that one tells of a missing network
             raise ReadError(f"{repo}: {what}: not on the Hub") from error
-        said = (str(error).strip().splitlines() or [""])[0]
+        said = (str(error).strip().splitlines() or [""])[0].rstrip(".")
         raise ConnectionError(
             f"{repo}: cannot get {what} from the Hub ({type(error).__name__}: {said}). Without a network, give a "
             "folder of checkpoints or of the Hub's cache (…/hub/models--org--name)"
@@ -186,7 +214,7 @@ def _asking(repo: str, what: str) -> Iterator[None]:
 
 def _hub(name: str, match: str) -> tuple[list[Checkpoint], list[Skip]]:
     repo, _, only = name.partition("@")
-    with _asking(repo, "the list of its revisions"):
+    with _asking(f"{name}: no such folder; and as a repository", "the list of its revisions"):
         from huggingface_hub import HfApi
 
         refs = HfApi().list_repo_refs(repo)
@@ -203,7 +231,7 @@ def _hub(name: str, match: str) -> tuple[list[Checkpoint], list[Skip]]:
         for r, step in chosen.items()
         if step is not None
     ]
-    skipped = [Skip(f"{repo}@{r}", "its name tells no step, or two") for r, step in chosen.items() if step is None]
+    skipped = [Skip(f"{repo}@{r}", _no_step([r])) for r, step in chosen.items() if step is None]
     return found, skipped
 
 

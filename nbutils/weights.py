@@ -165,8 +165,14 @@ class Weights:
                     raise
                 loaded = torch.load(str(path), **options)  # torch's format before 1.6 cannot be mapped
         except Exception as error:  # torch raises many kinds for a broken file
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            raise ReadError(f"{path}: torch.load(weights_only=True) refuses it: {said[0]}") from error
+            held = re.search(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)", str(error))
+            if held:
+                why = f"holds Python objects, {held[1]} (weights_only refuses them); save the state_dict alone"
+            else:
+                said = (str(error).strip().splitlines() or ["Weights only"])[0]
+                kind = type(error).__name__ if said.startswith("Weights only") else said  # a page of advice
+                why = f"damaged, or not from torch.save ({kind})"
+            raise ReadError(f"{path}: {why}") from error
         for key in ("state_dict", "model_state_dict", "model", "module"):
             if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
                 loaded = loaded[key]
@@ -275,7 +281,7 @@ def weight_files(place: Path) -> list[Path]:
     except OSError as error:
         raise ReadError(f"{place}: {error.strerror}") from error
     for single in ("model.safetensors", "pytorch_model.bin"):
-        for suffix in (Path(single).suffix, ".pt", ".pth")[: 1 if single.startswith("model") else 3]:
+        for suffix in (".safetensors",) if single.startswith("model") else (".bin", ".pt", ".pth", ".ckpt"):
             files = [f for f in listed if f.suffix == suffix and not _OTHER_FILES.search(f.name)]
             indices = [f for f in listed if f.name.endswith(f"{suffix}.index.json") and not _OTHER_FILES.search(f.name)]
             if place / single in files:
@@ -286,7 +292,7 @@ def weight_files(place: Path) -> list[Path]:
                 return _complete(place, files)
     if any(f.name.startswith("adapter_model.") for f in listed):
         raise ReadError(f"{place}: {ONLY_ADAPTER}")
-    raise ReadError(f"{place}: {'no .safetensors, .bin or .pt file in it' if listed else 'empty folder'}")
+    raise ReadError(f"{place}: {'no .safetensors, .bin, .pt, .pth or .ckpt file in it' if listed else 'empty folder'}")
 
 
 def _indexed(index: Path) -> list[Path]:

@@ -221,8 +221,38 @@ def test_no_code_of_a_pickle_runs(tmp_path):
     make(tmp_path, steps=(1, 2))
     (tmp_path / "step3").mkdir()
     torch.save({"w": Evil()}, tmp_path / "step3" / "pytorch_model.bin")
-    (skip,) = series(tmp_path).skipped
-    assert "step3" in skip.why and "weights_only" in skip.why
+    (tmp_path / "step4.pt").write_bytes(b"x" * 100)
+    objects, damaged = series(tmp_path).skipped
+    said = r"bin: holds Python objects, (builtins\.)?exec \(weights_only refuses them\); save the state_dict alone$"
+    assert re.search(said, objects.why)
+    assert damaged.why == f"{tmp_path / 'step4.pt'}: damaged, or not from torch.save (UnpicklingError)"
+
+
+def test_checkpoints_of_lightning(tmp_path):
+    states = {step: model(step) for step in (100, 200, 300)}
+    for epoch, (step, state) in enumerate(states.items()):
+        saved = {"epoch": epoch, "global_step": step, "state_dict": state, "optimizer_states": [{"state": {}}]}
+        torch.save(saved, tmp_path / f"epoch={epoch}-step={step}.ckpt")
+    assert_is(series(tmp_path).table, states)
+    assert_is(series(tmp_path / "epoch=1-step=200.ckpt").table, {200: states[200]})
+
+
+@pytest.mark.parametrize("name", ["epoch_{}", "epoch={}.ckpt"])
+def test_epochs_are_not_steps(tmp_path, name):
+    for epoch in (1, 2):
+        place = tmp_path / name.format(epoch)
+        save(model(epoch), place) if place.suffix != ".ckpt" else torch.save(model(epoch), place)
+    with pytest.raises(ValueError, match=r"no step \(epochs are not steps; rename, such as step500\)"):
+        series(tmp_path)
+
+
+def test_a_folder_above_a_series_is_told_which_it_is(tmp_path):
+    make(tmp_path / "mine")
+    make(tmp_path / "one", steps=(7,))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError) as error:
+        series(tmp_path)
+    assert str(error.value).endswith(f"step_20k; it has folders that hold series: {tmp_path}/mine, {tmp_path}/one")
 
 
 def test_buffers_are_left_out(tmp_path):
@@ -480,6 +510,22 @@ def test_a_second_run_reads_only_what_is_new(tmp_path, measured):
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_a_path_may_be_spelled_otherwise(tmp_path, measured, monkeypatch):
+    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
+    save(states[30], tmp_path / "run" / "step5")
+    first = series(tmp_path / "run", out=out)
+    measured.clear()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("run")
+    for spelled in ("run", "./run/", "../" + tmp_path.name + "/run", "link"):
+        again = series(spelled, out=out)
+        assert measured == [] and again.resumed == 4 and again.table.equals(first.table), spelled
+    assert [d.label for d in again.duplicates] == ["link/step5"], "told as it is spelled now"
+    make(tmp_path / "other")
+    with pytest.raises(ValueError, match=f"norms.csv: was made with source {tmp_path}/run; give the same"):
+        series("other", out=out)
+
+
 def test_duplicates_are_remembered(tmp_path, measured):
     states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
     save(states[30], tmp_path / "run" / "step5")
@@ -605,7 +651,7 @@ def test_a_table_of_something_else_is_not_overwritten(tmp_path):
     assert out.read_text() == "my,own,data\n"
     series(tmp_path / "run", out=out, overwrite=True)
     before = out.read_text()
-    with pytest.raises(ValueError, match="was made with by 'total'"):
+    with pytest.raises(ValueError, match="was made with --by total; give the same, another --out, or --overwrite"):
         series(tmp_path / "run", out=out, by="layer")
     (tmp_path / "norms.csv.state.json").write_text("{")
     with pytest.raises(ValueError, match="damaged"):
@@ -731,7 +777,7 @@ def test_cache_of_the_hub_is_a_source(tmp_path):
 
 
 def test_no_such_repository_and_no_network(hub, monkeypatch):
-    with pytest.raises(FileNotFoundError, match="lab/none: no such folder, and no such repository"):
+    with pytest.raises(FileNotFoundError, match="lab/none: no such folder; and as a repository: not on the Hub"):
         series("lab/none")
     import huggingface_hub
 
@@ -741,7 +787,8 @@ def test_no_such_repository_and_no_network(hub, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Down)
     with pytest.raises(
-        ConnectionError, match=r"lab/model: cannot get the list of its revisions .*service not known.*cache"
+        ConnectionError,
+        match=r"no such folder; and as a repository: cannot get .*service not known.*cache",
     ):
         series("lab/model")
 

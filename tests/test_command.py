@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from nbutils import checkpoints
-from nbutils.__main__ import budget, growth, main, summary
+from nbutils.__main__ import _undetermined, budget, growth, main, plot, summary
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_table_plot_and_summary(run, tmp_path, capsys):
     assert out.read_text().splitlines()[1].endswith(",,,") and figure.stat().st_size > 10_000
     said = capsys.readouterr()
     for words in (
-        "12 checkpoints, steps 1000 to 12000; 2,368 parameters", "a·tᵖ: a = ", "by octave: 1024–2048: ", "norm budget",
+        "12 checkpoints, steps 1000 to 12000; 2,368 parameters", "a·tᵖ: a = ", "by octave: 1500–3000: ", "norm budget",
         "block 1:", "step13k: its weights are those of", "step14k/model.safetensors: empty (0 bytes)",
         "final: its name tells no step", "attention mask: h.0.attn.bias",
     ):  # fmt: skip
@@ -73,6 +73,74 @@ def test_exponent_lies_in_its_interval(exponent):
     assert len(octaves) == 5 and np.mean(octaves) == pytest.approx(exponent, abs=0.02)
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
+def test_a_logarithm_is_told_and_a_power_beside_an_offset_is_not(noise):
+    """Here p → 0, a → ∞ and b → −∞: what a fit gives is where its search stopped."""
+    step = np.arange(1, 31) * 500
+    rho = 30 + 3 * np.log(step) + noise * np.random.default_rng(0).standard_normal(30)
+    lines = growth(pd.DataFrame({"step": step, "norm": rho}))
+    assert "  a·tᵖ + b: not determined by this series (p runs to 0: a logarithm fits as well)" in lines
+    log = next(line for line in lines if "a·ln(1+t) + b: " in line)
+    assert float(log.split("a = ")[1].split(" ")[0]) == pytest.approx(3, rel=0.03)
+
+
+def test_an_estimate_outside_its_interval_is_not_printed_as_one():
+    inside = [("a", 3.0, 2.9, 3.1), ("p", 0.5, 0.49, 0.51), ("b", 1e-9, 2e-9, 3e-9)]  # b: rounding
+    assert _undetermined(inside, 60.0) == ""
+    assert "a = 4 lies outside its own interval [2.9, 3.1]" in _undetermined([("a", 4.0, 2.9, 3.1), *inside[1:]], 60.0)
+    assert "logarithm" not in _undetermined([("a", 50.0, 49.9, 50.1), ("p", 0.003, 0.002, 0.004)], 60.0)
+    powers = growth(pd.DataFrame({"step": np.arange(1, 31) * 500, "norm": 3 * (np.arange(1, 31) * 500) ** 0.4 + 20}))
+    assert any("a·tᵖ + b: a = 3 [" in line for line in powers), "an exact law is determined"
+
+
+def test_exponents_are_those_of_the_steps_that_are_named(run):
+    """With a step 0 the first norm printed is not that of the first step of the exponent."""
+    step, norm = [0, 1000, 3000, 8000], [1.0, 2.0, 3.0, 4.0]
+    rows = [pd.DataFrame({"step": step, "layer": name, "norm": norm}) for name in ("total", "head")]
+    table = pd.concat(rows, ignore_index=True).assign(displacement_sq=np.nan, inner=np.nan)
+    lines = summary(checkpoints.Series(table)).splitlines()
+    assert lines[1] == "norm 1 to 4; exponent 0.333 from step 1000 to 8000"
+    assert lines[-1] == "  head: 1 to 4; exponent 0.333 from step 1000 to 8000"
+    few, octaves = growth(table[table.layer == "total"])
+    assert few.startswith("no fit") and few.endswith("there are 3")
+    # as in chapter 14: 1000, 2000, 4000, 8000; ρ at 2000 and 4000 on straight lines in log–log
+    two = 2 * 1.5 ** (np.log(2) / np.log(3))
+    four = 3 * (4 / 3) ** (np.log(4 / 3) / np.log(8 / 3))
+    slopes = np.log2([two / 2, four / two, 4 / four])
+    said = ", ".join(f"{a}–{2 * a}: {s:.3f}" for a, s in zip((1000, 2000, 4000), slopes, strict=True))
+    assert octaves == f"exponent d ln ρ / d ln t by octave: {said}"
+
+
+@pytest.mark.parametrize(("count", "fitted"), [(5, False), (6, True)])  # step 0 does not count
+def test_text_and_figure_fit_the_same_points(tmp_path, monkeypatch, count, fitted):
+    import matplotlib.pyplot as plt
+
+    step = np.arange(count) * 1000
+    norm = np.where(step, 2 * np.sqrt(step) + 5, 50.0)  # step 0 lies off the curve
+    table = pd.DataFrame({"step": step, "layer": "total", "norm": norm})
+    monkeypatch.setattr(plt, "close", lambda _: None)
+    plot(checkpoints.Series(table), tmp_path / "norms.png")
+    label = plt.gca().get_legend_handles_labels()[1][-1]
+    assert ("$a$ = 2, $b$ = 5" in label) == fitted and (label == r"$\propto\sqrt{t}$") != fitted
+    assert any("a√t + b: a = 2 [" in line for line in growth(table)) == fitted
+    monkeypatch.undo()
+    plt.close("all")
+
+
+def test_the_legend_of_many_layers_lies_beside_the_curves(tmp_path, monkeypatch):
+    import matplotlib.pyplot as plt
+
+    layers = ["total", "embeddings", *(f"block {i}" for i in range(12)), "rest"]
+    table = pd.concat([pd.DataFrame({"step": [1, 2, 4], "layer": name, "norm": [1, 2, 3.0]}) for name in layers])
+    monkeypatch.setattr(plt, "close", lambda _: None)
+    plot(checkpoints.Series(table), tmp_path / "norms.png")
+    ax = plt.gca()
+    box = ax.get_legend().get_window_extent()
+    assert box.x0 > ax.get_window_extent().x1 and box.x1 <= ax.figure.bbox.x1 and box.y0 >= 0
+    monkeypatch.undo()
+    plt.close("all")
+
+
 def test_budget_shares_are_those_of_the_whole_growth():
     table = pd.DataFrame({"displacement_sq": [np.nan, 3.0, 3.0], "inner": [np.nan, 1.0, 1.0]})
     assert "grew by 8 = ‖Δ‖² 6 + 2θ·Δ 2, 75.0% and 25.0%" in budget(table)[0]
@@ -91,12 +159,15 @@ def test_a_short_series_is_not_fitted(run):
         (["{tmp}/run/step14k"], "no checkpoint could be read"),
         (["{tmp}/run", "--out", "{tmp}/nowhere/norms.csv"], "its folder does not exist"),
         (["{tmp}/run", "--plot", "{tmp}/norms.txt"], "give a name that ends in .png"),
-        (["{tmp}/run", "--match", "x*"], "no checkpoint with a step in its name"),
+        (["{tmp}/run", "--match", "x*"], "run: none of its 14 checkpoints matches 'x*'\n"),
+        (["{tmp}"], "or step_20k; it has folders that hold series: {tmp}/run\n"),
+        (["{tmp}/empty"], "such as step1000, checkpoint-1000 or step_20k\n"),
     ],
 )
 def test_failures_are_one_message_and_exit_code_2(run, tmp_path, capsys, words, said):
+    (tmp_path / "empty").mkdir()
     assert main(["norms", *(word.format(tmp=tmp_path) for word in words)]) == 2
-    assert said in capsys.readouterr().err
+    assert said.format(tmp=tmp_path) in capsys.readouterr().err
 
 
 def test_without_a_network_the_command_says_what_is_missing(run, tmp_path):
@@ -107,7 +178,7 @@ def test_without_a_network_the_command_says_what_is_missing(run, tmp_path):
     words = [sys.executable, "-m", "nbutils", "norms", "lab/model"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
-    assert "lab/model: cannot get the list of its revisions from the Hub" in done.stderr
+    assert "lab/model: no such folder; and as a repository: cannot get the list of its revisions" in done.stderr
 
 
 def test_interrupted(run, tmp_path, capsys, monkeypatch):
