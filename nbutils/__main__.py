@@ -29,6 +29,9 @@ columns of the table
 """
 
 
+UNDETERMINED = "not determined by this series"
+
+
 def parser() -> argparse.ArgumentParser:
     """All options of the command."""
     top = argparse.ArgumentParser(prog="nbutils", description="Tools of an executable book on parameter norm growth.")
@@ -152,6 +155,9 @@ def _fits(t: NDArray[np.float64], rho: NDArray[np.float64], samples: int) -> lis
         label, names = fits.FORMS[form].label, fits.FORMS[form].parameters
         try:
             found = fits.fit(form, t, rho)
+            if form == "power_offset" and abs(found.values["p"]) < fits.P_NEAR_0:
+                lines.append(f"  {label}: {UNDETERMINED} (p runs to 0: a logarithm fits as well)")
+                continue
 
             def parameters(t: np.ndarray, rho: np.ndarray, form: str = form) -> list[float]:
                 try:
@@ -165,12 +171,12 @@ def _fits(t: NDArray[np.float64], rho: NDArray[np.float64], samples: int) -> lis
             continue
         kept = draws[np.isfinite(draws).all(1)]
         if len(kept) < 0.9 * samples:
-            lines.append(f"  {label}: not determined by this series (R² = {found.r2:.4f})")
+            lines.append(f"  {label}: {UNDETERMINED} (R² = {found.r2:.4f})")
             continue
         low, high = np.quantile(kept, [0.025, 0.975], axis=0)
         values = list(zip(names, found.values.values(), low, high, strict=True))
         if why := _undetermined(values, float(rho.max())):
-            lines.append(f"  {label}: not determined by this series ({why})")
+            lines.append(f"  {label}: {UNDETERMINED} ({why})")
             continue
         told = ", ".join(f"{name} = {value:.4g} [{a:.4g}, {b:.4g}]" for name, value, a, b in values)
         lines.append(f"  {label}: {told}; R² = {found.r2:.4f}")
@@ -180,11 +186,15 @@ def _fits(t: NDArray[np.float64], rho: NDArray[np.float64], samples: int) -> lis
 def _undetermined(values: list[tuple[str, float, float, float]], size: float) -> str:
     """Why estimates with intervals mean nothing, or ``""``; ``size`` is that of the norms.
 
-    >>> _undetermined([("a", 15000.0, 3.0, 13000.0), ("p", 0.0001, 0.0002, 0.4), ("b", -15000.0, -13000.0, 27.0)], 60.0)
-    'p runs to 0: a logarithm fits as well'
+    >>> _undetermined([("a", 15000.0, 3.0, 13000.0), ("p", 0.02, 0.01, 0.4), ("b", -15000.0, -13000.0, 27.0)], 60.0)
+    'a = 1.5e+04 lies outside its own interval [3, 1.3e+04]'
     """
-    if len(values) == 3 and abs(values[1][1]) < 0.01:  # a·tᵖ + b near p = 0 is (ap) ln t + (a + b)
-        return "p runs to 0: a logarithm fits as well"
+    from nbutils.fits import P_NEAR_0
+
+    if len(values) == 3:  # a·tᵖ + b
+        _, p, low, high = values[1]
+        if low < P_NEAR_0 and high > -P_NEAR_0:
+            return f"p = {p:.3g} [{low:.3g}, {high:.3g}] may be 0: a logarithm fits as well"
     for name, value, low, high in values:
         rounding = 1e-6 * {"p": 1.0, "b": size}.get(name, abs(value))
         if not low - rounding <= value <= high + rounding:

@@ -13,6 +13,9 @@ from scipy.optimize import curve_fit
 Array = NDArray[np.float64]
 
 
+P_NEAR_0 = 0.01  # a·tᵖ + b with p below is (ap) ln t + (a + b), to (p ln t)/2 of the growth
+
+
 class Form(NamedTuple):
     """A growth law ρ(t): its formula, the names of its parameters, and where a fit starts (from the data's ends)."""
 
@@ -87,8 +90,9 @@ def fit(form: str, t: ArrayLike, rho: ArrayLike) -> Fit:
             f"{law.label} needs at least {len(law.parameters) + 2} points with increasing times; "
             f"got {len(t)} times and {len(rho)} norms"
         )
-    start = law.start(t, rho)
-    values = _least_squares(law, t, rho, start)
+    values = _least_squares(law, t, rho, law.start(t, rho))
+    if form == "power_offset" and abs(values[1]) < P_NEAR_0 and t[0] > 0:
+        values = _falling(law, t, rho, values)
     fitted = law.rho(t, *values)
     residuals = rho - fitted
     rss, n = float(residuals @ residuals), len(t)
@@ -102,6 +106,17 @@ def fit(form: str, t: ArrayLike, rho: ArrayLike) -> Fit:
         lag1,
         _aic(rss, n, len(values) + 1),  # the variance is a parameter too
     )
+
+
+def _falling(law: Form, t: Array, rho: Array, values: Array) -> Array:
+    """From p > 0 a search cannot pass p = 0, where a is infinite: begin anew at p = −½ and keep what fits better."""
+    slope, offset = _line(lambda t: t**-0.5)(t, rho)
+    try:
+        other = _least_squares(law, t, rho, (slope, -0.5, offset))
+    except RuntimeError:
+        return values
+    squares = [float(((rho - law.rho(t, *x)) ** 2).sum()) for x in (values, other)]
+    return other if squares[1] < squares[0] else values
 
 
 def _least_squares(law: Form, t: Array, rho: Array, start: Sequence[float]) -> Array:

@@ -26,6 +26,14 @@ def test_each_form_finds_its_own_parameters(form):
     assert found.r2 == pytest.approx(1.0, abs=1e-9)
 
 
+def test_a_curve_that_levels_off_has_a_negative_power():
+    """The search begins at p = ½ and cannot pass p = 0."""
+    found = fits.fit("power_offset", T, 50 - 30 * T**-0.4)
+    assert found.values == pytest.approx({"a": -30.0, "p": -0.4, "b": 50.0}, rel=1e-4)
+    logarithm = fits.fit("power_offset", T, 2 + 3 * np.log(T))
+    assert abs(logarithm.values["p"]) < fits.P_NEAR_0 and logarithm.r2 == pytest.approx(1, abs=1e-6)
+
+
 def test_the_true_form_has_the_lowest_aic():
     rng = np.random.default_rng(0)
     for form in ("sqrt", "square", "linear"):
