@@ -200,6 +200,23 @@ def by_layer(
     return saturation.Similarity(*(values[len(values) // 2 :] for values in found))  # the decoder's half
 
 
+def mean_directions(model: nn.Module, sentences: Sequence[Sequence[int]], c: float = 1000.0) -> torch.Tensor:
+    """Mean of h/‖h‖ over all tokens by layer, in the network and in the network times ``c``, without dropout.
+
+    Returns:
+        Shape ``(2, n_layers + 1, dim)``, float64. Of an encoder–decoder: of its encoder.
+    """
+    device = next(model.parameters()).device
+    batches = saturation.batches_by_length(sentences, pad=model.config.pad_token_id or 0, device=device)
+    found = []
+    for scale in (1.0, c):
+        with saturation.mode(model), saturation.scaled(model, scale):
+            runs = [saturation.layers(model, batch) for batch in batches]
+        layers = (torch.cat([x.states[x.real] for x in layer]).double() for layer in zip(*runs, strict=True))
+        found.append(torch.stack([(h / h.norm(dim=-1, keepdim=True)).mean(0).cpu() for h in layers]))
+    return torch.stack(found)
+
+
 def norm(model: nn.Module) -> float:
     """Parameter norm ρ; squares summed in float64, tied weights once."""
     return float(sum(p.detach().double().square().sum() for p in model.parameters()) ** 0.5)
