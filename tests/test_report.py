@@ -38,6 +38,15 @@ def test_verdict_that_differs_is_red():
     ]
 
 
+def test_verdict_may_be_open_only_where_something_cannot_be_had():
+    kept = {"one": "open or confirmed"}
+    assert problems(listed("one"), kept, [record(role="open", holds=None, reason="r")]) == []
+    assert problems(listed("one"), kept, [record()]) == []
+    assert "verdict failed, but verdicts.yml has open or confirmed" in problems(
+        listed("one"), kept, [record(holds=False)]
+    )
+
+
 def test_verdict_without_an_entry_is_red():
     assert problems(listed("one"), {}, [record()]) == ["verdict confirmed has no entry in verdicts.yml"]
 
@@ -94,7 +103,13 @@ def test_bad_claims_file(tmp_path, text, said):
 
 
 @pytest.mark.parametrize(
-    "entry", ["{verdict: maybe, reason: r}", "{verdict: confirmed}", "{verdict: failed, reason: r}"]
+    "entry",
+    [
+        "{verdict: maybe, reason: r}",
+        "{verdict: confirmed}",
+        "{verdict: failed, reason: r}",
+        "{verdict: open or maybe, reason: r}",
+    ],
 )
 def test_bad_verdicts_file(tmp_path, entry):
     file = tmp_path / "verdicts.yml"
