@@ -7,7 +7,7 @@ network needs no download, so one half of the figure can be run on every machine
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -215,6 +215,17 @@ def mean_directions(model: nn.Module, sentences: Sequence[Sequence[int]], c: flo
         layers = (torch.cat([x.states[x.real] for x in layer]).double() for layer in zip(*runs, strict=True))
         found.append(torch.stack([(h / h.norm(dim=-1, keepdim=True)).mean(0).cpu() for h in layers]))
     return torch.stack(found)
+
+
+def shared_directions(models: Iterable[nn.Module], sentences: Sequence[Sequence[int]]) -> torch.Tensor:
+    """√d·cos between the mean direction of model i and that of model j times 1000: of size 1 if by chance.
+
+    Returns:
+        Shape ``(n_models, n_models, n_layers)``, float64, without the embedding.
+    """
+    means = torch.stack([mean_directions(model, sentences)[:, 1:] for model in models])  # (n, 2, layers, d)
+    units = means / means.norm(dim=-1, keepdim=True)
+    return units.shape[-1] ** 0.5 * torch.einsum("ild,jld->ijl", units[:, 0], units[:, 1])
 
 
 def norm(model: nn.Module) -> float:

@@ -128,3 +128,7 @@ def test_mean_directions_are_those_of_the_common_part():
     torch.testing.assert_close((plain * scaled).sum(-1), found.common)
     n = sum(map(len, SENTENCES))
     torch.testing.assert_close(plain.square().sum(-1), found.anisotropy + (1 - found.anisotropy) / n)
+    other = pretrained.random_model(pretrained.shape("bert-base-cased", **SMALL), 2)
+    shared = pretrained.shared_directions([model, other], SENTENCES)
+    cosine = torch.cosine_similarity(plain, pretrained.mean_directions(other, SENTENCES)[1], dim=-1)
+    torch.testing.assert_close(shared[0, 1], 24**0.5 * cosine[1:])
