@@ -19,10 +19,11 @@ HOW = $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR) --exe
 RUN = $(PY) -m workflow run --seed $(SEED) $(HOW) $(if $(DEVICE),--device $(DEVICE))
 BENCH ?=
 
-.PHONY: help env book smoke gpu test test-colab test-all notebooks baselines alarms report mutants upgrades bench lint clean
+.PHONY: help env book smoke gpu test test-colab test-all notebooks baselines alarms report mutants upgrades bench pdf lint clean
 
 help:
 	@echo "make book       everything: environment, all chapters, claims checked, pages in _build/html"
+	@echo "make pdf        the whole book as one PDF, printed by a Chromium: _build/book/norm-growth.pdf"
 	@echo "make test       environment, unit tests, all chapters in the smoke profile, the built pages checked"
 	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
 	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=03-t5 for some, SEED=7, JOBS=4)"
@@ -47,6 +48,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 book: env
 	$(RUN) --profile book --html $(CHAPTERS)
+
+pdf: book
+	$(PY) -m workflow pdf --profile book
 
 smoke: env
 	$(RUN) --profile smoke $(CHAPTERS)

@@ -111,7 +111,11 @@ def log_sigmoid_error(x: ArrayLike, c: ArrayLike) -> Array:
 
 
 def log_tanh_error(x: ArrayLike, c: ArrayLike) -> Array:
-    """``ln |tanh(c·x) − tanh(x)|``, from tanh(x) = 2σ(2x) − 1."""
+    """``ln |tanh(c·x) − tanh(x)|``, from tanh(x) = 2σ(2x) − 1.
+
+    >>> np.exp(log_tanh_error([0.0, np.log(3) / 2], np.inf)).round(12)  # tanh(½ ln 3) = ½, its limit 1
+    array([0. , 0.5])
+    """
     return np.log(2) + log_sigmoid_error(2 * np.asarray(x, dtype=np.float64), c)
 
 

@@ -45,7 +45,7 @@ class NotHomogeneous(ValueError):
 
     def __init__(self, why: str, node: fx.Node, module_path: str, operation: str, degrees: tuple[Degree, ...]):
         self.node, self.module_path, self.operation, self.degrees = node, module_path, operation, degrees
-        super().__init__(f"{place(operation, node, module_path)}: {why}; it meets degree {shown(degrees) or 'none'}")
+        super().__init__(f"{_place(operation, node, module_path)}: {why}; it meets degree {shown(degrees) or 'none'}")
 
 
 class NoRule(LookupError):
@@ -75,7 +75,11 @@ def rule(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def shown(degrees: Any) -> Any:
-    """Degrees for people: whole ones as int, ``EVERY`` as a word, several joined by commas."""
+    """Degrees for people: whole ones as int, ``EVERY`` as a word, several joined by commas.
+
+    >>> shown((Fraction(2), Fraction(1, 2), EVERY, None))
+    '2, 1/2, every, –'
+    """
     if isinstance(degrees, tuple):
         return ", ".join(str(shown(k)) for k in degrees)
     if degrees is None or degrees == EVERY:
@@ -83,12 +87,18 @@ def shown(degrees: Any) -> Any:
     return int(degrees) if degrees == int(degrees) else degrees
 
 
-def place(operation: str, node: fx.Node, path: str) -> str:
+def _place(operation: str, node: fx.Node, path: str) -> str:
     return f"{operation} at node {node.name!r}" + (f" in module {path!r}" if path else "")
 
 
 class Algebra:
-    """What rules are made of. ``rows`` tells what was done, in order."""
+    """What rules are made of. ``rows`` tells what was done, in order.
+
+    >>> algebra = Algebra()
+    >>> product = algebra.mul(Fraction(1), Fraction(1))  # a weight times an input
+    >>> shown(algebra.add(product, Fraction(2))), shown(algebra.pow(product, 0.25))
+    (2, Fraction(1, 2))
+    """
 
     def __init__(self, approximate: bool = False):
         self.approximate = approximate
@@ -212,14 +222,14 @@ class Algebra:
         in_place = found is None and not is_module and (name in IN_PLACE or name.endswith("_"))
         if in_place:
             found = RULES.get(IN_PLACE.get(name, name.rstrip("_")))
-        operands = tuple(degrees_in([args, kwargs]))
+        operands = tuple(_degrees_in([args, kwargs]))
         frame = self.row(node, path, name, operands)
         shape = name in ("size", "numel", "dim") or (name == "getattr" and args[1] in ("shape", "ndim"))
         frame["leading"] = not shape and any(isinstance(k, Leading) for k in operands)
         self.frames.append(frame)
         if found is None:
-            raise NoRule(how_to_add(name, node, path, target))
-        writes = acts_in_place(target, args, kwargs)
+            raise NoRule(_how_to_add(name, node, path, target))
+        writes = _acts_in_place(target, args, kwargs)
         if is_module:  # arguments by position, however they were given
             bound = signature(type(target).forward).bind(target, *args, **kwargs)
             args, kwargs = bound.args, bound.kwargs
@@ -232,10 +242,10 @@ class Algebra:
         try:
             signature(found).bind(self, *args, **kwargs)
         except TypeError as error:
-            raise NoRule(f"{place(name, node, path)}: its rule does not know these arguments: {error}") from error
+            raise NoRule(f"{_place(name, node, path)}: its rule does not know these arguments: {error}") from error
         out = found(self, *args, **kwargs)
         if frame["leading"]:
-            out = tuple(map(leading, out)) if isinstance(out, tuple) else leading(out)
+            out = tuple(map(_leading, out)) if isinstance(out, tuple) else _leading(out)
             for outer in self.frames[:-1]:
                 outer["leading"] = True
         changed = args[1] if is_module else args[0] if args else None
@@ -254,11 +264,11 @@ class Algebra:
 signature = functools.cache(inspect.signature)  # of functions and rules, not of bound methods: they keep their module
 
 
-def leading(k: Any) -> Any:
+def _leading(k: Any) -> Any:
     return Leading(k) if isinstance(k, Fraction) else k
 
 
-def acts_in_place(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _acts_in_place(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether a module or a function of torch.nn.functional has its ``inplace`` on."""
     if isinstance(target, nn.Module):
         return bool(getattr(target, "inplace", False))
@@ -267,22 +277,22 @@ def acts_in_place(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return bool(kwargs.get("inplace", at < len(args) and args[at]))
 
 
-def degrees_in(arguments: Any) -> Iterator[Degree]:
+def _degrees_in(arguments: Any) -> Iterator[Degree]:
     """The degrees among the arguments of an operation, nested ones too."""
     if isinstance(arguments, tuple | list | Mapping):
         for argument in arguments.values() if isinstance(arguments, Mapping) else arguments:
-            yield from degrees_in(argument)
+            yield from _degrees_in(argument)
     elif isinstance(arguments, Fraction) or (isinstance(arguments, float) and arguments == EVERY):
         yield arguments
 
 
-def how_to_add(name: str, node: fx.Node, path: str, target: Any) -> str:
+def _how_to_add(name: str, node: fx.Node, path: str, target: Any) -> str:
     """What to do about an operation without a rule."""
     is_module = isinstance(target, nn.Module)
     changed = is_module and any(base in RULES for base in type(target).__mro__)
     key = name if is_module else repr(name) if node.op == "call_method" else f"<the function {name}>"
     return (
-        f"no rule for {place(name, node, path)}"
+        f"no rule for {_place(name, node, path)}"
         + (" (that of its class does not count: it has hooks or another forward)" if changed else "")
         + ". Say what it does to degrees, for example that it keeps them:\n\n"
         f"    @nbutils.homogeneity.rule({key})\n"
@@ -292,7 +302,14 @@ def how_to_add(name: str, node: fx.Node, path: str, target: Any) -> str:
 
 
 def module_rule(module: nn.Module) -> Callable[..., Any] | None:
-    """Rule of a module's class, or of the base class whose forward it uses. None if hooks or a parametrization act."""
+    """Rule of a module's class, or of the base class whose forward it uses. None if hooks or a parametrization act.
+
+    >>> from nbutils import rules  # fills RULES
+    >>> module_rule(nn.Linear(2, 2)) is RULES[nn.Linear]
+    True
+    >>> module_rule(type("Twice", (nn.Linear,), {"forward": lambda self, x: 2 * x})(2, 2)) is None
+    True
+    """
     if is_parametrized(module) or module._forward_hooks or module._forward_pre_hooks:
         return None
     base = next((base for base in type(module).__mro__ if base in RULES), None)

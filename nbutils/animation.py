@@ -102,7 +102,16 @@ def snippet(
 
 
 def show(update: Callable[[int], None], artists: Sequence[Artist], labels: Sequence[str], *, name: str, alt: str):
-    """Show the animation of :func:`snippet` in a notebook and close its figure."""
+    """Show the animation of :func:`snippet` in a notebook and close its figure.
+
+    >>> import matplotlib.pyplot as plt
+    >>> figure, ax = plt.subplots()
+    >>> (line,) = ax.plot([0, 1], [0, 1])
+    >>> show(lambda i: line.set_ydata([0, i]), [line], "01", name="slope", alt="A line turns.")  # doctest: +ELLIPSIS
+    {'text/html': '<div class="nb-animation" ... 'text/plain': 'A line turns.'}
+    >>> plt.fignum_exists(figure.number)
+    False
+    """
     import matplotlib.pyplot as plt
     from IPython.display import display
 

@@ -176,7 +176,7 @@ class _Store:
             raise ValueError(f"{self.out}: was made with {changed}; choose another file or overwrite it")
         reference.shapes = {name: tuple(shape) for name, shape in reference.shapes.items()}
         self.reference, self.twins = reference, state["duplicates"]
-        rows = read_rows(self.out) if self.out.exists() else {}
+        rows = _read_rows(self.out) if self.out.exists() else {}
         for step, layers, *key in state["done"]:
             if [row.layer for row in rows.get(step, [])] == layers:
                 self.rows[tuple(key)] = rows[step]
@@ -218,7 +218,7 @@ class _Store:
             raise
 
 
-def read_rows(path: Path) -> dict[int, list[Row]]:
+def _read_rows(path: Path) -> dict[int, list[Row]]:
     """Rows of a table by step; a torn or foreign line is left out."""
     rows: dict[int, list[Row]] = {}
     with path.open(newline="", encoding="utf-8") as file:
@@ -344,6 +344,12 @@ def series(
     Raises:
         ValueError: no checkpoint is readable, or ``out`` belongs to another series.
         FileNotFoundError, ConnectionError: as in ``find``.
+
+    >>> import torch
+    >>> from nbutils.growth import saved_series
+    >>> with saved_series({step: {"w": torch.tensor([3.0, 4.0 * step])} for step in (0, 1)}) as folder:
+    ...     series(folder).table.iloc[1, 2:].tolist()  # ρ' = 5, cos = 3/5, ‖Δ‖² = 4², 2θ·Δ = 0
+    [5.0, 0.6, 16.0, 0.0]
     """
     if by not in ("total", "layer"):
         raise ValueError(f"by = {by!r}: choose total or layer")

@@ -36,6 +36,12 @@ class Ledger:
     Args:
         chapter: name of the chapter, as in ``book/`` without the ending.
         profile, seed, device: the notebook's parameters.
+
+    >>> claims = Ledger("99-none", profile="smoke", seed=0, device="cpu")
+    99-none, profile smoke on cpu: not timed yet; progress bars show what runs
+    >>> claims.check("square-root-growth", "exponent", 0.52, band=(0.45, 0.55))
+    ✓ square-root-growth (stated) exponent: 0.52, band [0.45, 0.55]
+    True
     """
 
     def __init__(self, chapter: str, *, profile: str, seed: int, device: str) -> None:
@@ -213,7 +219,11 @@ def _kept_file(run: Mapping[str, Any]) -> Path | None:
 
 
 def inside(value: float, low: float | None, high: float | None) -> bool:
-    """Whether a value lies in a band, ends included; None is no bound. What is no finite number lies in none."""
+    """Whether a value lies in a band, ends included; None is no bound. What is no finite number lies in none.
+
+    >>> inside(1.0, 1.0, None), inside(math.inf, 1.0, None), inside(math.nan, None, None)
+    (True, False, False)
+    """
     return bool(math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high))
 
 
@@ -240,6 +250,10 @@ def seed_band(
     The one rule: a prediction interval, centre ± t·s·√(1 + 1/N), with s the standard deviation over N seeds and t the
     two-sided 0.1 % point of Student's t with N − 1 degrees of freedom. Centre: ``expected`` if given, else the mean.
     No baseline at all gives no band, and the check does not hold.
+
+    >>> band, source = seed_band("smoke", "t5-direction", "null walk: cosine between t and 2t", expected=0.5**0.5)
+    >>> round(sum(band) / 2, 4), source
+    (0.7071, 'smoke, 20 seeds')
     """
     name, found = baseline(profile, claim, check)
     if found is None:
@@ -251,6 +265,10 @@ def baseline(profile: str, claim: str, check: str) -> tuple[str, Mapping[str, An
     """Mean, standard deviation (``sd``) and number of seeds (``n``) of a check, and the profile that they are from.
 
     The ``gpu`` profile falls back to ``book``, with its wider bands, while it has no baseline of its own.
+
+    >>> _, found = baseline("book", "t5-direction", "null walk: cosine between t and 2t")
+    >>> found["n"], round(found["mean"], 2)  # a walk turns by 45° while t doubles: 1/√2
+    (20, 0.71)
     """
     for name in ("gpu", "book") if profile == "gpu" else (profile,):
         found = _baselines(name).get(f"{claim}/{check}")

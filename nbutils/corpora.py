@@ -110,6 +110,10 @@ def corpus(name: str, size: int = 2_000_000, dev: float = 0.1) -> Corpus:
     Raises:
         CorpusMissing: the corpus cannot be had here (no sources, no network, or a package is missing).
         ValueError: unknown name, a size or share that makes no sense.
+
+    >>> small, large = (corpus("stdlib", size).train for size in (400_000, 600_000))
+    >>> small[:-1] == large[: len(small) - 1]  # only its last document may be cut
+    True
     """
     if name not in NAMES:
         raise ValueError(f"unknown corpus {name!r}: choose one of {', '.join(NAMES)}")
@@ -140,7 +144,11 @@ def corpus(name: str, size: int = 2_000_000, dev: float = 0.1) -> Corpus:
 
 
 def available(name: str) -> bool:
-    """Whether ``corpus(name)`` can be had: here, or from a host that answers within seconds. Downloads no text."""
+    """Whether ``corpus(name)`` can be had: here, or from a host that answers within seconds. Downloads no text.
+
+    >>> available("stdlib")
+    True
+    """
     if name in HUB:
         return _importable("datasets") and (_in_cache(name) or _hub_answers(HUB[name][0]))
     if name == "brown":
@@ -161,6 +169,10 @@ def sentences(name: str, count: int) -> Sentences:
 
     Raises:
         CorpusMissing: as ``corpus``. ValueError: another name, or too few sentences.
+
+    >>> found = sentences("stdlib", 20).items
+    >>> len(set(found)), all(6 <= len(sentence.split()) <= 40 for sentence in found)
+    (20, True)
     """
     found: list[str] = []
     if name == "brown":
@@ -191,14 +203,14 @@ def sentences(name: str, count: int) -> Sentences:
 # Where the text lies.
 
 
-def stdlib_folder() -> Path:
+def _stdlib_folder() -> Path:
     """The running Python's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def _stdlib_files() -> Iterator[str]:
     """Normalised sources, in the order of the hash of their paths: mixed, and the same on every machine."""
-    root, paths = stdlib_folder(), []
+    root, paths = _stdlib_folder(), []
     for folder, inner, files in os.walk(root):
         inner[:] = [name for name in inner if name not in _LEFT_OUT and not name.startswith("config-")]
         paths += [Path(folder, name) for name in files if name.endswith(".py") and name not in _LEFT_OUT]

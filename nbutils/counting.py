@@ -108,7 +108,12 @@ class Trained(NamedTuple):
 
 
 def draw(task: str, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Strings and labels of ``majority``, ``anbn``, ``first`` or ``previous`` (four letters)."""
+    """Strings and labels of ``majority``, ``anbn``, ``first`` or ``previous`` (four letters).
+
+    >>> tokens, labels = draw("majority", 400, 5, devices.generator(0, "cpu"))
+    >>> int(labels.sum()), bool((labels == languages.is_majority(tokens)).all())
+    (200, True)
+    """
     match task:
         case "majority":
             return languages.majority(count, length, generator)
@@ -138,6 +143,10 @@ def trained(
 
     One layer of two heads; two layers for aⁿbⁿ. No positions for majority, where order says nothing. Causal for aⁿbⁿ
     and for the previous letter. ``uniform`` takes away queries and keys. Test strings are drawn apart.
+
+    >>> found = trained("majority", length=3, steps=50, seed=0, device="cpu")
+    >>> accuracy(found)  # over the eight strings of this length
+    1.0
     """
     place = devices.resolve(device)
     options: dict[str, Any] = {
@@ -168,7 +177,12 @@ def trained(
 
 
 def accuracy(found: Trained, c: float = 1.0, *, only_scores: bool = False) -> float:
-    """Share of right answers with every parameter times ``c``, in float64; ``only_scores``: queries and keys alone."""
+    """Share of right answers with every parameter times ``c``, in float64; ``only_scores``: queries and keys alone.
+
+    >>> found = trained("majority", length=3, steps=0, seed=0, device="cpu")
+    >>> accuracy(found, 0.0)  # all logits are 0, which is one answer to two kinds of strings, as many of each
+    0.5
+    """
     model, tokens, labels = found
     # in float64 first: a part that is scaled in another precision than the rest cannot run
     with (
@@ -182,6 +196,10 @@ def accuracy(found: Trained, c: float = 1.0, *, only_scores: bool = False) -> fl
 
 
 def query_and_key(model: nn.Module) -> nn.ModuleList:
-    """The query and key maps of all layers; empty where attention is uniform."""
+    """The query and key maps of all layers; empty where attention is uniform.
+
+    >>> len(query_and_key(models.Classifier(5, 8, 3, 2, 4, classes=2)))  # of three layers
+    6
+    """
     parts = [part for block in model.blocks for part in (block.attention.query, block.attention.key)]
     return nn.ModuleList(part for part in parts if part is not None)

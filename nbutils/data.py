@@ -34,6 +34,9 @@ def path(name: str) -> Path:
 
     Raises:
         FileNotFoundError: the file is in neither place.
+
+    >>> path("data/t5_norm.csv").name
+    't5_norm.csv'
     """
     first, _, rest = name.partition("/")
     checkout = _PACKAGE.parent / _CHECKOUT.get(first, first) / rest
@@ -62,6 +65,9 @@ def read_series(file: Path | str, columns: Sequence[str]) -> pd.DataFrame:
 
     Raises:
         ValueError: missing columns, a value that is no finite number, steps that are not increasing. Names the file.
+
+    >>> read_series(path("data/t5_norm.csv"), ("step", "norm")).shape
+    (104, 2)
     """
     table = pd.read_csv(file)
     name = Path(file).name

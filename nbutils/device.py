@@ -14,7 +14,11 @@ PACKAGES = ("numpy", "scipy", "torch", "transformers", "matplotlib", "jupyter-bo
 
 
 def cuda_count() -> int:
-    """Number of CUDA devices that torch can use; 0 without a GPU or without torch."""
+    """Number of CUDA devices that torch can use; 0 without a GPU or without torch.
+
+    >>> resolve("auto") == ("cuda" if cuda_count() else "cpu")
+    True
+    """
     try:
         import torch
     except ImportError:
@@ -54,7 +58,11 @@ def generator(seed: int, device: str = "auto") -> torch.Generator:
 
 
 def hardware(device: str = "auto") -> str:
-    """One line that names the processor or GPU and the number of cores in use."""
+    """One line that names the processor or GPU and the number of cores in use.
+
+    >>> hardware("cpu").endswith("cores)")
+    True
+    """
     if resolve(device) == "cuda":
         import torch
 
@@ -73,7 +81,11 @@ def _processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages a result may depend on; what is not installed is left out."""
+    """Versions of Python and of the packages a result may depend on; what is not installed is left out.
+
+    >>> versions()["python"] == platform.python_version()
+    True
+    """
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

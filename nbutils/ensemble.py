@@ -19,7 +19,11 @@ from nbutils.training import Batch, batch_loss, endless, next_batch, to_device
 
 @dataclass(frozen=True)
 class Member:
-    """Settings of one training: ``lr`` multiplies the schedule, ``seed`` is that of its initial values."""
+    """Settings of one training: ``lr`` multiplies the schedule, ``seed`` is that of its initial values.
+
+    >>> Member(lr=0.1)
+    Member(lr=0.1, weight_decay=0.0, seed=0)
+    """
 
     lr: float
     weight_decay: float = 0.0
@@ -67,6 +71,13 @@ def train_ensemble(
 
     Raises:
         ValueError: no members, an optimizer that is not here, too few batches.
+
+    >>> history, _ = train_ensemble(
+    ...     lambda seed: nn.Linear(2, 1, bias=False), [torch.zeros(1, 2)], grid([0.1], [0.0, 1.0]), steps=2,
+    ...     optimizer="sgd", loss=lambda model, x: model(x).sum(), device="cpu", progress=False)
+    >>> norms = history.pivot(index="step", columns="weight_decay", values="norm")
+    >>> (norms.loc[2] / norms.loc[0]).round(4).tolist()  # no gradient, so decay alone: (1 − 0.1)²
+    [1.0, 0.81]
     """
     if optimizer not in ("adamw", "sgd"):
         raise ValueError(f"optimizer {optimizer!r} has no batched form: choose one of adamw, sgd")

@@ -18,7 +18,14 @@ THEORY = {"color": BLACK, "linestyle": "--", "linewidth": 1.2, "zorder": 3}
 
 
 def use_style() -> None:
-    """Apply the book's style file; in a notebook figures become SVG, sharp at any size."""
+    """Apply the book's style file; in a notebook figures become SVG, sharp at any size.
+
+    >>> import matplotlib.pyplot as plt
+    >>> with plt.rc_context():
+    ...     use_style()
+    ...     plt.rcParams["axes.spines.top"]  # axes have no frame above
+    False
+    """
     import matplotlib.pyplot as plt
 
     plt.style.use(str(data.path("book.mplstyle")))
@@ -32,7 +39,12 @@ def use_style() -> None:
 
 
 def axes(xlabel: str, ylabel: str, *, log: str = "", height: float = 3.8) -> Axes:
-    """One pair of axes with labels; ``log`` names the logarithmic ones: ``""``, ``"x"``, ``"y"`` or ``"xy"``."""
+    """One pair of axes with labels; ``log`` names the logarithmic ones: ``""``, ``"x"``, ``"y"`` or ``"xy"``.
+
+    >>> ax = axes("t", "ρ", log="y")
+    >>> ax.get_xscale(), ax.get_yscale(), ax.get_ylabel()
+    ('linear', 'log', 'ρ')
+    """
     import matplotlib.pyplot as plt
 
     _, ax = plt.subplots(figsize=(6.4, height))
@@ -48,6 +60,9 @@ def glue(**numbers: str) -> None:
     """Keep numbers of the run, already formatted, for the prose of the chapter: it shows them by ``{glue:text}``.
 
     Writes what ``myst_nb.glue`` writes, without needing it: Colab does not have it. Outside the book it prints, too.
+
+    >>> glue(exponent=f"{0.5:.2f}")
+    exponent = 0.50
     """
     try:
         from IPython import get_ipython

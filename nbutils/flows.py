@@ -38,12 +38,21 @@ def log_softplus(z: Tensor) -> Tensor:
 
 
 def log_loss(q: Tensor) -> Tensor:
-    """ℓ = log of the mean logistic loss over the last dimension of the margins."""
+    """ℓ = log of the mean logistic loss over the last dimension of the margins.
+
+    >>> round(log_loss(torch.full((3,), 1e4, dtype=torch.float64)).item(), 6)  # e^−10000 is no float
+    -10000.0
+    """
     return torch.logsumexp(log_softplus(-q), dim=-1) - math.log(q.shape[-1])
 
 
 def gradient(margins: Margins, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """ℓ ``(networks,)``, ∇ℓ ``(networks, n)`` and the margins ``(networks, examples)``."""
+    """ℓ ``(networks,)``, ∇ℓ ``(networks, n)`` and the margins ``(networks, examples)``.
+
+    >>> ell, grad, _ = gradient(lambda theta: theta, torch.zeros(1, 1, dtype=torch.float64))  # L = log(1 + e^−θ)
+    >>> round(ell.exp().item(), 4), round(grad.item(), 4)  # log 2 and −½ / log 2
+    (0.6931, -0.7213)
+    """
     theta = theta.detach().requires_grad_()
     q = margins(theta)
     ell = log_loss(q)
@@ -57,6 +66,10 @@ def mlp_margins(widths: Sequence[int], x: Tensor, y: Tensor) -> Margins:
     Args:
         x: inputs, ``(examples, n_in)`` for all networks or ``(networks, examples, n_in)``.
         y: labels ±1, ``(examples,)`` or ``(networks, examples)``.
+
+    >>> x, y = torch.tensor([[1.0], [2.0]], dtype=torch.float64), torch.tensor([1.0, -1.0])
+    >>> mlp_margins((1, 1, 1), x, y)(torch.tensor([[3.0, 5.0]], dtype=torch.float64)).tolist()  # 5 · 3x · y
+    [[15.0, -30.0]]
     """
     net = HomogeneousMLP(widths)
     shapes = {name: value.shape for name, value in net.named_parameters()}
@@ -76,6 +89,10 @@ def separable(
 
     Returns:
         x ``(networks, examples, n_in)`` and y ``(networks, examples)``, ±1, float64.
+
+    >>> x, y = separable(1, 9, 3, gap=0.5, generator=torch.Generator().manual_seed(0))
+    >>> max_margin(x[0], y[0]) > 0.5
+    True
     """
     kind = {"generator": generator, "dtype": torch.float64}
     normal = torch.nn.functional.normalize(torch.randn(networks, 1, n_in, **kind), dim=-1)
@@ -91,6 +108,12 @@ def separated_start(
 
     Returns:
         theta ``(networks, n)``, and which networks got there ``(networks,)``: gradient descent may get stuck.
+
+    >>> draw = torch.Generator().manual_seed(0)
+    >>> margins = mlp_margins((2, 8, 1), *separable(3, 4, 2, gap=1.0, generator=draw))
+    >>> theta, done = separated_start((2, 8, 1), 3, margins, generator=draw)
+    >>> done.tolist(), bool((margins(theta)[done] > 0).all())
+    ([True, True, True], True)
     """
     drawn = [HomogeneousMLP(widths, generator=generator) for _ in range(networks)]
     theta = torch.stack([torch.cat([w.detach().flatten() for w in net.weights]) for net in drawn])
@@ -108,6 +131,10 @@ def with_margin(margins: Margins, right: Tensor, wrong: Tensor, value: float) ->
     """The unit vectors between ``right`` and ``wrong`` (rows) at which the first margin is ``value``, by bisection.
 
     The margin must be above ``value`` at the unit vector along ``right`` and below it along ``wrong``.
+
+    >>> right, wrong = torch.eye(2, dtype=torch.float64)[:, None]
+    >>> with_margin(lambda theta: theta, right, wrong, 0.6).round(decimals=9).tolist()
+    [[0.6, 0.8]]
     """
     low, high = (torch.nn.functional.normalize(end, dim=1) for end in (right, wrong))
     for _ in range(80):
@@ -138,6 +165,10 @@ def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e
         theta: ``(networks, n)``, float64.
         targets: increasing values of log 1/L. A network that starts past one is told where it starts.
         tol: local error of θ relative to ρ, and of log t.
+
+    >>> path = flow(lambda theta: theta**2, torch.ones(1, 1, dtype=torch.float64), [16.0])
+    >>> path.norm.round(2), path.length.round(2)  # log 1/L = 16 where θ² = 16
+    (array([[4.]]), array([[3.]]))
     """
     theta = theta.detach().clone()
     n = theta.shape[1]
@@ -177,6 +208,10 @@ def descent(margins: Margins, theta: Tensor, steps: Sequence[int], rate: float, 
 
     ``scale``: ``plain`` steps −η∇L; ``polyak`` steps −ηL∇L/‖∇L‖², Euler's method for the flow with log 1/L as its clock
     and steps of η; ``normalised`` steps −η∇L/‖∇L‖. The time is Σ of what multiplies ∇L, kept as its logarithm.
+
+    >>> start = torch.ones(1, 1, dtype=torch.float64)
+    >>> descent(lambda theta: theta, start, [9], 0.1, scale="normalised").norm.round(9)  # nine steps of length η
+    array([[1.9]])
     """
     if scale not in ("plain", "polyak", "normalised"):
         raise ValueError(f"unknown scale {scale!r}: choose plain, polyak or normalised")
@@ -206,7 +241,11 @@ def _path(points: list[tuple[Tensor, ...]]) -> Path:
 
 
 def loglog_coefficient(degree: int) -> float:
-    """2 − 2/k, what multiplies log log t in log 1/L."""
+    """2 − 2/k, what multiplies log log t in log 1/L.
+
+    >>> loglog_coefficient(1), loglog_coefficient(2), loglog_coefficient(4)
+    (0.0, 1.0, 1.5)
+    """
     return 2 - 2 / degree
 
 
@@ -215,6 +254,9 @@ def reduced_log_time(u: ArrayLike, degree: int, log_c: float = 0.0) -> Array:
 
     That is the flow of one example along a direction which stays: u = γρ^k, C = k²γ^(2/k). Solved for
     v = log t − u + p log u + log C, p = 2 − 2/k, which obeys dv/du = (1 + e^−u) e^−v − 1 + p/u and is never large.
+
+    >>> reduced_log_time([1.0, 50.0], 1).round(6)  # t = e^u + u − e: at u = 50 no digit is left of u
+    array([ 0., 50.])
     """
     u, p = np.asarray(u, dtype=np.float64), loglog_coefficient(degree)
     if u[0] <= 0 or (np.diff(u) <= 0).any():
@@ -243,6 +285,10 @@ def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Coeff
     10^1000. The interval is Student's over the networks, widened by the mean distance between the slopes of the first
     and of the second half of the window, or 2.5 times the distance of their means: the law holds in the limit only, and
     a bias like u^(-1/2) is 2.5 times what it changes by between the halves of a window of a factor 5.
+
+    >>> u = np.linspace(10, 50, 9)[:, None] * np.ones(2)
+    >>> round(fit_loglog(u - 1.5 * (np.log(u) - 1 / u), u).estimate, 6)  # the law itself, with p = 3/2
+    1.5
     """
     log_t, u = np.asarray(log_t, dtype=np.float64), np.asarray(u, dtype=np.float64)
     if log_t.ndim != 2 or log_t.shape != u.shape or log_t.shape[1] < 2 or len(log_t) < 4:
@@ -263,7 +309,11 @@ def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Coeff
 
 
 def scalar_descent(degree: int, steps: ArrayLike, rate: float, *, theta: float = 1.0) -> Array:
-    """θ^k of plain descent on one weight, f = θ^k and y = 1, after each of the given numbers of steps; float64."""
+    """θ^k of plain descent on one weight, f = θ^k and y = 1, after each of the given numbers of steps; float64.
+
+    >>> scalar_descent(1, [1, 2], 1.0, theta=0.0).round(4)  # ½, then σ(−½) more
+    array([0.5   , 0.8775])
+    """
     told, found = iter(sorted(int(s) for s in np.asarray(steps))), []
     due, exp = next(told), math.exp
     for i in range(1, int(np.max(steps)) + 1):
@@ -275,7 +325,11 @@ def scalar_descent(degree: int, steps: ArrayLike, rate: float, *, theta: float =
 
 
 def residual(theta: np.floating, *, naive: bool) -> np.floating:
-    """1 − σ(θ) in the arithmetic of ``theta``: by that subtraction, or as e^−θ / (1 + e^−θ)."""
+    """1 − σ(θ) in the arithmetic of ``theta``: by that subtraction, or as e^−θ / (1 + e^−θ).
+
+    >>> [float(f"{residual(np.float32(20), naive=naive):.3g}") for naive in (True, False)]  # e⁻²⁰ = 2.06e-9
+    [0.0, 2.06e-09]
+    """
     one, small = type(theta)(1), np.exp(-theta)
     return one - one / (one + small) if naive else small / (one + small)
 
@@ -283,7 +337,12 @@ def residual(theta: np.floating, *, naive: bool) -> np.floating:
 def descend_to_stop(
     dtype: type[np.floating], rate: float, *, naive: bool, start: float, most: int = 10**7
 ) -> tuple[float, int]:
-    """Run θ ← θ + η(1 − σ(θ)) in ``dtype`` until a step changes nothing: where, and after how many steps."""
+    """Run θ ← θ + η(1 − σ(θ)) in ``dtype`` until a step changes nothing: where, and after how many steps.
+
+    >>> where, steps = descend_to_stop(np.float16, 1.0, naive=False, start=1.0)
+    >>> round(where, 1), round(predicted_stop(np.float16, 1.0, naive=False), 1)  # 9 log 2
+    (6.2, 6.2)
+    """
     theta, eta = dtype(start), dtype(rate)
     for i in range(most):
         new = theta + eta * residual(theta, naive=naive)
@@ -294,7 +353,11 @@ def descend_to_stop(
 
 
 def first_fixed(dtype: type[np.floating], rate: float, *, naive: bool) -> float:
-    """The smallest θ ≥ 1 that such a step leaves where it is, by bisection: no need to walk there."""
+    """The smallest θ ≥ 1 that such a step leaves where it is, by bisection: no need to walk there.
+
+    >>> round(first_fixed(np.float32, 1.0, naive=False), 2)  # 21 log 2
+    14.56
+    """
     low, high, eta = 1.0, 80.0 if dtype == np.float64 else 40.0 if dtype == np.float32 else 12.0, dtype(rate)
     for _ in range(60):
         middle = dtype((low + high) / 2)
@@ -308,6 +371,10 @@ def predicted_stop(dtype: type[np.floating], rate: float, *, naive: bool) -> flo
 
     A step is absorbed at η e^−θ = 2^(e − P) for θ in [2^e, 2^(e+1)), half a unit in the last place: at
     θ = log η + (P − e) log 2. Naively 1 + e^−θ is 1 from θ = P log 2 on. The smaller one counts.
+
+    >>> found = [predicted_stop(np.float32, 100, naive=naive) for naive in (False, True)]
+    >>> [round(theta, 2) for theta in found]  # log 100 + 20 log 2, and 24 log 2
+    [18.47, 16.64]
     """
     bits = np.finfo(dtype).nmant + 1
     absorbed = [
@@ -321,7 +388,11 @@ def predicted_stop(dtype: type[np.floating], rate: float, *, naive: bool) -> flo
 def adam(
     steps: int, rate: float, *, eps: float, dtype: type = float, betas: tuple[float, float] = (0.9, 0.999)
 ) -> Array:
-    """θ after every step of Adam on one weight, f = θ and y = 1 from θ = 0, in the arithmetic of ``dtype``."""
+    """θ after every step of Adam on one weight, f = θ and y = 1 from θ = 0, in the arithmetic of ``dtype``.
+
+    >>> adam(1, 0.1, eps=0.0).round(9)  # the first step is η, whatever the gradient
+    array([0.1])
+    """
     theta, m, v = dtype(0), dtype(0), dtype(0)
     (b1, b2), one, eta, eps = map(dtype, betas), dtype(1), dtype(rate), dtype(eps)
     exp = math.exp if dtype is float else np.exp
@@ -354,7 +425,11 @@ def adam_speed(rate: float, betas: tuple[float, float] = (0.9, 0.999)) -> float:
 
 
 def max_margin(x: ArrayLike, y: ArrayLike) -> float:
-    """Largest margin of a linear classifier of norm 1 without bias: the distance of the origin to the hull of y·x."""
+    """Largest margin of a linear classifier of norm 1 without bias: the distance of the origin to the hull of y·x.
+
+    >>> round(max_margin([[3.0, 0.0], [0.0, 4.0]], [1, 1]), 6)  # 3 · 4 / 5
+    2.4
+    """
     z = np.asarray(x, dtype=np.float64) * np.asarray(y, dtype=np.float64)[:, None]
     big = 1e6 * np.abs(z).max()  # a heavy row forces the weights to sum to 1
     weights, _ = nnls(np.vstack([z.T, np.full(len(z), big)]), np.append(np.zeros(z.shape[1]), big))

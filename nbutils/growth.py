@@ -71,6 +71,11 @@ def exponent_parts(table: pd.DataFrame, edges: ArrayLike) -> ExponentParts:
 
     Raises:
         ValueError: steps are missing, or edges outside of the run.
+
+    >>> table = pd.DataFrame({"step": range(8), "norm": np.sqrt(np.arange(1, 9)), "step_norm": 1.0})
+    >>> exponent, length, drift = exponent_parts(table, [1, 7])  # ρ² = t + 1: unit steps, each orthogonal
+    >>> np.allclose(exponent, length), abs(drift).round(12)
+    (True, array([0.]))
     """
     edges = np.asarray(edges, dtype=np.int64)
     if not np.array_equal(table["step"], np.arange(len(table))):
@@ -92,6 +97,11 @@ def step_constants(table: pd.DataFrame, rate: ArrayLike, low: int, high: int) ->
     Args:
         table: every step of a run, as ``total`` gives it.
         rate: α_t of each row, as the ``lr`` of a run's history; that of row 0 is not used.
+
+    >>> t = np.arange(100)
+    >>> table = pd.DataFrame({"step": t, "norm": 1.0, "step_norm": 0.02, "alignment": 0.3 / np.sqrt(t + (t == 0))})
+    >>> [round(value, 6) for value in step_constants(table, np.full(100, 0.01), 10, 99)]
+    [2.0, 0.3]
     """
     t, rho = table["step"].to_numpy()[low + 1 : high + 1], table["norm"].to_numpy()[low:high]
     inside = table.iloc[low + 1 : high + 1]
@@ -128,7 +138,14 @@ def replayed_steps(lengths: ArrayLike) -> Array:
 
 
 def path(snapshots: Mapping[int, Mapping[str, Tensor]], *, without: str = "shared.") -> tuple[NDArray[np.int64], Array]:
-    """Steps ``(n,)`` and parameters ``(n, size)`` of a run's snapshots, but for names that begin with ``without``."""
+    """Steps ``(n,)`` and parameters ``(n, size)`` of a run's snapshots, but for names that begin with ``without``.
+
+    >>> import torch
+    >>> runs = {step: {"shared.weight": torch.ones(9), "w": torch.full((2,), step)} for step in (20, 10)}
+    >>> steps, theta = path(runs)
+    >>> steps.tolist(), theta.tolist()
+    ([10, 20], [[10.0, 10.0], [20.0, 20.0]])
+    """
     steps = sorted(snapshots)
     rows = [
         np.concatenate(
@@ -141,7 +158,13 @@ def path(snapshots: Mapping[int, Mapping[str, Tensor]], *, without: str = "share
 
 @contextmanager
 def saved_series(snapshots: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Path]:
-    """A folder of snapshots as checkpoints in the Hub's layout, ``step40/model.safetensors``; deleted afterwards."""
+    """A folder of snapshots as checkpoints in the Hub's layout, ``step40/model.safetensors``; deleted afterwards.
+
+    >>> import torch
+    >>> with saved_series({40: {"w": torch.ones(2)}}) as folder:
+    ...     [file.relative_to(folder).as_posix() for file in folder.glob("*/*")]
+    ['step40/model.safetensors']
+    """
     from safetensors.torch import save_file
 
     with tempfile.TemporaryDirectory() as folder:

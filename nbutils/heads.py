@@ -58,7 +58,12 @@ def saturated(scores: Tensor, *, rtol: float = 0.0) -> Tensor:
 
 
 def causal_mask(scores: Tensor) -> Tensor:
-    """Scores with those of future keys at −∞: the mask that the softmax turns into weight 0."""
+    """Scores with those of future keys at −∞: the mask that the softmax turns into weight 0.
+
+    >>> causal_mask(torch.zeros(2, 2))
+    tensor([[0., -inf],
+            [0., 0.]])
+    """
     return scores.masked_fill(~_past(scores), -torch.inf)
 
 
@@ -67,6 +72,9 @@ def multiplicative_mask(scores: Tensor) -> Tensor:
 
     A score of 0 beats every negative one. Where all scores of the past are negative, the saturated head therefore
     attends to the whole future, uniformly (``released_mask_positions``).
+
+    >>> saturated(multiplicative_mask(torch.full((3, 3), -1.0)))[0]  # the first query, its own key at −1
+    tensor([0.0000, 0.5000, 0.5000])
     """
     return scores.where(_past(scores), 0.0)
 
@@ -109,6 +117,10 @@ def allowed_positions(batch: Batch, *, causal: bool) -> Tensor:
     """Which key each query may attend to: real ones, and for ``causal`` no later ones. Bool, ``(batch, 1, T, T)``.
 
     A padding query may attend to nothing, which leaves it out of ``summarise``.
+
+    >>> batch = {"input_ids": torch.zeros(1, 3), "attention_mask": torch.tensor([[1, 1, 0]])}
+    >>> allowed_positions(batch, causal=True).sum(-1).tolist()
+    [[[1, 2, 0]]]
     """
     ids = batch["input_ids"]
     real = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(ids, dtype=torch.bool)
@@ -138,6 +150,10 @@ def entropy(weights: Tensor, allowed: Tensor | None = None, *, normalised: bool 
 
     Args:
         allowed: bool, broadcast to the shape of ``weights``; all keys if not given.
+
+    >>> halves = torch.tensor([0.5, 0.5, 0.0, 0.0])
+    >>> round(entropy(halves).item(), 4), entropy(halves, normalised=True).item()  # log 2, and over log 4
+    (0.6931, 0.5)
     """
     nats = torch.special.entr(_probabilities(weights)).sum(-1)
     if not normalised:
@@ -147,7 +163,11 @@ def entropy(weights: Tensor, allowed: Tensor | None = None, *, normalised: bool 
 
 
 def masked_mass(weights: Tensor, allowed: Tensor) -> Tensor:
-    """Weight of each row on keys that are not allowed, float64, shape ``(..., T)``."""
+    """Weight of each row on keys that are not allowed, float64, shape ``(..., T)``.
+
+    >>> masked_mass(torch.tensor([0.5, 0.25, 0.25]), torch.tensor([True, True, False])).item()
+    0.25
+    """
     return _probabilities(weights).masked_fill(_allowed(weights, allowed), 0).sum(-1)
 
 
@@ -158,6 +178,11 @@ def summarise(weights: Tensor, allowed: Tensor | None = None, *, threshold: floa
 
     Raises:
         ValueError: another shape; weights that are no probabilities; no query left.
+
+    >>> scores = causal_mask(torch.zeros(1, 1, 4, 4))
+    >>> summary = summarise(saturated(scores), scores > -torch.inf)  # 1, 2, 3 and 4 positions: all that there are
+    >>> summary.positions.item(), summary.share.item(), summary.split.item()
+    (2.5, 1.0, 0.75)
     """
     if weights.ndim != 4:
         raise ValueError(f"weights have shape {tuple(weights.shape)}: give (batch, heads, T, T)")
@@ -187,6 +212,10 @@ def classify(summary: HeadSummary, *, few: float = 1.5, many: float = 0.25) -> l
     The rule, in this order: at most ``few`` positions: argmax-like. At least the share ``many`` of the positions
     allowed: mean-like. Anything else: other. On short inputs the two overlap and the first wins: use T ≥ 2 few / many.
     A head that averages over one of a few token types is mean-like by this rule.
+
+    >>> one, all_of_them = torch.eye(12), torch.full((12, 12), 1 / 12)
+    >>> classify(summarise(torch.stack([one, all_of_them])[None]))
+    ['argmax-like', 'mean-like']
     """
     kinds = []
     for count, share in zip(summary.positions.tolist(), summary.share.tolist(), strict=True):
@@ -226,6 +255,11 @@ def attention_scores(
     Raises:
         ValueError: the model gives no attention: load it with ``attn_implementation="eager"``.
         OverflowError: scores that are not finite; see also ``scaling.scaled``.
+
+    >>> from nbutils.counting import MeanHead
+    >>> (scores,) = attention_scores(MeanHead(gap=1.0), {"input_ids": torch.tensor([[3, 4]])}, c=2.0)
+    >>> round(float(scores[..., 1, 1] - scores[..., 1, 0]), 6)  # of degree 4 in the parameters: 2⁴ times the gap
+    16.0
     """
     with mode(model), scaled(model, c, dtype=dtype):
         found = _own(model, batch) if callable(getattr(model, "attentions", None)) else _transformers(model, batch)

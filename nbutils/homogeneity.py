@@ -40,7 +40,7 @@ from nbutils.algebra import rule as rule  # chapters and errors say homogeneity.
 __all__ = ["degree", "explain", "measure_degree", "one_minus_cosine", "scaling_error"]
 
 
-class Tracer(fx.Tracer):
+class _Tracer(fx.Tracer):
     """Stops at modules with a rule, and at those of torch.nn, so that one without a rule is named."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
@@ -49,7 +49,7 @@ class Tracer(fx.Tracer):
         return module_rule(m) is not None or super().is_leaf_module(m, module_qualified_name)
 
 
-def input_degrees(module: nn.Module, k_in: Any) -> dict[str, Degree]:
+def _input_degrees(module: nn.Module, k_in: Any) -> dict[str, Degree]:
     """Degree of each input by name: of all that have no default, or of those that ``k_in`` lists or names."""
     plain = [p for p in inspect.signature(module.forward).parameters.values() if "VAR" not in p.kind.name]
     names, needed = [p.name for p in plain], [p.name for p in plain if p.default is p.empty]
@@ -63,7 +63,7 @@ def input_degrees(module: nn.Module, k_in: Any) -> dict[str, Degree]:
     return {name: Mask(k) if k == EVERY else Fraction(k) for name, k in given.items()}
 
 
-def trace(module: nn.Module, given: Mapping[str, Any]) -> fx.Graph:
+def _trace(module: nn.Module, given: Mapping[str, Any]) -> fx.Graph:
     """The graph of a module; inputs that are not given have their defaults."""
     if module_rule(module) is not None:
         graph = fx.Graph()
@@ -76,7 +76,7 @@ def trace(module: nn.Module, given: Mapping[str, Any]) -> fx.Graph:
     parameters = inspect.signature(module.forward).parameters.values()
     fixed = {p.name: p.default for p in parameters if p.name not in given and p.default is not p.empty}
     try:
-        return Tracer().trace(module, concrete_args=fixed or None)
+        return _Tracer().trace(module, concrete_args=fixed or None)
     except (fx.proxy.TraceError, TypeError, ValueError) as error:  # ValueError: more arguments than fx can fix
         error.add_note(
             "torch.fx cannot trace this. Give the module that it is in a rule: then it is not looked into. "
@@ -85,26 +85,26 @@ def trace(module: nn.Module, given: Mapping[str, Any]) -> fx.Graph:
         raise
 
 
-def is_assert(node: fx.Node) -> bool:
+def _is_assert(node: fx.Node) -> bool:
     return node.op == "call_function" and "_assert" in node.target.__name__
 
 
-def is_guard(node: fx.Node) -> bool:
+def _is_guard(node: fx.Node) -> bool:
     """What ``torch.fx`` adds to check that inputs have their defaults."""
-    return is_assert(node) or (bool(node.users) and all(map(is_assert, node.users)))
+    return _is_assert(node) or (bool(node.users) and all(map(_is_assert, node.users)))
 
 
-def interpret(module: nn.Module, k_in: Any, algebra: Algebra) -> Degree:
+def _interpret(module: nn.Module, k_in: Any, algebra: Algebra) -> Degree:
     """Carry degrees through the graph of a module. Of several outputs the first one counts."""
-    given, before = input_degrees(module, k_in), set(vars(module))
+    given, before = _input_degrees(module, k_in), set(vars(module))
     values: dict[fx.Node, Any] = {}
     try:
-        for node in trace(module, given).nodes:
+        for node in _trace(module, given).nodes:
             args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda n: values[n])
             if node.op == "placeholder" and node.target in given:
                 values[node] = given[node.target]
                 algebra.row(node, "", "input", out=values[node])
-            elif is_guard(node) or (node.op == "placeholder" and all(map(is_guard, node.users))):
+            elif _is_guard(node) or (node.op == "placeholder" and all(map(_is_guard, node.users))):
                 values[node] = ZERO
             elif node.op == "placeholder":
                 raise ValueError(f"k_in gives no degree for the input {node.target!r}")
@@ -118,13 +118,13 @@ def interpret(module: nn.Module, k_in: Any, algebra: Algebra) -> Degree:
             elif node.op in ("call_function", "call_method"):
                 stack = list(node.meta.get("nn_module_stack", {}).values())
                 values[node] = algebra.apply(node, stack[-1][0] if stack else "", node.target, args, kwargs)
-        return algebra.of(first_output(args[0]))
+        return algebra.of(_first_output(args[0]))
     finally:
         for name in set(vars(module)) - before:  # constants that fx has hung onto the module
             delattr(module, name)
 
 
-def first_output(out: Any) -> Any:
+def _first_output(out: Any) -> Any:
     """Of the outputs of a module the first one, as of attention with its weights."""
     while isinstance(out, tuple | list | Mapping):
         out = next(iter(out.values() if isinstance(out, Mapping) else out))
@@ -160,7 +160,7 @@ def degree(module: nn.Module, k_in: Any = 1, *, approximate: bool = False) -> in
     2
     """
     algebra = Algebra(approximate)
-    k = interpret(module, k_in, algebra)
+    k = _interpret(module, k_in, algebra)
     touched = [row["module"] or row["node"].name for row in algebra.rows if row["epsilon"]]
     if touched and not approximate:
         warnings.warn(f"the degree is exact for ε = 0 only, in {', '.join(touched)}", EpsilonWarning, stacklevel=2)
@@ -176,10 +176,14 @@ def explain(module: nn.Module, k_in: Any = 1, *, approximate: bool = False) -> p
     """The table of nodes: where they are, what they do, degree in and out, notes. Parts of a module have own rows.
 
     Where ``degree`` would raise, the table ends, and the note with a ✗ says why.
+
+    >>> table = explain(nn.Sequential(nn.Linear(4, 4, bias=False), nn.ReLU(), nn.Softmax(-1)), k_in=0)
+    >>> table["degree out"].tolist(), table["note"].iloc[-1]
+    ([0, 1, 1, '–'], "✗ Softmax at node '_2' in module '2': needs degree 0; it meets degree 1")
     """
     algebra = Algebra(approximate)
     try:
-        interpret(module, k_in, algebra)
+        _interpret(module, k_in, algebra)
     except (NotHomogeneous, NoRule) as error:
         if not algebra.frames:
             raise
@@ -198,6 +202,10 @@ def one_minus_cosine(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
     """1 − cos of the angle between a and b in float64, as ½‖â − b̂‖²: good down to 1e-32, not 1e-16.
 
     NaN where a or b is zero.
+
+    >>> a, b = torch.tensor([[1.0, 0.0], [1.0, 1e-10]], dtype=torch.float64)
+    >>> f"{one_minus_cosine(a, b).item():.3g}"  # ½ · 10⁻²⁰
+    '5e-21'
     """
     a, b = (x.double() / x.double().abs().amax(dim, keepdim=True) for x in (a, b))  # squares do not overflow
     a, b = (x / x.norm(dim=dim, keepdim=True) for x in (a, b))
@@ -206,7 +214,12 @@ def one_minus_cosine(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
 
 @contextmanager
 def scalable(module: nn.Module, inputs: Any, k_in: Any) -> Iterator[Callable[[Any], Tensor]]:
-    """The first output of a module as a function of the scale c, in float64, flattened. The module stays as it is."""
+    """The first output of a module as a function of the scale c, in float64, flattened. The module stays as it is.
+
+    >>> with scalable(nn.Linear(2, 1, bias=False), torch.ones(2), k_in=1) as output:
+    ...     round(float(output(3.0) / output(1.0)), 6)  # weights and inputs times 3
+    9.0
+    """
     inputs = inputs if isinstance(inputs, tuple | list) else (inputs,)
     if isinstance(k_in, Mapping):
         k_in = [k_in[name] for name in list(inspect.signature(module.forward).parameters)[: len(inputs)]]
@@ -225,7 +238,7 @@ def scalable(module: nn.Module, inputs: Any, k_in: Any) -> Iterator[Callable[[An
             x * c**k if isinstance(x, Tensor) and x.is_floating_point() and k not in (0, EVERY) else x
             for x, k in zip(inputs, powers, strict=True)
         ]
-        return first_output(torch.func.functional_call(module, tensors, tuple(scaled))).reshape(-1)
+        return _first_output(torch.func.functional_call(module, tensors, tuple(scaled))).reshape(-1)
 
     fused = torch.backends.mha.get_fastpath_enabled()  # fused kernels have no forward-mode derivative
     torch.backends.mha.set_fastpath_enabled(False)
@@ -252,6 +265,9 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, k
 
     Raises:
         ValueError: the output is zero or not finite at some scale.
+
+    >>> measure_degree(nn.Linear(4, 2, bias=False), torch.ones(4), [1, 10])["euler"].round(6).tolist()
+    [2.0, 2.0]
     """
     rows: list[tuple[float, float, float, float]] = []
     zero = torch.zeros((), dtype=torch.float64)
@@ -282,6 +298,11 @@ def scaling_error(
     ``absolute`` is the largest such error over the outputs, ``relative`` that over c^k, ``one_minus_cosine`` the angle
     between f(cθ) and f(θ), for which k does not matter. With another ``reference`` r, f(rθ)/r^k stands for f(θ): with a
     large r it is close to the limit. k is the asymptotic ``degree`` unless given; the rest as in ``measure_degree``.
+
+    >>> net = nn.Linear(1, 1).requires_grad_(False)
+    >>> net.weight[:], net.bias[:] = 1, 1
+    >>> scaling_error(net, torch.ones(1), [1, 10])[["absolute", "relative"]].values.tolist()  # c² + c against 2c²
+    [[0.0, 0.0], [90.0, 0.9]]
     """
     k = float(degree(module, k_in, approximate=True) if k is None else k)
     rows = []

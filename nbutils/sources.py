@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from nbutils.weights import ReadError, Weights, weight_files
+from nbutils.weights import ONLY_ADAPTER, ReadError, Weights, weight_files
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 _STEP = r"(?<![A-Za-z])(?:{})s?[-_= ]?(\d+(?:\.\d+)?)([kKmMbB]?)(?=$|[^A-Za-z0-9.]|\.(?!\d)|tokens)"
@@ -84,6 +84,12 @@ def find(source: str | Path | Iterable[str | Path], match: str = "*") -> tuple[l
     Raises:
         FileNotFoundError: a source that is neither there nor the name of a repository.
         ConnectionError: the Hub is needed and cannot be reached.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("step1000.safetensors", "step200.safetensors", "notes.txt"):
+    ...         Path(folder, name).touch()
+    ...     [checkpoint.step for checkpoint in find(folder)[0]]
+    [200, 1000]
     """
     found: list[Checkpoint] = []
     skipped: list[Skip] = []
@@ -210,7 +216,8 @@ def _wanted(names: Sequence[str]) -> list[str]:
             return [single]
         if files := [n for n in here if n.endswith((suffix, f"{suffix}.index.json"))]:
             return files
-    raise ReadError("no .safetensors and no .bin file in it")
+    only_adapter = any(n.startswith("adapter_model.") for n in names)
+    raise ReadError(ONLY_ADAPTER if only_adapter else "no .safetensors and no .bin file in it")
 
 
 class Opener:

@@ -26,7 +26,12 @@ PLACEMENTS = ("simplified", "post", "pre", "residual-post", "none")
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation over the last axis with a learned affine map; ε = 0 by default, unlike torch's."""
+    """Layer normalisation over the last axis with a learned affine map; ε = 0 by default, unlike torch's.
+
+    >>> norm, x = LayerNorm(4, generator=torch.Generator().manual_seed(0)), torch.tensor([1.0, 2.0, 3.0, 5.0])
+    >>> torch.allclose(norm(1000 * x), norm(x))  # degree 0 in its input, since ε = 0
+    True
+    """
 
     def __init__(self, dim: int, *, eps: float = 0.0, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -59,6 +64,10 @@ class Sublayer(nn.Module):
 
     Raises:
         ValueError: unknown kind, placement or bias, heads that do not divide the width.
+
+    >>> layer = Sublayer("feedforward", 4, generator=torch.Generator().manual_seed(0))
+    >>> round(degree_at(layer, torch.eye(2, 4, dtype=torch.float64), 10.0, method="core"), 9)  # two matrices
+    2.0
     """
 
     def __init__(
@@ -146,6 +155,11 @@ class Encoder(nn.Module):
     """An embedding and ``depth`` layers of attention and feed-forward; input ``(..., T, vocab)`` of one-hot rows.
 
     ``final_norm`` ends the stack by a layer norm, as pre-norm transformers do.
+
+    >>> encoder = Encoder(5, 4, depth=1, placement="pre", generator=torch.Generator().manual_seed(0))
+    >>> x = torch.eye(5, dtype=torch.float64)
+    >>> torch.allclose(encoder(x.flip(0)), encoder(x).flip(0))  # no positions: the order of tokens does not matter
+    True
     """
 
     def __init__(
@@ -193,7 +207,11 @@ def standardise(x: Tensor, *, eps: float = 0.0) -> Tensor:
 
 
 def batch_standardise(x: Tensor) -> Tensor:
-    """Batch normalisation's first half: mean and deviation of each feature over all tokens, ``(..., T, dim)``."""
+    """Batch normalisation's first half: mean and deviation of each feature over all tokens, ``(..., T, dim)``.
+
+    >>> batch_standardise(torch.tensor([[1.0, 0.0], [3.0, 4.0]])).tolist()
+    [[-1.0, -1.0], [1.0, 1.0]]
+    """
     flat = x.flatten(0, -2)
     return ((flat - flat.mean(0)) / flat.std(0, correction=0)).view_as(x)
 
@@ -202,6 +220,10 @@ def scaled(module: nn.Module, x: Tensor, c: float, *, input_degree: int = 0, met
     """Output of ``module`` with all parameters times ``c``, on the input ``c ** input_degree * x``.
 
     ``method`` names another method than ``forward``, such as ``head`` of a ``Sublayer``.
+
+    >>> layer, x = nn.Linear(2, 2, bias=False), torch.ones(2)
+    >>> torch.allclose(scaled(layer, x, 10.0, input_degree=1), 100 * layer(x))
+    True
     """
     parameters = {f"module.{name}": c * value for name, value in module.named_parameters()}
     return functional_call(_Call(module, method), parameters, (c**input_degree * x,))
@@ -228,6 +250,11 @@ def saturation_errors(
 
     Raises:
         ValueError: a scale that is not below ``limit``.
+
+    >>> layer = Sublayer("feedforward", 4, placement="post", generator=torch.Generator().manual_seed(0))
+    >>> near, far = saturation_errors(layer, torch.eye(2, 4, dtype=torch.float64), [100, 200], limit=1e6)
+    >>> round(float(near / far), 1)  # c^−4: x of degree 0 meets f(x) of degree 2
+    16.0
     """
     scales = np.atleast_1d(np.asarray(scales, dtype=np.float64))
     if scales.max() >= limit:
@@ -292,6 +319,10 @@ def hard_attention(scores: Tensor, values: Tensor) -> HardAttention:
     """Compare softmax attention with its argmax: scores ``(..., T, T)`` before softmax, values ``(..., T, d)``.
 
     The bound is a line: Σ_j A_j v_j − v* = Σ_j A_j (v_j − v*), and A_j ≤ e^(−gap) for all T − 1 other keys.
+
+    >>> found = hard_attention(torch.tensor([[9.0, 1.0], [1.0, 9.0]]).log(), torch.tensor([[0.0], [1.0]]))
+    >>> found.distance, found.bound  # 1/10 of the weight is elsewhere, at most 1/9
+    (tensor([0.1000, 0.1000]), tensor([0.1111, 0.1111]))
     """
     best = scores.topk(2, -1)
     weights = scores.softmax(-1)
@@ -305,7 +336,13 @@ def hard_attention(scores: Tensor, values: Tensor) -> HardAttention:
 
 
 def main_term(layer: Sublayer, x: Tensor) -> Tensor:
-    """The term of highest degree before the norm, at c = 1: every bias dropped, softmax replaced by its argmax."""
+    """The term of highest degree before the norm, at c = 1: every bias dropped, softmax replaced by its argmax.
+
+    >>> layer = Sublayer("feedforward", 4, biases=["inner"], generator=torch.Generator().manual_seed(0))
+    >>> x = torch.eye(2, 4, dtype=torch.float64)
+    >>> torch.allclose(main_term(layer, 2 * x), 2 * main_term(layer, x))  # core has a bias, this has none
+    True
+    """
     bare = {name for name in BIASES[layer.kind] if getattr(layer, f"{name}_bias") is not None}
     kept = {name: getattr(layer, f"{name}_bias") for name in bare}
     for name in bare:
@@ -326,6 +363,11 @@ def lower_term(layer: Sublayer, x: Tensor, term: str) -> Tensor:
 
     Raises:
         ValueError: a query or key bias, which acts inside softmax, or a bias that the layer does not have.
+
+    >>> layer = Sublayer("feedforward", 4, biases=["output"], generator=torch.Generator().manual_seed(0))
+    >>> x = torch.eye(2, 4, dtype=torch.float64)
+    >>> torch.allclose(main_term(layer, x) + lower_term(layer, x, "output"), layer.core(x))
+    True
     """
     if term == "residual":
         return x
@@ -340,7 +382,11 @@ def lower_term(layer: Sublayer, x: Tensor, term: str) -> Tensor:
 
 
 def leading_coefficient(norm: nn.Module, main: Tensor, low: Tensor) -> float:
-    """The K in 1 − cos(norm(main + e·low), norm(main)) = K e² + O(e³), all tokens as one vector."""
+    """The K in 1 − cos(norm(main + e·low), norm(main)) = K e² + O(e³), all tokens as one vector.
+
+    >>> leading_coefficient(nn.Identity(), torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))  # of 1 − 1/√(1 + e²)
+    0.5
+    """
     y, dy = torch.func.jvp(norm, (main,), (low,))
     y, dy = y.flatten(), dy.flatten()
     across = dy - (dy @ y) / (y @ y) * y

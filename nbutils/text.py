@@ -36,6 +36,12 @@ def bpe(corpus: Corpus, vocab: int, sentinels: int = 0) -> Tokenizer:
 
     Raises:
         ValueError: ``vocab`` has no room for the 256 bytes, the two special tokens and the sentinels.
+
+    >>> from unittest.mock import patch
+    >>> with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, NBUTILS_CACHE=folder):
+    ...     tokenizer = bpe(Corpus("toy", "by hand", ("ab ab",), ()), vocab=260)  # room for two merges
+    >>> tokenizer.encode("ab ab").tokens
+    ['ab', 'Ġab']
     """
     import tokenizers
 
@@ -43,7 +49,7 @@ def bpe(corpus: Corpus, vocab: int, sentinels: int = 0) -> Tokenizer:
     if vocab < least:
         raise ValueError(f"a vocabulary of {vocab} is too small: 256 bytes, 2 special tokens, {sentinels} sentinels")
     made_from = f"1 {corpus.digest} {vocab} {sentinels} {tokenizers.__version__}"
-    file = cache_folder() / f"bpe-{hashlib.sha256(made_from.encode()).hexdigest()[:24]}.json"
+    file = _cache_folder() / f"bpe-{hashlib.sha256(made_from.encode()).hexdigest()[:24]}.json"
     saved = _load_checked(file)
     if saved is None:
         saved = _train_bpe(corpus.train, vocab, sentinels)
@@ -73,7 +79,12 @@ def _train_bpe(documents: Iterable[str], vocab: int, sentinels: int) -> str:
 
 
 def sentinel_ids(tokenizer: Tokenizer) -> Tensor:
-    """Ids of ``<extra_id_0>``, ``<extra_id_1>``, … in their order of use: the last id, the one before, …"""
+    """Ids of ``<extra_id_0>``, ``<extra_id_1>``, … in their order of use: the last id, the one before, …
+
+    >>> from tokenizers import Tokenizer, models
+    >>> sentinel_ids(Tokenizer(models.WordLevel({"<extra_id_0>": 9, "<extra_id_1>": 8})))
+    tensor([9, 8])
+    """
     ids = []
     while (found := tokenizer.token_to_id(f"<extra_id_{len(ids)}>")) is not None:
         ids.append(found)
@@ -81,7 +92,12 @@ def sentinel_ids(tokenizer: Tokenizer) -> Tensor:
 
 
 def tokens(documents: Iterable[str], tokenizer: Tokenizer) -> Tensor:
-    """All documents as one tensor of ids (n,), int64, each document followed by ``END``."""
+    """All documents as one tensor of ids (n,), int64, each document followed by ``END``.
+
+    >>> from tokenizers import Tokenizer, models
+    >>> tokens(["a", "b"], Tokenizer(models.WordLevel({"a": 2, "b": 3})))
+    tensor([2, 1, 3, 1])
+    """
     encoded = tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
     return torch.tensor([index for one in encoded for index in (*one.ids, END)], dtype=torch.int64)
 
@@ -91,6 +107,10 @@ def random_windows(tokens: Tensor, batch: int, length: int, generator: torch.Gen
 
     Raises:
         ValueError: ``tokens`` is no tensor (n,) or shorter than a window.
+
+    >>> window = next(random_windows(torch.arange(100), 2, 4, torch.Generator().manual_seed(0)))
+    >>> (window - window[:, :1]).tolist()
+    [[0, 1, 2, 3], [0, 1, 2, 3]]
     """
     if tokens.dim() != 1 or len(tokens) < length:
         raise ValueError(f"tokens of shape {tuple(tokens.shape)} hold no window of {length}")
@@ -104,7 +124,12 @@ def random_windows(tokens: Tensor, batch: int, length: int, generator: torch.Gen
 
 
 def batches(tokens: Tensor, batch: int, length: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Without end: inputs and next-token targets (batch, length) of ``random_windows``."""
+    """Without end: inputs and next-token targets (batch, length) of ``random_windows``.
+
+    >>> inputs, targets = next(batches(torch.arange(100), 2, 4, torch.Generator().manual_seed(0)))
+    >>> (targets - inputs).tolist()  # in 0, 1, 2, … the next token is one more
+    [[1, 1, 1, 1], [1, 1, 1, 1]]
+    """
     return ((window[:, :-1], window[:, 1:]) for window in random_windows(tokens, batch, length + 1, generator))
 
 
@@ -112,6 +137,10 @@ def windows(tokens: Tensor, length: int, batch: int) -> Iterator[tuple[Tensor, T
     """Inputs and targets (≤ batch, length) in sequence: every token but the first is a target exactly once.
 
     The last window is filled up: inputs with ``PAD``, targets with ``IGNORE``, which ``cross_entropy`` leaves out.
+
+    >>> [(inputs, targets)] = windows(torch.tensor([5, 6, 7, 8]), length=2, batch=2)
+    >>> inputs.tolist(), targets.tolist()
+    ([[5, 6], [7, 0]], [[6, 7], [8, -100]])
     """
     fill = -(len(tokens) - 1) % length
     inputs = torch.nn.functional.pad(tokens[:-1], (0, fill), value=PAD).view(-1, length)
@@ -164,6 +193,10 @@ def span_mask(batch: int, length: int, generator: torch.Generator, density: floa
     """Noise masks (batch, length), bool. Spans alternate, beginning with kept tokens and ending with noise.
 
     All such masks are equally likely: both the noise and the rest are cut into their spans at uniform random places.
+
+    >>> mask = span_mask(3, 20, torch.Generator().manual_seed(0))
+    >>> mask.sum(1).tolist(), mask[:, 0].tolist(), mask[:, -1].tolist()  # 15 % of 20
+    ([3, 3, 3], [False, False, False], [True, True, True])
     """
     noise, spans = span_counts(length, density, span)
     kept = _cut_lengths(batch, length - noise, spans, generator)  # (batch, spans)
@@ -191,6 +224,10 @@ def corrupt(tokens: Tensor, mask: Tensor, sentinels: Tensor) -> tuple[Tensor, Te
 
     Raises:
         ValueError: rows with other counts, or more spans than sentinels.
+
+    >>> mask = torch.tensor([[False, True, True, False, True]])
+    >>> corrupt(torch.tensor([[10, 11, 12, 13, 14]]), mask, torch.tensor([99, 98]))
+    (tensor([[10, 99, 13, 98,  1]]), tensor([[99, 11, 12, 98, 14,  1]]))
     """
     return _replaced(tokens, mask, sentinels), _replaced(tokens, ~mask, sentinels)
 
@@ -222,6 +259,10 @@ def span_batches(
 
     The windows lie at uniform random places of ``tokens`` (n,). Labels are filled up to ``labels_length`` with
     ``IGNORE``.
+
+    >>> stream = span_batches(torch.arange(2, 99), 4, 32, torch.Generator().manual_seed(0), torch.tensor([100, 99]))
+    >>> {name: tuple(ids.shape) for name, ids in next(stream).items()}  # as span_lengths(32) says
+    {'input_ids': (4, 32), 'labels': (4, 8)}
     """
     taken, most = span_lengths(length, density, span)
     if labels_length is not None and labels_length < most:
@@ -239,7 +280,7 @@ def span_batches(
 # The cache.
 
 
-def cache_folder() -> Path:
+def _cache_folder() -> Path:
     """``$NBUTILS_CACHE``, else ``~/.cache/nbutils``."""
     return Path(os.environ.get("NBUTILS_CACHE") or Path.home() / ".cache" / "nbutils")
 

@@ -66,6 +66,11 @@ def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
 
     Tokens ``(B, T + 1)``: of the next token. A pair ``(inputs, targets)``: of ``model(inputs)``. A mapping: the
     ``loss`` of a ``transformers`` model. Targets of −100 do not count.
+
+    >>> def uniform(inputs):  # 8 classes, all logits 0
+    ...     return torch.zeros(*inputs.shape, 8)
+    >>> round(float(batch_loss(uniform, torch.zeros(2, 5, dtype=torch.long))), 4)  # ln 8
+    2.0794
     """
     if isinstance(batch, Mapping):
         return model(**batch).loss
@@ -77,7 +82,12 @@ def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
 def gradient_scales(
     model: nn.Module, batch: Batch, *, loss: Callable[[nn.Module, Batch], Tensor] = batch_loss
 ) -> dict[str, float]:
-    """Root mean square of each parameter's gradient, by name: the scale of noise that SGD can be compared with."""
+    """Root mean square of each parameter's gradient, by name: the scale of noise that SGD can be compared with.
+
+    >>> net = nn.Linear(2, 1, bias=False)
+    >>> gradient_scales(net, torch.tensor([[1.0, 7.0]]), loss=lambda net, x: net(x).sum())  # ∇ = x: √((1 + 49)/2)
+    {'weight': 5.0}
+    """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     gradients = torch.autograd.grad(loss(model, batch), parameters.values(), allow_unused=True)
     return {
@@ -87,7 +97,13 @@ def gradient_scales(
 
 
 def noise_gradients(model: nn.Module, generator: torch.Generator, *, scale: float | Mapping[str, float] = 1.0) -> None:
-    """Put independent normal noise in the place of every gradient; ``scale`` is its deviation, for all or by name."""
+    """Put independent normal noise in the place of every gradient; ``scale`` is its deviation, for all or by name.
+
+    >>> net = nn.Linear(100, 100)
+    >>> noise_gradients(net, torch.Generator().manual_seed(0), scale={"weight": 0.5, "bias": 0.0})
+    >>> round(float(net.weight.grad.std()), 1), float(net.bias.grad.abs().max())
+    (0.5, 0.0)
+    """
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             std = scale[name] if isinstance(scale, Mapping) else scale
@@ -142,6 +158,12 @@ def train(
 
     Raises:
         ValueError: an unknown name, a setting that needs CUDA, too few batches.
+
+    >>> net, batches = nn.Linear(2, 1, bias=False), [torch.tensor([[3.0, 4.0]])]
+    >>> options = {"optimizer": "sgd", "schedule": 0.1, "device": "cpu", "progress": False}
+    >>> run = train(net, batches, steps=2, loss=lambda net, x: net(x).sum(), **options)
+    >>> run.history["step_norm"].round(6).tolist()  # the gradient is x, of length 5
+    [nan, 0.5, 0.5]
     """
     if gradients not in ("loss", "noise"):
         raise ValueError(f"unknown gradients {gradients!r}: choose one of loss, noise")
@@ -261,14 +283,33 @@ def _map(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
 
 
 def to_device(batch: Batch, place: torch.device) -> Batch:
+    """A batch on a device, its tensors contiguous.
+
+    >>> to_device({"labels": torch.ones(2, 3).mT}, torch.device("cpu"))["labels"].is_contiguous()
+    True
+    """
     return _map(batch, lambda x: x.to(place, non_blocking=True).contiguous())  # T5 views its labels
 
 
 def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """A list again and again; an iterator as it is.
+
+    >>> list(itertools.islice(endless([1, 2]), 5))
+    [1, 2, 1, 2, 1]
+    """
     return itertools.cycle(batches) if isinstance(batches, Sequence) else iter(batches)
 
 
 def next_batch(source: Iterator[Batch], t: int, steps: int) -> Batch:
+    """The batch of step ``t`` of ``steps``.
+
+    Raises:
+        ValueError: the batches have ended.
+
+    >>> next_batch(iter([]), 3, 10)
+    Traceback (most recent call last):
+    ValueError: the batches ended after 3 of 10 steps
+    """
     try:
         return next(source)
     except StopIteration:
@@ -299,7 +340,14 @@ def _snapshot(
 
 
 def save_run(run: Run, folder: Path | str) -> None:
-    """Write tables as CSV, settings as JSON and snapshots as safetensors. All or nothing: an old folder is replaced."""
+    """Write tables as CSV, settings as JSON and snapshots as safetensors. All or nothing: an old folder is replaced.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_run(Run(pd.DataFrame({"step": [0], "norm": [3.0]})), Path(folder, "run"))
+    ...     sorted(file.name for file in Path(folder, "run").iterdir())
+    ['history.csv', 'settings.json', 'snapshots']
+    """
     folder = Path(folder)
     part, old = (folder.with_name(f"{folder.name}.{word}{os.getpid()}") for word in ("part", "old"))
     try:
@@ -324,6 +372,12 @@ def load_run(folder: Path | str) -> Run:
 
     Raises:
         FileNotFoundError: no run there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_run(Run(pd.DataFrame({"step": [0], "norm": [0.1 + 0.2]})), Path(folder, "run"))
+    ...     load_run(Path(folder, "run")).history["norm"].tolist()
+    [0.30000000000000004]
     """
     folder = Path(folder)
     if not (folder / "history.csv").is_file():

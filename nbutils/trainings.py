@@ -27,6 +27,9 @@ def names(pattern: str = "*") -> list[str]:
 
     Raises:
         ValueError: none does.
+
+    >>> names("lm-pre-*")
+    ['lm-pre-sgd', 'lm-pre-adamw', 'lm-pre-adafactor', 'lm-pre-slow']
     """
     found = [name for name in RECIPES if fnmatch(name, pattern)]
     if not found:
@@ -39,6 +42,13 @@ def make(name: str, *, profile: str, seed: int, device: str) -> Run:
 
     Raises:
         ValueError: there is no training of this name.
+
+    >>> import tempfile
+    >>> from unittest.mock import patch
+    >>> with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, NBUTILS_CACHE=folder):
+    ...     run = make("null-pre-sgd", profile="smoke", seed=0, device="cpu")
+    >>> run.settings["gradients"], len(run.history)  # every second of 80 steps, and the start
+    ('noise', 41)
     """
     if name not in RECIPES:
         raise ValueError(f"no shared training is named {name!r}: there are {', '.join(RECIPES) or 'none'}")
@@ -54,6 +64,15 @@ def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, Run
 
     Raises:
         FileNotFoundError: the workflow did not train one of them.
+
+    >>> import tempfile
+    >>> from unittest.mock import patch
+    >>> import pandas as pd
+    >>> from nbutils.training import Run, save_run
+    >>> with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, NBUTILS_TRAININGS=folder):
+    ...     save_run(Run(pd.DataFrame({"step": [0], "norm": [5.0]})), Path(folder, "t5-alpha-2"))  # by the workflow
+    ...     load("t5-alpha-2", profile="smoke", seed=0, device="cpu")["t5-alpha-2"].history["norm"].tolist()
+    [5.0]
     """
     from nbutils import training
 
@@ -75,6 +94,11 @@ def results_folder(*, profile: str, seed: int, device: str) -> Path | None:
     """Where ``load`` keeps trainings between sessions; None without ``NBUTILS_RESULTS``.
 
     Its name has a digest of the module's code: trainings of another version of the book are not taken for these.
+
+    >>> from unittest.mock import patch
+    >>> with patch.dict(os.environ, NBUTILS_RESULTS="/content/drive"):
+    ...     results_folder(profile="smoke", seed=7, device="cpu").name.rpartition("-")[0]  # after it, the digest
+    'smoke-cpu-seed-7'
     """
     from nbutils import device as devices
     from nbutils import profile as profiles

@@ -32,12 +32,21 @@ def log_times(t_max: int, per_decade: int = 4) -> NDArray[np.int64]:
 
 
 def gaussian(steps: int, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
-    """Sum of ``steps`` standard Gaussian steps: √steps · N(0, I)."""
+    """Sum of ``steps`` standard Gaussian steps: √steps · N(0, I).
+
+    >>> sums = gaussian(10_000, (1, 100_000), torch.Generator().manual_seed(0))
+    >>> round(float(sums.square().mean()) / 10_000, 1)
+    1.0
+    """
     return math.sqrt(steps) * torch.randn(shape, generator=generator, device=generator.device)
 
 
 def signs(steps: int, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
-    """Sum of ``steps`` steps with independent ±1 coordinates: 2·Binomial(steps, ½) − steps."""
+    """Sum of ``steps`` steps with independent ±1 coordinates: 2·Binomial(steps, ½) − steps.
+
+    >>> signs(3, (1, 1000), torch.Generator().manual_seed(0)).unique().tolist()
+    [-3.0, -1.0, 1.0, 3.0]
+    """
     count = torch.full(shape, float(steps), dtype=torch.float64, device=generator.device)
     return 2 * torch.binomial(count, torch.full_like(count, 0.5), generator=generator) - steps
 
@@ -47,6 +56,11 @@ def bursts(p: float) -> Increment:
 
     Their sum is Gaussian with a binomial number of terms. The step length has E‖δ‖² / (E‖δ‖)² ∝ 1/p: a finite but heavy
     spread of lengths, in any dimension.
+
+    >>> steps = bursts(0.5)(1, (10_000, 3), torch.Generator().manual_seed(0))
+    >>> moved = (steps != 0).all(1)
+    >>> round(float(moved.double().mean()), 1), bool((steps[~moved] == 0).all())
+    (0.5, True)
     """
     if not 0 < p <= 1:
         raise ValueError(f"p = {p}: the probability of a step must lie in (0, 1]")
@@ -60,7 +74,12 @@ def bursts(p: float) -> Increment:
 
 
 def stable(alpha: float) -> Increment:
-    """Symmetric α-stable coordinates: infinite variance for α < 2, and a sum of m of them is m^{1/α} times one."""
+    """Symmetric α-stable coordinates: infinite variance for α < 2, and a sum of m of them is m^{1/α} times one.
+
+    >>> one, ten = (stable(0.5)(steps, (1, 3), torch.Generator().manual_seed(0)) for steps in (1, 10))
+    >>> (ten / one).round(decimals=6).tolist()  # 10²
+    [[100.0, 100.0, 100.0]]
+    """
     if not 0 < alpha < 2:
         raise ValueError(f"alpha = {alpha}: the index of a stable law with infinite variance must lie in (0, 2)")
 
@@ -143,6 +162,12 @@ def orthogonal_walk(
 
     Raises:
         ValueError: ``n`` is odd, or less than 2.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> walk = orthogonal_walk(n=4, steps=100, lr=0.1, pull=1.0, turn=1.0, generator=generator)
+    >>> rho_sq = (walk.theta**2).sum(1)
+    >>> bool(np.isclose(rho_sq[-1] - rho_sq[0], walk.squares))  # Pythagoras, step by step
+    True
     """
     if n < 2 or n % 2:
         raise ValueError(f"n = {n}: the planes of the turn need an even dimension of at least 2")
@@ -208,6 +233,9 @@ def interval_shares(theta: NDArray[np.float64], spans: NDArray[np.int64]) -> NDA
     Args:
         theta: every point of the path, shape ``(steps + 1, n)``.
         spans: lengths of the intervals; what is left over at the end of the path is dropped.
+
+    >>> interval_shares(np.arange(5.0)[:, None], np.array([1, 2, 4]))  # a straight line from 0, at constant speed
+    array([0.25, 0.5 , 1.  ])
     """
     shares = []
     for span in spans:

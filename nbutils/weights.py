@@ -31,6 +31,8 @@ _WRAPPER = re.compile(
 )
 _OTHER_FILES = re.compile(r"optim|scheduler|training_args|rng_state|random_states|scaler|adapter", re.I)
 
+ONLY_ADAPTER = "only an adapter: merge it into its model first (merge_and_unload)"
+
 
 class ReadError(ValueError):
     """A checkpoint that cannot be used; the message names the file and says why."""
@@ -69,7 +71,16 @@ class Weights:
         left_out: name and reason of what is stored and is no parameter.
 
     Raises:
-        ReadError: nothing there, shards missing, a truncated or corrupt file, an unknown dtype, an unsafe pickle.
+        ReadError: nothing there, shards missing, a truncated or corrupt file, an unknown dtype, an unsafe pickle, only
+            an adapter, a quantised model.
+
+    >>> import tempfile
+    >>> from safetensors.numpy import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file({"w": np.ones(2), "attn.masked_bias": np.zeros(1)}, f"{folder}/model.safetensors")
+    ...     with Weights(Path(folder)) as weights:
+    ...         list(weights.parameters), weights.left_out
+    (['w'], {'attn.masked_bias': 'buffer'})
     """
 
     def __init__(self, place: Path) -> None:
@@ -94,6 +105,10 @@ class Weights:
     def _add(self, file: Path, name: str, tensor: Tensor) -> None:
         if name in self.parameters or name in self.left_out:
             raise ReadError(f"{file}: tensor {name} is there twice")
+        whole = tensor.dtype.removeprefix("torch.").lower().startswith(("i", "u"))
+        if whole and name.endswith(("weight", "weight_packed")):
+            why = "a quantised model; its norm cannot be read from the file"
+            raise ReadError(f"{file}: {name} is {tensor.dtype}: {why}")
         reason = why_left_out(name, tensor.dtype, tensor.shape)
         if reason:
             self.left_out[name] = reason
@@ -202,6 +217,13 @@ def safetensors_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
 
     Raises:
         ReadError: no such format, or offsets that do not fit shapes or the file's length.
+
+    >>> import tempfile
+    >>> from safetensors.numpy import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file({"w": np.ones(2)}, f"{folder}/w.safetensors")
+    ...     safetensors_header(Path(folder, "w.safetensors"))[0]["w"]
+    {'dtype': 'F64', 'shape': [2], 'data_offsets': [0, 16]}
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -237,7 +259,14 @@ def weight_files(place: Path) -> list[Path]:
     """The files that hold a checkpoint's weights: safetensors before pickles, one file before shards.
 
     Raises:
-        ReadError: none there, missing shards, or several files and no index.
+        ReadError: none there, only an adapter, missing shards, or several files and no index.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("model.safetensors", "pytorch_model.bin", "optimizer.pt"):
+    ...         Path(folder, name).touch()
+    ...     [file.name for file in weight_files(Path(folder))]
+    ['model.safetensors']
     """
     if place.is_file():
         return [place]
@@ -255,6 +284,8 @@ def weight_files(place: Path) -> list[Path]:
                 return _indexed(indices[0])
             if files:
                 return _complete(place, files)
+    if any(f.name.startswith("adapter_model.") for f in listed):
+        raise ReadError(f"{place}: {ONLY_ADAPTER}")
     raise ReadError(f"{place}: {'no .safetensors, .bin or .pt file in it' if listed else 'empty folder'}")
 
 
@@ -296,6 +327,14 @@ def tied(weights: Weights) -> dict[str, str]:
 
     Only embeddings and output layers are compared, value by value: at the start of training all layer norms are equal
     and none is tied.
+
+    >>> import tempfile
+    >>> from safetensors.numpy import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file({"wte.weight": np.eye(2), "lm_head.weight": np.eye(2)}, f"{folder}/model.safetensors")
+    ...     with Weights(Path(folder)) as weights:
+    ...         tied(weights)
+    {'lm_head.weight': 'wte.weight'}
     """
     aliases: dict[str, str] = {}
     names = [n for n in weights.parameters if layer_of(n) in ("embeddings", "head")]
@@ -313,7 +352,16 @@ def tied(weights: Weights) -> dict[str, str]:
 
 
 def same(a: Weights, name_a: str, b: Weights, name_b: str) -> bool:
-    """Whether two tensors have the same shape and values, whatever their dtypes."""
+    """Whether two tensors have the same shape and values, whatever their dtypes.
+
+    >>> import tempfile
+    >>> from safetensors.numpy import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file({"a": np.ones(2, np.float16), "b": np.ones(2)}, f"{folder}/model.safetensors")
+    ...     with Weights(Path(folder)) as weights:
+    ...         same(weights, "a", weights, "b")
+    True
+    """
     x, y = a.parameters[name_a], b.parameters[name_b]
     if x.shape != y.shape:
         return False
@@ -336,7 +384,13 @@ class Sums(NamedTuple):
 
 
 def sums(current: Tensor, previous: Tensor | None) -> Sums:
-    """``Sums`` of one tensor, block by block: the difference is taken value by value, so nothing cancels."""
+    """``Sums`` of one tensor, block by block: the difference is taken value by value, so nothing cancels.
+
+    >>> def stored(*x):
+    ...     return Tensor("F64", (len(x),), lambda start, out: np.copyto(out, x[start : start + len(out)]))
+    >>> sums(stored(6.0, 8.0), stored(3.0, 4.0))  # 100 = 25 + 25 + 2 · 25
+    Sums(square=100.0, displacement_sq=25.0, dot=25.0)
+    """
     buffer = np.empty((2, min(BLOCK, max(current.size, 1))))
     square = displacement_sq = dot = 0.0
     with np.errstate(all="ignore"):  # what is not finite is told by the caller

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from workflow import pdf
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -134,10 +137,8 @@ def smoke(workflow: Callable[..., subprocess.CompletedProcess[str]]) -> Path:
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Path of a Chromium. Without one the test is skipped, except in CI, which skips none."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        found = shutil.which(name)
-        if found:
-            return found
+    with contextlib.suppress(RuntimeError):
+        return pdf.browser()
     if os.environ.get("CI"):
         pytest.fail("CI runs the browser tests, and there is no Chromium: .ci/run installs it")
     pytest.skip("no Chromium on this machine: install Debian's package chromium to run the browser tests")

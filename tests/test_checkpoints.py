@@ -150,6 +150,22 @@ def test_every_half_precision_number_is_exact(bits, dtype):
     np.testing.assert_array_equal(out, torch.from_numpy(raw.view(np.int16)).view(kind).double().numpy())
 
 
+@pytest.mark.parametrize(("dtype", "share"), [(torch.bfloat16, 4.7e-6), (torch.float16, 7.3e-8)])
+def test_rounding_of_two_checkpoints_adds_to_their_distance(tmp_path, dtype, share):
+    """‖Δ‖² gains 2·(ulp²/12) / E m² of ρ², E m² = 3 / (2 ln 2) for a mantissa m that is log-uniform in [1, 2)."""
+    bits = {torch.bfloat16: 7, torch.float16: 10}[dtype]
+    assert share == pytest.approx(2 * 2.0 ** (-2 * bits) / 12 / (1.5 / math.log(2)), rel=0.01)
+    rng = torch.Generator().manual_seed(0)
+    one = 2 ** (4 * torch.rand(10**6, generator=rng, dtype=torch.float64))
+    two = one * 2 ** (0.01 * torch.rand(10**6, generator=rng, dtype=torch.float64))
+    for kind in (torch.float64, dtype):
+        for step, values in ((1, one), (2, two)):
+            save({"w": values.to(kind)}, tmp_path / str(kind) / f"step{step}")
+    exact, rounded = (series(tmp_path / str(kind)).table.iloc[1] for kind in (torch.float64, dtype))
+    gained = (rounded.displacement_sq - exact.displacement_sq) / exact.norm**2
+    assert gained == pytest.approx(share, rel=0.1)
+
+
 def test_ten_million_float32_are_summed_in_float64(tmp_path):
     """A float32 sum of squares of this tensor is off by more than 10⁻⁶ in one running sum; ours by less than 10⁻¹²."""
     value = torch.randn(10**7, generator=torch.Generator().manual_seed(0)) + 100
@@ -273,6 +289,27 @@ def cut(path, to):
     path.write_bytes(path.read_bytes()[:to])
 
 
+def only_adapter(folder):
+    """What a trainer of LoRA leaves."""
+    (folder / "model.safetensors").unlink()
+    save({"base_model.h.0.lora_A.weight": torch.ones(2, 8)}, folder, "adapter_model.safetensors")
+    torch.save({"step": 20}, folder / "optimizer.pt")
+
+
+def quantised(folder):
+    eight = {
+        "transformer.h.0.mlp.weight": torch.ones(8, 32, dtype=torch.int8),
+        "transformer.h.0.mlp.SCB": torch.ones(8),
+    }
+    save(model(1) | eight, folder)
+
+
+def quantised_pickle(folder):
+    (folder / "model.safetensors").unlink()
+    four = {"transformer.h.0.mlp.weight": torch.ones(128, 1, dtype=torch.uint8)}
+    torch.save(model(1) | four, folder / "pytorch_model.bin")
+
+
 def without_second_shard(folder):
     shard(folder, model(1))
     for name in ("model.safetensors", "model-00002-of-00002.safetensors"):
@@ -293,6 +330,12 @@ BROKEN = {
     "no transformer.h.1.mlp.bias": lambda f: save({k: v for k, v in model(1).items() if k[-10:] != "1.mlp.bias"}, f),
     "extra.weight more": lambda f: save({**model(1), "extra.weight": torch.ones(2)}, f),
     "dtype F8_E4M3": lambda f: save({**model(1), "a.weight": torch.ones(2).to(torch.float8_e4m3fn)}, f),
+    "only an adapter: merge it .*merge_and_unload": only_adapter,
+    "h.0.mlp.weight is I8: a quantised model; its norm cannot be read from the file": quantised,
+    "h.0.mlp.weight is torch.uint8: a quantised model": quantised_pickle,
+    "h.0.q_proj.qweight is I32: a quantised model": lambda f: save(
+        model(1) | {"h.0.q_proj.qweight": torch.ones(2, 2, dtype=torch.int32)}, f
+    ),
     "holds no parameters": lambda f: save({"ids": torch.arange(3)}, f),
     "which is not there": without_second_shard,
     "1 of 2 shards; missing 2": lambda f: ((f / "model.safetensors").rename(f / "model-00001-of-00002.safetensors")),
@@ -634,6 +677,17 @@ def test_revisions_of_a_repository(hub, tmp_path, keep, monkeypatch):
     assert counts == [1, 1, 1, 1], "each revision is fetched once"
 
 
+def test_an_adapter_on_the_hub_is_told(hub, tmp_path):
+    states = make(tmp_path / "plain", steps=(0, 10))
+    for step, state in states.items():
+        hub.add("lab/model", f"step{step}", state)
+    hub.add("lab/model", "step20", {"lora_A.weight": torch.ones(2, 8)}, name="adapter_model.safetensors")
+    result = series("lab/model")
+    assert_is(result.table, states)
+    (skip,) = result.skipped
+    assert skip.label == "lab/model@step20" and "only an adapter: merge it" in skip.why
+
+
 def test_a_hub_series_goes_on_without_downloads(hub, tmp_path):
     states, out = make(tmp_path / "plain"), tmp_path / "norms.csv"
     for step, state in states.items():
@@ -752,3 +806,17 @@ def test_files_are_closed(tmp_path):
     with Weights(tmp_path / "step0") as opened:
         assert opened._open
     assert not opened._open
+
+
+def test_sums_of_tensors_of_several_blocks():
+    """The predecessor is read at the same place as the tensor: shifted by a constant, the step is that constant."""
+    rng = np.random.default_rng(0)
+    theta = rng.normal(size=2 * weights.BLOCK + 7)
+
+    def stored(values):
+        return weights.Tensor("F64", values.shape, lambda start, out: np.copyto(out, values[start : start + len(out)]))
+
+    found = weights.sums(stored(theta + 2.0), stored(theta))
+    assert found.displacement_sq == pytest.approx(4 * len(theta), rel=1e-12)
+    assert found.dot == pytest.approx(2 * theta.sum(), rel=1e-9)
+    assert found.square == pytest.approx(((theta + 2) ** 2).sum(), rel=1e-12)

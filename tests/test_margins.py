@@ -136,6 +136,8 @@ def test_descent_is_gradient_descent():
             (w - 0.1 * g).detach().requires_grad_()
             for w, g in zip(theta, torch.autograd.grad(loss, theta), strict=True)
         ]
+    start = case(2, seed=1)[0]
+    assert seen.equilibria(2)[0, 0] == pytest.approx(margins.measured_equilibrium(start, x, y), rel=1e-9)
     assert seen.norm[-1, 1] == pytest.approx(sum(float(w.square().sum()) for w in theta) ** 0.5)
     assert seen.margins.shape == (3, 2, 30) and seen.accuracy.shape == (3, 2)
     np.testing.assert_allclose(seen.projection, margins.projection(seen.margins, 2).mean(-1), atol=1e-12)

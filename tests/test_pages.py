@@ -15,7 +15,7 @@ import yaml
 from bs4 import BeautifulSoup
 from playwright.sync_api import sync_playwright
 
-from workflow import ROOT, chapters, report
+from workflow import ROOT, chapters, pdf, report
 from workflow.stage import VERDICT_ORDER, configuration, fill, placeholders
 
 PAGES = ("index", *chapters(), "scorecard", "errata", "new", "notation", "running", "run", "api", "bibliography")
@@ -454,3 +454,13 @@ def test_animation_without_scripts_is_a_figure(browser, html):
     assert page.locator(".nb-animation svg").is_visible() and not page.locator(".nb-animation button").is_visible()
     assert page.get_by_role("img", name=re.compile("ttention")).count() == 1
     context.close()
+
+
+@pytest.mark.slow
+def test_one_pdf_of_the_whole_book(html, chromium):
+    """Each chapter's title is in the outline or text of the printed page, and its figures are there."""
+    made = pdf.make("smoke")
+    content = made.read_bytes()
+    pages = len(re.findall(rb"/Type\s*/Page\b", content))
+    assert content.startswith(b"%PDF") and pages > 5 * len(chapters()), f"{pages} pages"
+    assert len(content) > 1_000_000

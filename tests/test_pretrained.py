@@ -96,6 +96,7 @@ def test_random_models_are_drawn_from_their_seed_alone():
     assert torch.equal(torch.rand(3), expected)  # the global generator is as it was
     flat = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in (one, same, other)]
     first, second, third = flat
+    assert not any(module.training for module in one.modules())  # dropout is off unless asked for
     assert torch.equal(first, second) and not torch.equal(first, third)
     assert pretrained.norm(one) == pytest.approx(float(first.double().norm()))
 

@@ -33,7 +33,7 @@ def library(tmp_path, monkeypatch):
     for name in ("test/a.py", "deep/tests/b.py", "site-packages/c.py", "config-3/d.py", "_sysconfigdata_x.py", "e.txt"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("left_out = 1\n")
-    monkeypatch.setattr(corpora, "stdlib_folder", lambda: root)
+    monkeypatch.setattr(corpora, "_stdlib_folder", lambda: root)
     return root
 
 
@@ -107,7 +107,7 @@ def test_the_digest_sees_content_and_split():
 
 
 def test_no_sources_is_an_error_that_names_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "stdlib_folder", lambda: tmp_path / "none")
+    monkeypatch.setattr(corpora, "_stdlib_folder", lambda: tmp_path / "none")
     with pytest.raises(text.CorpusMissing, match="none"):
         text.corpus("stdlib")
     assert not text.available("stdlib")

@@ -108,6 +108,16 @@ def test_exponent_of_an_exact_power():
         walks.growth_exponent(times, norms[:10])
 
 
+def test_the_interval_of_an_exponent_is_as_wide_as_its_noise():
+    """Noise of deviation s in each ln ρ moves a slope over N walks by s / √(N Σ(ln t − mean)²)."""
+    rng, times, s = np.random.default_rng(1), np.array([1, 10, 100, 1000]), 0.1
+    norms = np.exp(s * rng.normal(size=(2000, 4))) * times**0.5
+    centred = np.log(times) - np.log(times).mean()
+    deviation = s / np.sqrt(2000 * (centred**2).sum())
+    low, high = walks.growth_exponent(times, norms).interval
+    assert 0.5 < (high - low) / 2 / (3.88 * deviation) < 1.7  # Student's t, 19 degrees of freedom, 99.9 %
+
+
 def toy(pull, turn, seed=0):
     return walks.orthogonal_walk(n=20, steps=3000, lr=0.1, pull=pull, turn=turn, generator=generator(seed, "cpu"))
 

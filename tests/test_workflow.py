@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -57,6 +58,37 @@ def test_everything_then_nothing_then_only_what_changed(project, workflow):
     assert third["02-two"] > second["02-two"] and third["01-one"] == second["01-one"]
     assert "More prose." in (project / "_build/smoke/html/02-two.html").read_text()
     assert "updated book/notebooks/02-two.ipynb" in done.stdout
+
+
+def test_pages_of_an_edit_are_those_of_a_whole_rendering(project, workflow):
+    """Jupyter Book makes only the changed pages anew; what comes out must be what it makes from nothing."""
+
+    def pages():
+        html = project / "_build/smoke/html"
+        found = {str(p.relative_to(html)): p.read_bytes() for p in html.rglob("*") if p.is_file()}
+        return {name: text for name, text in found.items() if name != ".buildinfo" and not name.endswith(".inv")}
+
+    def log():
+        return (project / "_build/smoke/jupyter-book.log").read_text()
+
+    text = project / "book" / "02-two.md"
+    assert workflow(project, "--html").returncode == 0
+    text.write_text(text.read_text() + "\nMore prose with a rareword.\n")
+    assert workflow(project, "--html").returncode == 0
+    assert "reading sources... [100%] 02-two" in log() or "02-two" in log()
+    assert "api" not in re.sub(r".*looking for now-outdated", "", log()).split("reading sources")[1].split("\n")[0]
+    after_edit = pages()
+    subprocess.run(["rm", "-rf", "_build/smoke/rendered", "_build/smoke/html"], cwd=project, check=True)
+    assert workflow(project, "--html").returncode == 0
+    whole = pages()
+    assert after_edit.keys() == whole.keys()
+    differ = [name for name in whole if whole[name] != after_edit[name]]
+    assert set(differ) <= {"searchindex.js"}, differ
+    assert "rareword" in after_edit["searchindex.js"].decode()
+
+    text.write_text(text.read_text().replace("# 02-two", "# Another title"))  # it stands in each page's sidebar
+    assert workflow(project, "--html").returncode == 0
+    assert "Another title" in pages()["01-one.html"].decode()
 
 
 def test_a_notebook_that_raises_does_not_stop_the_others(project, workflow):

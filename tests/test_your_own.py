@@ -1,4 +1,4 @@
-"""Chapter 14 on a reader's checkpoints: another family of models, half precision, a folder that is not the book's."""
+"""Chapter 14 on a reader's checkpoints: other families of models, half precision, a folder that is not the book's."""
 
 import os
 
@@ -6,49 +6,117 @@ import nbformat
 import pytest
 import torch
 
+from nbutils.claims import Ledger
 from nbutils.sources import Checkpoint
 from workflow import ROOT
 
 NOTEBOOK = ROOT / "book" / "notebooks" / "14-your-own.ipynb"
 
 
-def save_llama(folder, seed):
-    """A small Llama (RMSNorm, rotary positions, no biases) in bfloat16, with a tokenizer that has no padding token."""
+def tokenizer():
+    """Seven words, no padding token, and padding on the left as some have it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel({"[UNK]": 0, "</s>": 1, "the": 2, "of": 3, "a": 4, "is": 5}, unk_token="[UNK]"))
+    known = ("[UNK]", "</s>", "the", "of", "a", "is", "to")
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", padding_side="left")
+
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def llama():
+    """RMSNorm, rotary positions, no biases, and fewer positions than the longest sentence."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    ends = {"bos_token_id": None, "eos_token_id": 1, "max_position_embeddings": 12}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=7, **SIZES, **ends)).bfloat16()
+
+
+def bert():
+    from transformers import BertConfig, BertForMaskedLM
+
+    return BertForMaskedLM(BertConfig(vocab_size=7, **SIZES)).half()
+
+
+def save(folder, model, seed, size=1.0):
+    """A model of half precision, its parameters times ``size``."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-        ends = {"bos_token_id": None, "eos_token_id": 1}
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=6, **sizes, **ends))
-    for part in (model.bfloat16(), PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>")):
+        made = model()
+    for parameter in made.parameters():
+        parameter.data *= size
+    for part in (made, tokenizer()):
         part.save_pretrained(folder)
 
 
-def run(mine):
-    """All code of the chapter, with the reader's path in the one line that asks for it."""
+def run(mine, *, causal=True):
+    """All code of the chapter, with the reader's path and kind of model in the lines that ask for them."""
     cells = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
-    asks = [cell for cell in cells if "\nmine = None" in cell]
-    assert len(asks) == 1
+    answers = {"\nmine = None": f"\nmine = {str(mine)!r}", "\ncausal = True": f"\ncausal = {causal}"}
+    answers |= {'profile = "auto"': 'profile = "smoke"', 'device = "auto"': 'device = "cpu"'}
     space = {"display": print}
+    for asked in answers:
+        assert sum(asked in cell for cell in cells) == 1
     for cell in cells:
-        code = cell.replace("\nmine = None", f"\nmine = {str(mine)!r}").replace('"auto"  #', '"smoke"  #', 1)
-        exec(compile(code.replace('device = "auto"', 'device = "cpu"'), "14-your-own", "exec"), space)
+        for asked, answer in answers.items():
+            cell = cell.replace(asked, answer)
+        exec(compile(cell, "14-your-own", "exec"), space)
     return space
 
 
-def test_readers_own_series(tmp_path, monkeypatch):
+@pytest.fixture
+def claimed(monkeypatch):
+    """Ids of the claims that the chapter checks."""
+    seen, plain = [], Ledger._record
+
+    def record(self, claim, *rest, **more):
+        seen.append(claim)
+        return plain(self, claim, *rest, **more)
+
     monkeypatch.setitem(os.environ, "MPLBACKEND", "Agg")
+    monkeypatch.setattr(Ledger, "_record", record)
+    return seen
+
+
+def test_readers_own_series(tmp_path, claimed, capsys):
     for step in (1000, 2000, 4000):
-        save_llama(tmp_path / "run" / f"step{step}", step)
+        save(tmp_path / "run" / f"step{step}", llama, step)
+    save(tmp_path / "run" / "step3000", llama, 2000)  # the weights of step 2000
+    save(tmp_path / "run" / "step8000", llama, 1)
+    (tmp_path / "run" / "step8000" / "model.safetensors").rename(
+        tmp_path / "run" / "step8000" / "adapter_model.safetensors"
+    )
     space = run(tmp_path / "run")
+    told = capsys.readouterr().out
+    assert "only an adapter" in told and "its weights are those of" in told
     assert list(space["total"].step) == [1000, 2000, 4000] and space["live"] is None
+    assert list(space["means"].index) == [1000, 2000, 4000]  # and no model that the series rejects
     assert len(space["by_step"]) == 3 * 3 and (space["by_step"].query("layer == 0").raw > 0.9999).all()
-    assert space["by_head"].leak.abs().max() < 1e-6 and len(space["by_head"]) == 4 * 2 * 2
+    model = space["models"]["untrained"]
+    assert {p.dtype for m in space["models"].values() for p in m.parameters()} == {torch.float32}
+    assert len(space["control"]) == 3 and type(model).__name__ == "LlamaForCausalLM"
+    assert max(map(len, space["ids"])) == 12 < max(len(text.split()) for text in space["sentences"])
+    assert space["batch"]["attention_mask"][:, 0].all()  # padding is on the right
+    assert space["by_head"].leak.max() == 0 and len(space["by_head"]) == 2 * 4 * 2 * 2
     assert space["measured"].euler.iloc[-1] == pytest.approx(2, abs=1e-3)  # RMSNorm and a matrix
+    assert set(claimed) == {"own-degree"}, "the reader's model is in no claim"
+    normed, bare = space["normed"], space["bare"]  # what the claim checks: at c = 1, or without LayerNorm, it fails
+    assert (normed.loc[1].residual > 0.1).all() and (abs(bare.loc[1000].euler - 2) > 1).all()
+
+
+def test_readers_own_encoder_with_a_falling_norm(tmp_path, claimed, capsys):
+    save(tmp_path / "run" / "step0", bert, 0)
+    save(tmp_path / "run" / "step500", bert, 0, size=0.5)
+    space = run(tmp_path / "run", causal=False)
+    told = capsys.readouterr().out
+    assert "own_slope = –" in told and "own_share = –" in told and "nan" not in told
+    assert type(space["models"]["trained"]).__name__ == "BertModel" and len(space["means"]) == 2
+    assert space["allowed"][-1, 0].all() and space["by_head"].leak.max() == 0  # both ways
+    assert space["by_head"].query("model == 'trained' and c == 1").positions.min() > 1.5
+    assert space["measured"].euler.iloc[-1] == pytest.approx(1, abs=1e-2)  # it ends in a LayerNorm
 
 
 def test_a_checkpoint_says_how_to_load_it(tmp_path):

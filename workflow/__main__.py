@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbutils import profile as profiles
-from workflow import ROOT, cluster, compare, notebooks, template
+from workflow import ROOT, cluster, compare, notebooks, pdf, template
 from workflow.launch import cores, make_baselines, measure_alarms, run
 
 
@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         each.add_argument("--executor", default="local", help="a Snakemake executor plugin, such as slurm")
         each.add_argument("--executor-args", default="", help="more arguments for Snakemake, as on its command line")
         each.add_argument("--time-limit", type=int, default=3600, help="seconds for one notebook")
+    pdf_parser = commands.add_parser("pdf", help="the rendered pages as one PDF")
+    pdf_parser.add_argument("--profile", default="book")
     commands.add_parser("sync", help="write book/notebooks from the sources")
     new_parser = commands.add_parser("new-chapter", help="a chapter from the template, with its claim")
     new_parser.add_argument("name", help="such as 15-my-question")
@@ -54,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return template.new_chapter(arguments.name, arguments.title)
             case "resources":
                 print(f"wrote {cluster.record(profiles.resolve(arguments.profile)).relative_to(ROOT)}")
+                return 0
+            case "pdf":
+                print(f"wrote {pdf.make(profiles.resolve(arguments.profile)).relative_to(ROOT)}")
                 return 0
             case "report":
                 return compare.run(arguments.a, arguments.b)

@@ -23,6 +23,7 @@ ALWAYS = (
 )
 
 
+@cache
 def of_chapter(chapter: str) -> list[str]:
     """Files, relative to the root, whose change means that the chapter must run again (besides its own text)."""
     trees = _closure(_code(chapter))
@@ -60,6 +61,7 @@ def _used(name: str) -> tuple[str, ...]:
     return tuple(_modules(_module(name)))
 
 
+@cache
 def trainings_of(chapter: str) -> list[str]:
     """Names of the shared trainings that a chapter loads, from its calls ``trainings.load("pattern", …)``.
 
@@ -75,6 +77,7 @@ def trainings_of(chapter: str) -> list[str]:
     return sorted(names)
 
 
+@cache
 def of_training(training: str) -> list[str]:
     """Files, relative to the root, whose change means that this shared training must run again."""
     recipe = trainings.RECIPES[training]
@@ -131,11 +134,10 @@ def of_pages() -> list[str]:
     static = [path for path in (ROOT / "book" / "_static").rglob("*") if path.is_file()]
     code = [*(ROOT / "workflow").glob("*.py"), *(ROOT / "nbutils").glob("*.py")]
     kept = [
-        *(ROOT / "tests" / "baselines").glob("alarms.json"),
-        *(ROOT / "tests" / "baselines").glob("bench.json"),
+        *(ROOT / "tests" / "baselines" / f"{name}.json" for name in ("alarms", "bench", "mutants")),
         ROOT / "tests" / "baselines" / "verdicts.yml",
         ROOT / "_config.yml",
         ROOT / "_toc.yml",
         ROOT / "CITATION.cff",
     ]
-    return sorted(str(path.relative_to(ROOT)) for path in [*book, *static, *code, *kept])
+    return sorted(str(path.relative_to(ROOT)) for path in [*book, *static, *code, *kept] if path.exists())

@@ -1,7 +1,7 @@
 """Planted defects: does wrong mathematics in ``nbutils`` turn a test red? The list is ``tests/mutants.yml``.
 
 ``python -m workflow.mutants [WORD ...]`` (only those whose id has one of the words) works on copies of the checkout and
-writes ``_build/mutants.md`` and ``_build/mutants.json``.
+writes ``_build/mutants.md`` and ``_build/mutants.json``; a whole run keeps its count in ``tests/baselines/``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -27,6 +27,7 @@ from workflow.jobs import die_with_run
 from workflow.summaries import rows
 
 LIST = ROOT / "tests" / "mutants.yml"
+KEPT = ROOT / "tests" / "baselines" / "mutants.json"  # of the last whole run, for the pages
 SHARE = 0.95  # of the mutants that are no equivalents; below it the run is red
 LIMIT = 900  # seconds, before a mutant is taken for one that never ends
 LOADED = ("hypothesis", "pandas", "pytest", "scipy.stats", "scipy.integrate", "torch._dynamo", "transformers")
@@ -235,6 +236,30 @@ def problems(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> list[str
     return said + ([f"{100 * found:.1f} % are killed; at least {100 * SHARE:g} % must be"] if found < SHARE else [])
 
 
+def summary(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What the pages say of a whole run."""
+    results = {outcome.id: outcome.result for outcome in outcomes}
+    counted = [mutant for mutant in mutants if not mutant.equivalent]
+    return {
+        "planted": len(counted),
+        "killed": sum(results[mutant.id] == "killed" for mutant in counted),
+        "survived": [f"{mutant.id}: {mutant.breaks}" for mutant in counted if results[mutant.id] != "killed"],
+        "equivalent": [f"{mutant.id}: {mutant.equivalent}" for mutant in mutants if mutant.equivalent],
+        "files": len({mutant.file for mutant in mutants}),
+    }
+
+
+def sentence() -> str:
+    """The kept result, for the page on how the book is run."""
+    if not KEPT.exists():
+        return "Not measured yet: `make mutants`."
+    kept = json.loads(KEPT.read_text(encoding="utf-8"))
+    said = f"Of {kept['planted']} defects planted in {kept['files']} modules {kept['killed']} turned a test red."
+    for what, listed in (("Survived", kept["survived"]), ("No test can see", kept["equivalent"])):
+        said += f" {what}: {'; '.join(listed)}." if listed else ""
+    return said
+
+
 def markdown(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> str:
     """The table of all mutants: survivors first."""
     results = {outcome.id: outcome for outcome in outcomes}
@@ -270,7 +295,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     kept = {"share": share(chosen, outcomes), "outcomes": [outcome._asdict() for outcome in outcomes]}
     (BUILD / "mutants.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     found = problems(chosen, outcomes)
-    print("\n".join([*found, f"{'RED' if found else 'GREEN'}: {100 * kept['share']:.1f} % of {len(chosen)} killed"]))
+    if chosen == listed:
+        KEPT.write_text(json.dumps(summary(chosen, outcomes), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    killed = f"{100 * kept['share']:.1f} % of {sum(not mutant.equivalent for mutant in chosen)} killed"
+    print("\n".join([*found, f"{'RED' if found else 'GREEN'}: {killed}"]))
     return int(bool(found))
 
 

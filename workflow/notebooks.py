@@ -5,6 +5,8 @@ Both have the same code cells. Colab shows MyST directives raw, so there the pro
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import re
 from functools import cache
 from pathlib import Path
@@ -14,7 +16,7 @@ import nbformat
 from nbformat import NotebookNode
 from pybtex.database import Entry, parse_file
 
-from workflow import ROOT, chapters
+from workflow import BUILD, ROOT, chapters
 
 NUMBERS = "*Numbers of the run stand in the text by their names, in `this type`; the cells above or below print them.*"
 HIDDEN = ("jupytext",)  # metadata that says how the text was written, not what the notebook is
@@ -137,9 +139,15 @@ def write_readme_figure(run: Path) -> None:
 
 
 def sync() -> list[Path]:
-    """Write ``book/notebooks/`` from the sources; only files that change are touched. Returns those."""
-    folder = ROOT / "book" / "notebooks"
+    """Write ``book/notebooks/`` from the sources; only files that change are touched. Returns those.
+
+    Where sources and notebooks are those of the last time, by SHA-256, nothing is parsed: a run with nothing to do
+    would spend a fifth of its time on it.
+    """
+    folder, mark = ROOT / "book" / "notebooks", BUILD / ".notebooks"
     folder.mkdir(exist_ok=True)
+    if mark.exists() and mark.read_text(encoding="utf-8") == _digest(folder):
+        return []
     changed = []
     wanted = {f"{chapter}.ipynb" for chapter in chapters()}
     for chapter in chapters():
@@ -151,4 +159,17 @@ def sync() -> list[Path]:
     for stale in set(folder.glob("*.ipynb")) - {folder / name for name in wanted}:
         stale.unlink()
         changed.append(stale)
+    with contextlib.suppress(OSError):  # a cache: nothing is lost without it
+        BUILD.mkdir(exist_ok=True)
+        mark.write_text(_digest(folder), encoding="utf-8")
     return changed
+
+
+def _digest(folder: Path) -> str:
+    """Of the sources, the notebooks in ``folder`` and what turns the one into the other."""
+    sources = [*sorted((ROOT / "book").glob("*.md")), ROOT / "book" / "references.bib"]
+    digest = hashlib.sha256(jupytext.__version__.encode())
+    for path in [*sources, *sorted(folder.glob("*.ipynb")), *sorted((ROOT / "workflow").glob("*.py"))]:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()

@@ -9,9 +9,6 @@ import argparse
 import ast
 import html
 import re
-import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,8 +18,9 @@ import nbformat
 import yaml
 
 import nbutils
-from workflow import BUILD, ROOT, alarms, chapters, git, html_folder, report, run_folder, speed
-from workflow.jobs import JobError, die_with_run, telling
+from workflow import BUILD, ROOT, alarms, chapters, git, html_folder, mutants, report, run_folder, speed
+from workflow.jobs import die_with_run, telling
+from workflow.render import render
 
 VERDICT_ORDER = ("confirmed", "refined", "refuted", "open", "failed")
 
@@ -235,6 +233,7 @@ def placeholders(result: report.Report, claims: Mapping[str, Any], run: Path) ->
         "run_table": lambda: run_table(result),
         "run_versions": lambda: run_versions(result),
         "alarms": lambda: alarms.markdown(alarms.load()),
+        "mutants": mutants.sentence,
         "bench_table": lambda: speed.ratios(speed.kept("pairs")),
         "bench_curves": lambda: speed.exponents(speed.kept("curves")),
         "api": api,
@@ -274,48 +273,29 @@ def fill(text: str, value: Callable[[str], str]) -> str:
 
 
 def stage(profile: str, seed: int, target: Path) -> None:
-    """Write the sources of the pages into an empty folder."""
+    """Write the sources of the pages. What has not changed keeps its time, so that it is not rendered anew."""
     run, claims = run_folder(profile, seed), report.load_claims()
     result = report.collect(profile, seed, chapters())
     value = placeholders(result, claims, run)
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
+    content = {path.name: path.read_bytes() for path in (ROOT / "book" / "references.bib", ROOT / "_toc.yml")}
+    content["_config.yml"] = yaml.safe_dump(configuration(), sort_keys=False).encode()
+    for path in (ROOT / "book" / "_static").rglob("*"):
+        if path.is_file():
+            content[str(path.relative_to(ROOT / "book"))] = path.read_bytes()
     for chapter in chapters():
-        nbformat.write(
-            with_box(run / f"{chapter}.ipynb", verdict_box(chapter, result, claims)), target / f"{chapter}.ipynb"
-        )
-    for page in sorted((ROOT / "book").glob("*.md")):
+        notebook = with_box(run / f"{chapter}.ipynb", verdict_box(chapter, result, claims))
+        content[f"{chapter}.ipynb"] = nbformat.writes(notebook).encode()
+    for page in (ROOT / "book").glob("*.md"):
         if page.stem not in chapters():
-            text = to_notebooks(fill(page.read_text(encoding="utf-8"), value))
-            (target / page.name).write_text(text, encoding="utf-8")
-    shutil.copy(ROOT / "book" / "references.bib", target)
-    shutil.copytree(ROOT / "book" / "_static", target / "_static")
-    shutil.copy(ROOT / "_toc.yml", target)
-    (target / "_config.yml").write_text(yaml.safe_dump(configuration(), sort_keys=False), encoding="utf-8")
-
-
-def render(source: Path, target: Path, log: Path) -> None:
-    """Build the pages beside their place and move them there when they are whole.
-
-    Raises:
-        JobError: Jupyter Book found an error or a warning; its last lines are printed.
-    """
-    output = source.parent / "rendered"
-    shutil.rmtree(output, ignore_errors=True)
-    start = "from jupyter_book.cli.main import main; main()"  # the package cannot be run with -m
-    command = [sys.executable, "-c", start, "build", str(source), "--path-output", str(output)]
-    command += ["-W", "-n", "--keep-going", "--all"]
-    with open(log, "w", encoding="utf-8") as text:
-        done = subprocess.run(command, stdout=text, stderr=subprocess.STDOUT)
-    if done.returncode:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        told = [line for line in lines if "WARNING" in line or "ERROR" in line] or lines[-30:]
-        print("\n".join(told), file=sys.stderr)
-        raise JobError(f"not rendered: {told[-1] if told else 'no message'} (log: {log.relative_to(ROOT)})")
-    shutil.rmtree(target, ignore_errors=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    (output / "_build" / "html").rename(target)
-    shutil.rmtree(output)
+            content[page.name] = to_notebooks(fill(page.read_text(encoding="utf-8"), value)).encode()
+    for path in target.rglob("*"):
+        if path.is_file() and str(path.relative_to(target)) not in content:
+            path.unlink()
+    for name, made in content.items():
+        path = target / name
+        if not path.exists() or path.read_bytes() != made:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(made)
 
 
 def main() -> None:

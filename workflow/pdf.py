@@ -1,0 +1,71 @@
+"""The book as one PDF: its pages on one, printed by a Chromium. ``python -m workflow pdf --profile book``
+
+LaTeX is not needed, and what the PDF shows is what the reader sees in the browser.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from workflow import BUILD
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+PRINT = """
+<style>@media print {
+  .bd-sidebar-primary, .bd-sidebar-secondary, .bd-header, .header-article, .bd-header-article, .prev-next-footer,
+  .bd-footer, button, .headerlink { display: none !important; }
+  h1 { break-before: page; } figure, img, table { break-inside: avoid; } pre { white-space: pre-wrap; }
+}</style>
+"""
+
+
+def browser() -> str:
+    """Path of a Chromium.
+
+    Raises:
+        RuntimeError: there is none on the path.
+    """
+    for name in BROWSERS:
+        if found := shutil.which(name):
+            return found
+    raise RuntimeError(f"no Chromium to print with: install one of {', '.join(BROWSERS)}")
+
+
+def make(profile: str) -> Path:
+    """Print the pages that the last ``--html`` run of this profile staged.
+
+    Returns:
+        The PDF, ``_build/<profile>/norm-growth.pdf``.
+
+    Raises:
+        RuntimeError: no staged pages, no Chromium, or one of the two steps failed.
+    """
+    folder, program = BUILD / profile, browser()
+    if not (folder / "source" / "_toc.yml").exists():
+        raise RuntimeError(f"no pages in {folder}: run `make book` first, or `--profile {profile} --html`")
+    single, target = folder / "single-page", folder / "norm-growth.pdf"
+    shutil.rmtree(single, ignore_errors=True)
+    start = "from jupyter_book.cli.main import main; main()"  # the package cannot be run with -m
+    command = [sys.executable, "-c", start, "build", str(folder / "source"), "--path-output", str(single)]
+    _run([*command, "--builder", "singlehtml"])
+    page = single / "_build" / "singlehtml" / "index.html"
+    text = page.read_text(encoding="utf-8").replace("<details", "<details open")  # paper cannot unfold
+    page.write_text(text.replace("</head>", PRINT + "</head>", 1), encoding="utf-8")
+    target.unlink(missing_ok=True)
+    options = ["--headless", "--disable-gpu", "--no-pdf-header-footer", "--virtual-time-budget=120000"]
+    if sys.platform == "linux":
+        options.append("--no-sandbox")  # a container's root has none; the page is our own
+    _run([program, *options, f"--print-to-pdf={target}", page.as_uri()])
+    if not target.exists():
+        raise RuntimeError(f"{program} printed nothing")
+    shutil.rmtree(single)
+    return target
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{Path(command[0]).name} failed: {(done.stderr or done.stdout)[-2000:]}")
