@@ -237,6 +237,11 @@ def mean_directions(model: nn.Module, sentences: Sequence[Sequence[int]], c: flo
 
     Returns:
         Shape ``(2, n_layers + 1, dim)``, float64. Of an encoder–decoder: of its encoder.
+
+    >>> model = random_model(shape("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
+    >>> plain, same = mean_directions(model, [[1, 2, 3], [4, 5]], c=1.0)  # not scaled: the model itself
+    >>> plain.shape, torch.equal(plain, same)
+    (torch.Size([2, 8]), True)
     """
     device = next(model.parameters()).device
     batches = saturation.batches_by_length(sentences, pad=model.config.pad_token_id or 0, device=device)
@@ -254,6 +259,11 @@ def shared_directions(models: Iterable[nn.Module], sentences: Sequence[Sequence[
 
     Returns:
         Shape ``(n_models, n_models, n_layers)``, float64, without the embedding.
+
+    >>> model = random_model(shape("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
+    >>> shared = shared_directions([model, model], [[1, 2, 3], [4, 5]])  # each with itself and with the other
+    >>> shared.shape, bool((shared == shared[0, 0]).all())
+    (torch.Size([2, 2, 1]), True)
     """
     means = torch.stack([mean_directions(model, sentences)[:, 1:] for model in models])  # (n, 2, layers, d)
     units = means / means.norm(dim=-1, keepdim=True)
