@@ -150,7 +150,7 @@ def test_through_slurm(project, workflow, slurm):
 def test_a_failure_on_slurm_names_chapter_and_cell(project, workflow, slurm):
     (project / "book" / "01-one.md").write_text(chapter("01-one", 'x = 1\nraise KeyError("no such thing")'))
     done = workflow(project, "--executor", "slurm", "--executor-args", SLURM)
-    assert done.returncode == 1 and "01-one: cell [3] x = 1 raised KeyError: 'no such thing'" in last_line(done)
+    assert done.returncode == 1 and "01-one: cell [4] x = 1 raised KeyError: 'no such thing'" in last_line(done)
 
 
 @pytest.mark.slow
