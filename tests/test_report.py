@@ -160,6 +160,23 @@ def test_baselines_name_the_machines_that_ran_them(tmp_path):
         baselines.machines(files)
 
 
+def kept_baselines(**changed):
+    checks = {"a/x": {"chapter": "01-one", "mean": 1.0}, "a/y": {"chapter": "01-one"}, "b/x": {"chapter": "02-two"}}
+    return {"seeds": [1, 20], "hardware": "H1", "versions": {"torch": "2.13"}, "checks": checks} | changed
+
+
+def test_baselines_of_some_chapters_leave_the_others():
+    checks = {"a/x": {"chapter": "01-one", "mean": 2.0}, "a/z": {"chapter": "01-one"}}
+    new = kept_baselines(hardware="H2", checks=checks)
+    found = baselines.merge(kept_baselines(), new, ["01-one"])
+    assert found["checks"] == {**checks, "b/x": {"chapter": "02-two"}}, "a check that is gone goes"
+    assert list(found["checks"]) == ["a/x", "a/z", "b/x"] and found["hardware"] == "H1, H2"
+    with pytest.raises(ValueError, match="from seeds 1 to 20, these from 1 to 3: take SEEDS=20"):
+        baselines.merge(kept_baselines(), kept_baselines(seeds=[1, 3]), ["01-one"])
+    with pytest.raises(ValueError, match="other versions of torch: measure all chapters"):
+        baselines.merge(kept_baselines(), kept_baselines(versions={"torch": "2.14"}), ["01-one"])
+
+
 def test_nothing_is_found_before_it_is_run():
     """A planned claim has no corrected statement yet: that comes with its chapter."""
     assert not [name for name, claim in report.load_claims().items() if claim.get("planned") and claim.get("corrected")]
