@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import jupytext
-
 from nbutils import trainings
 from workflow import ROOT
 
@@ -45,6 +43,8 @@ def of_chapter(chapter: str) -> list[str]:
 
 @cache
 def _code(chapter: str) -> ast.Module:
+    import jupytext  # here: a training needs none of it, and it takes 0.4 s
+
     notebook = jupytext.read(ROOT / "book" / f"{chapter}.md", fmt="md:myst")
     return ast.parse("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
 
