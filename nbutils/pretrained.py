@@ -7,7 +7,7 @@ network needs no download, so one half of the figure can be run on every machine
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -230,6 +230,44 @@ def by_layer(
     if not both or part == "encoder":
         return found
     return saturation.Similarity(*(values[len(values) // 2 :] for values in found))  # the decoder's half
+
+
+def mean_directions(model: nn.Module, sentences: Sequence[Sequence[int]], c: float = 1000.0) -> torch.Tensor:
+    """Mean of h/‖h‖ over all tokens by layer, in the network and in the network times ``c``, without dropout.
+
+    Returns:
+        Shape ``(2, n_layers + 1, dim)``, float64. Of an encoder–decoder: of its encoder.
+
+    >>> model = random_model(shape("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
+    >>> plain, same = mean_directions(model, [[1, 2, 3], [4, 5]], c=1.0)  # not scaled: the model itself
+    >>> plain.shape, torch.equal(plain, same)
+    (torch.Size([2, 8]), True)
+    """
+    device = next(model.parameters()).device
+    batches = saturation.batches_by_length(sentences, pad=model.config.pad_token_id or 0, device=device)
+    found = []
+    for scale in (1.0, c):
+        with saturation.mode(model), saturation.scaled(model, scale):
+            runs = [saturation.layers(model, batch) for batch in batches]
+        layers = (torch.cat([x.states[x.real] for x in layer]).double() for layer in zip(*runs, strict=True))
+        found.append(torch.stack([(h / h.norm(dim=-1, keepdim=True)).mean(0).cpu() for h in layers]))
+    return torch.stack(found)
+
+
+def shared_directions(models: Iterable[nn.Module], sentences: Sequence[Sequence[int]]) -> torch.Tensor:
+    """√d·cos between the mean direction of model i and that of model j times 1000: of size 1 if by chance.
+
+    Returns:
+        Shape ``(n_models, n_models, n_layers)``, float64, without the embedding.
+
+    >>> model = random_model(shape("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
+    >>> shared = shared_directions([model, model], [[1, 2, 3], [4, 5]])  # each with itself and with the other
+    >>> shared.shape, bool((shared == shared[0, 0]).all())
+    (torch.Size([2, 2, 1]), True)
+    """
+    means = torch.stack([mean_directions(model, sentences)[:, 1:] for model in models])  # (n, 2, layers, d)
+    units = means / means.norm(dim=-1, keepdim=True)
+    return units.shape[-1] ** 0.5 * torch.einsum("ild,jld->ijl", units[:, 0], units[:, 1])
 
 
 def norm(model: nn.Module) -> float:

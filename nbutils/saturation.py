@@ -283,7 +283,7 @@ def batches_by_length(
     if not sentences:
         raise ValueError("no sentence to batch")
     if empty := [i for i, sentence in enumerate(sentences) if not len(sentence)]:
-        raise ValueError(f"sentence {empty[0]} is empty")
+        raise ValueError(f"sentence {empty[0]} has no token (has the folder a tokenizer?)")
     groups: list[list[Sequence[int]]] = []
     for sentence in sorted(sentences, key=len):
         group = groups[-1] if groups else []

@@ -150,7 +150,7 @@ def test_through_slurm(project, workflow, slurm):
 def test_a_failure_on_slurm_names_chapter_and_cell(project, workflow, slurm):
     (project / "book" / "01-one.md").write_text(chapter("01-one", 'x = 1\nraise KeyError("no such thing")'))
     done = workflow(project, "--executor", "slurm", "--executor-args", SLURM)
-    assert done.returncode == 1 and "01-one: cell [3] x = 1 raised KeyError: 'no such thing'" in last_line(done)
+    assert done.returncode == 1 and "01-one: cell [4] x = 1 raised KeyError: 'no such thing'" in last_line(done)
 
 
 @pytest.mark.slow
@@ -182,9 +182,9 @@ def test_a_killed_run_on_slurm_leaves_no_writer(project, workflow, slurm):
 def test_baselines_through_slurm(project, workflow, slurm):
     text = 'claims.check("one", "a number", 1.0 + 0.1 * (seed % 3), (0, 2))'
     (project / "book" / "01-one.md").write_text(chapter("01-one", text))
-    words = ["--seeds", "2", "--executor", "slurm", "--executor-args", SLURM]
+    words = ["--seeds", "3", "--executor", "slurm", "--executor-args", SLURM]
     done = workflow(project, *words, command="baselines")
-    assert done.returncode == 0 and "from 2 seeds" in last_line(done), done.stdout[-4000:]
+    assert done.returncode == 0 and "from 3 seeds" in last_line(done), done.stdout[-4000:]
 
 
 SUBMIT = """#!/bin/sh

@@ -121,3 +121,15 @@ def test_common_part_and_its_bound():
     assert ((found.raw - found.common).abs() <= room + 1e-9).all()
     alike = saturation.compare(model, [{"input_ids": torch.full((1, 1), 4)}], average="tokens")
     torch.testing.assert_close(alike.common, alike.raw)  # one token has no other part
+
+
+def test_mean_directions_are_those_of_the_common_part():
+    model = pretrained.random_model(pretrained.shape("bert-base-cased", **SMALL), 1)
+    found, (plain, scaled) = pretrained.by_layer(model, SENTENCES), pretrained.mean_directions(model, SENTENCES)
+    torch.testing.assert_close((plain * scaled).sum(-1), found.common)
+    n = sum(map(len, SENTENCES))
+    torch.testing.assert_close(plain.square().sum(-1), found.anisotropy + (1 - found.anisotropy) / n)
+    other = pretrained.random_model(pretrained.shape("bert-base-cased", **SMALL), 2)
+    shared = pretrained.shared_directions([model, other], SENTENCES)
+    cosine = torch.cosine_similarity(plain, pretrained.mean_directions(other, SENTENCES)[1], dim=-1)
+    torch.testing.assert_close(shared[0, 1], 24**0.5 * cosine[1:])

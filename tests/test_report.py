@@ -38,6 +38,15 @@ def test_verdict_that_differs_is_red():
     ]
 
 
+def test_verdict_may_be_open_only_where_something_cannot_be_had():
+    kept = {"one": "open or confirmed"}
+    assert problems(listed("one"), kept, [record(role="open", holds=None, reason="r")]) == []
+    assert problems(listed("one"), kept, [record()]) == []
+    assert "verdict failed, but verdicts.yml has open or confirmed" in problems(
+        listed("one"), kept, [record(holds=False)]
+    )
+
+
 def test_verdict_without_an_entry_is_red():
     assert problems(listed("one"), {}, [record()]) == ["verdict confirmed has no entry in verdicts.yml"]
 
@@ -94,7 +103,13 @@ def test_bad_claims_file(tmp_path, text, said):
 
 
 @pytest.mark.parametrize(
-    "entry", ["{verdict: maybe, reason: r}", "{verdict: confirmed}", "{verdict: failed, reason: r}"]
+    "entry",
+    [
+        "{verdict: maybe, reason: r}",
+        "{verdict: confirmed}",
+        "{verdict: failed, reason: r}",
+        "{verdict: open or maybe, reason: r}",
+    ],
 )
 def test_bad_verdicts_file(tmp_path, entry):
     file = tmp_path / "verdicts.yml"
@@ -143,6 +158,23 @@ def test_baselines_name_the_machines_that_ran_them(tmp_path):
     assert baselines.machines(files[:2]) == {"hardware": "H1, H2", "versions": {"torch": "2.13"}}
     with pytest.raises(ValueError, match="different versions of torch"):
         baselines.machines(files)
+
+
+def kept_baselines(**changed):
+    checks = {"a/x": {"chapter": "01-one", "mean": 1.0}, "a/y": {"chapter": "01-one"}, "b/x": {"chapter": "02-two"}}
+    return {"seeds": [1, 20], "hardware": "H1", "versions": {"torch": "2.13"}, "checks": checks} | changed
+
+
+def test_baselines_of_some_chapters_leave_the_others():
+    checks = {"a/x": {"chapter": "01-one", "mean": 2.0}, "a/z": {"chapter": "01-one"}}
+    new = kept_baselines(hardware="H2", checks=checks)
+    found = baselines.merge(kept_baselines(), new, ["01-one"])
+    assert found["checks"] == {**checks, "b/x": {"chapter": "02-two"}}, "a check that is gone goes"
+    assert list(found["checks"]) == ["a/x", "a/z", "b/x"] and found["hardware"] == "H1, H2"
+    with pytest.raises(ValueError, match="from seeds 1 to 20, these from 1 to 3: take SEEDS=20"):
+        baselines.merge(kept_baselines(), kept_baselines(seeds=[1, 3]), ["01-one"])
+    with pytest.raises(ValueError, match="other versions of torch: measure all chapters"):
+        baselines.merge(kept_baselines(), kept_baselines(versions={"torch": "2.14"}), ["01-one"])
 
 
 def test_nothing_is_found_before_it_is_run():

@@ -16,6 +16,16 @@ SHAPE = (
 )
 
 
+UNFILLED = ("§N", "two sentences of your own", "In your own words.", "Say why.", "Say where, and show it.")
+
+
+def unfilled(root):
+    """Words of the template that still stand in a chapter, a claim or a verdict."""
+    files = (root / "book" / "claims.yml", root / "tests" / "baselines" / "verdicts.yml")
+    files += tuple((root / "book").glob("[0-9][0-9]-*.md"))
+    return {(file.name, words) for file in files for words in UNFILLED if words in file.read_text(encoding="utf-8")}
+
+
 def new(project, *words):
     command = [sys.executable, "-m", "workflow", "new-chapter", *words]
     return subprocess.run(command, cwd=project, capture_output=True, text=True, env={"PATH": "", "PYTHONPATH": ""})
@@ -25,6 +35,7 @@ def test_a_new_chapter_keeps_all_rules_and_runs(project, workflow, monkeypatch):
     (project / "book" / "01-random-walk.md").write_text((project / "book" / "01-one.md").read_text())  # it links there
     done = new(project, "15-my-question", "A question of mine")
     assert done.returncode == 0, done.stderr
+    assert {words for _, words in unfilled(project)} == set(UNFILLED)
     run = workflow(project, "15-my-question")
     assert run.returncode == 0 and "1 confirmed" in run.stdout, run.stdout[-3000:]
     monkeypatch.setattr(rules, "ROOT", project)
@@ -36,3 +47,9 @@ def test_a_new_chapter_keeps_all_rules_and_runs(project, workflow, monkeypatch):
 def test_names_that_are_taken_or_wrong_are_refused(project):
     assert "two digits and words" in new(project, "my-question", "x").stderr
     assert "there is such a chapter" in new(project, "01-one", "x").stderr
+    assert "the number 01 is taken by 01-one" in new(project, "01-another", "x").stderr
+    assert not (project / "book" / "01-another.md").exists()
+
+
+def test_nothing_of_the_template_is_left_to_fill_in():
+    assert not unfilled(rules.ROOT)

@@ -14,6 +14,7 @@ import time
 import pytest
 from conftest import ROOT, chapter
 
+from nbutils import device
 from workflow import dependencies
 from workflow.stage import configuration, hosted, remote_url
 
@@ -308,7 +309,7 @@ def test_dependencies_follow_imports():
 def test_modules_of_code(code, found):
     import ast
 
-    assert set(dependencies._modules(ast.parse(code))) == found
+    assert dependencies._uses(ast.parse(code)).modules == found
 
 
 def test_no_chapter_depends_on_the_ledger_of_claims():
@@ -385,3 +386,18 @@ def test_one_job_per_gpu(tmp_path, monkeypatch):
 def test_baselines_of_two_seeds_are_refused(project, workflow):
     done = workflow(project, "--seeds", "2", command="baselines")
     assert (done.returncode, done.stdout.strip()) == (2, "error: --seeds 2: a spread needs at least 3")
+
+
+def test_baselines_of_one_chapter(project, workflow):
+    file = project / "tests" / "baselines" / "smoke.json"
+    other = {"chapter": "02-two", "mean": 1.0, "sd": 0.5, "n": 3}
+    checks = {"one/gone": other | {"chapter": "01-one"}, "two/a number": other}
+    kept = {"profile": "smoke", "seeds": [1, 3], "hardware": "H", "versions": device.versions(), "checks": checks}
+    file.write_text(json.dumps(kept))
+    (project / "book" / "01-one.md").write_text(chapter("01-one", 'claims.check("one", "a number", float(seed))'))
+    refused = workflow(project, "--seeds", "4", "01-one", command="baselines")
+    assert refused.returncode == 2 and "take SEEDS=3" in refused.stdout and not (project / "_build").exists()
+    done = workflow(project, "--seeds", "3", "01-one", command="baselines")
+    assert done.returncode == 0 and "01-one anew, the others as they were" in done.stdout, done.stdout[-3000:]
+    mine = {"chapter": "01-one", "mean": 2.0, "sd": 1.0, "n": 3}
+    assert json.loads(file.read_text())["checks"] == {"one/a number": mine, "two/a number": other}

@@ -41,21 +41,22 @@ def bert():
     return BertForMaskedLM(BertConfig(vocab_size=7, **SIZES)).half()
 
 
-def save(folder, model, seed, size=1.0):
-    """A model of half precision, its parameters times ``size``."""
+def save(folder, model, seed, size=1.0, words=True):
+    """A model of half precision, its parameters times ``size``, with a tokenizer or without."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         made = model()
     for parameter in made.parameters():
         parameter.data *= size
-    for part in (made, tokenizer()):
+    for part in (made, tokenizer()) if words else (made,):
         part.save_pretrained(folder)
 
 
-def run(mine, *, causal=True):
+def run(mine, *, causal=True, tokenizer_from=None):
     """All code of the chapter, with the reader's path and kind of model in the lines that ask for them."""
     cells = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
     answers = {"\nmine = None": f"\nmine = {str(mine)!r}", "\ncausal = True": f"\ncausal = {causal}"}
+    answers |= {"\ntokenizer_from = None": f"\ntokenizer_from = {tokenizer_from!r}"}
     answers |= {'profile = "auto"': 'profile = "smoke"', 'device = "auto"': 'device = "cpu"'}
     space = {"display": print}
     for asked in answers:
@@ -108,15 +109,24 @@ def test_readers_own_series(tmp_path, claimed, capsys):
 
 
 def test_readers_own_encoder_with_a_falling_norm(tmp_path, claimed, capsys):
-    save(tmp_path / "run" / "step0", bert, 0)
-    save(tmp_path / "run" / "step500", bert, 0, size=0.5)
-    space = run(tmp_path / "run", causal=False)
+    save(tmp_path / "run" / "step0", bert, 0, words=False)
+    save(tmp_path / "run" / "step500", bert, 0, size=0.5, words=False)
+    tokenizer().save_pretrained(tmp_path / "words")
+    space = run(tmp_path / "run", causal=False, tokenizer_from=str(tmp_path / "words"))
     told = capsys.readouterr().out
     assert "own_slope = –" in told and "own_share = –" in told and "nan" not in told
     assert type(space["models"]["trained"]).__name__ == "BertModel" and len(space["means"]) == 2
     assert space["allowed"][-1, 0].all() and space["by_head"].leak.max() == 0  # both ways
     assert space["by_head"].query("model == 'trained' and c == 1").positions.min() > 1.5
     assert space["measured"].euler.iloc[-1] == pytest.approx(1, abs=1e-2)  # it ends in a LayerNorm
+
+
+def test_folders_without_a_tokenizer_say_so(tmp_path, claimed):
+    """`transformers` makes one up for BERT, to which all words are unknown; nothing else would stop the chapter."""
+    for step in (1, 2):
+        save(tmp_path / "run" / f"step{step}", bert, step, words=False)
+    with pytest.raises(ValueError, match="knows no word: set tokenizer_from"):
+        run(tmp_path / "run", causal=False)
 
 
 def test_a_checkpoint_says_how_to_load_it(tmp_path):

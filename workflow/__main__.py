@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_parser.add_argument("--seed", type=int, default=0)
     run_parser.add_argument("--html", action="store_true", help="render the pages too")
     seeds_parser = commands.add_parser("baselines", help="run over seeds and write tests/baselines/<profile>.json")
+    seeds_parser.add_argument("chapters", nargs="*", help="only these chapters; the file keeps the others as they are")
     seeds_parser.add_argument("--profile", default="smoke")
     seeds_parser.add_argument("--seeds", type=int, default=20)
     alarms_parser = commands.add_parser("alarms", help="how often a check fails on fresh seeds")
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         each.add_argument("--time-limit", type=int, default=3600, help="seconds for one notebook")
     pdf_parser = commands.add_parser("pdf", help="the rendered pages as one PDF")
     pdf_parser.add_argument("--profile", default="book")
+    pdf_parser.add_argument("--check", action="store_true", help="only look for the browser that prints")
     commands.add_parser("sync", help="write book/notebooks from the sources")
     new_parser = commands.add_parser("new-chapter", help="a chapter from the template, with its claim")
     new_parser.add_argument("name", help="such as 15-my-question")
@@ -56,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return template.new_chapter(arguments.name, arguments.title)
             case "resources":
                 print(f"wrote {cluster.record(profiles.resolve(arguments.profile)).relative_to(ROOT)}")
+                return 0
+            case "pdf" if arguments.check:
+                print(f"to print with: {pdf.browser()}")
                 return 0
             case "pdf":
                 print(f"wrote {pdf.make(profiles.resolve(arguments.profile)).relative_to(ROOT)}")

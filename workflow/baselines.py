@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,23 +47,70 @@ def machines(stats: Iterable[Path]) -> dict[str, Any]:
     return {"hardware": ", ".join(sorted({each["hardware"] for each in found})), "versions": first}
 
 
-def write(profile: str, seeds: Iterable[int], chapters: Sequence[str]) -> Path:
-    """Write ``tests/baselines/<profile>.json`` from the executed notebooks of these seeds.
+def path(profile: str) -> Path:
+    """File of the baselines of a profile."""
+    return ROOT / "tests" / "baselines" / f"{profile}.json"
+
+
+def load(profile: str) -> dict[str, Any] | None:
+    """The baselines that are kept for a profile; None if there are none yet."""
+    file = path(profile)
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def check_same(old: Mapping[str, Any] | None, seeds: Sequence[int], versions: Mapping[str, str]) -> None:
+    """One file has one range of seeds and one set of versions: some chapters alone are measured with these.
 
     Raises:
-        ValueError: the notebooks were run with different versions of the packages.
+        ValueError: the kept baselines ``old`` have others.
+    """
+    if old is None:
+        return
+    first, last = old["seeds"]
+    if [first, last] != [seeds[0], seeds[-1]]:
+        raise ValueError(
+            f"the kept baselines are from seeds {first} to {last}, these from {seeds[0]} to {seeds[-1]}: "
+            f"take SEEDS={last}, or measure all chapters"
+        )
+    names = sorted({*old["versions"], *versions})
+    if differ := [name for name in names if old["versions"].get(name) != versions.get(name)]:
+        raise ValueError(f"the kept baselines have other versions of {', '.join(differ)}: measure all chapters")
+
+
+def merge(old: Mapping[str, Any], new: Mapping[str, Any], chapters: Sequence[str]) -> dict[str, Any]:
+    """``new`` baselines of these chapters, and the ``old`` ones of all others.
+
+    Raises:
+        ValueError: the two have different seeds or versions.
+    """
+    check_same(old, new["seeds"], new["versions"])
+    others = {key: found for key, found in old["checks"].items() if found["chapter"] not in chapters}
+    hardware = sorted({*old["hardware"].split(", "), *new["hardware"].split(", ")})
+    return {**new, "hardware": ", ".join(hardware), "checks": dict(sorted({**others, **new["checks"]}.items()))}
+
+
+def write(profile: str, seeds: Iterable[int], chapters: Sequence[str], *, some: bool = False) -> Path:
+    """Write ``tests/baselines/<profile>.json`` from the executed notebooks of these seeds.
+
+    Args:
+        some: the chapters are not all there are; what the file has of the others stays.
+
+    Raises:
+        ValueError: the notebooks were run with different versions of the packages, or with other seeds or versions
+            than those that stay.
     """
     seeds = list(seeds)
     runs = [
         [record for chapter in chapters for record in report.records_of(run_folder(profile, seed) / f"{chapter}.ipynb")]
         for seed in seeds
     ]
-    target = ROOT / "tests" / "baselines" / f"{profile}.json"
-    kept = {
+    made = {
         "profile": profile,
         "seeds": [seeds[0], seeds[-1]],
         **machines(run_folder(profile, seed) / f"{chapter}.json" for seed in seeds for chapter in chapters),
         "checks": summarise(runs),
     }
-    jobs.put(target, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-    return target
+    old = load(profile) if some else None
+    kept = merge(old, made, chapters) if old else made
+    jobs.put(path(profile), json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    return path(profile)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-
-import jupytext
+from typing import NamedTuple
 
 from nbutils import trainings
 from workflow import ROOT
@@ -23,42 +22,48 @@ ALWAYS = (
 )
 
 
+class Uses(NamedTuple):
+    """What a piece of code names itself."""
+
+    modules: frozenset[str]  # of nbutils
+    tables: frozenset[str]  # published ones
+
+
 @cache
 def of_chapter(chapter: str) -> list[str]:
     """Files, relative to the root, whose change means that the chapter must run again (besides its own text)."""
-    trees = _closure(_code(chapter))
-    files = {*ALWAYS, *(f"nbutils/{name}.py" for name in trees if name)}
-    files |= {f"book/data/{table}.csv" for tree in trees.values() for table in _tables(tree)}
-    if "figures" in trees:
+    direct = _uses(_code(chapter))
+    modules = _closure(direct.modules)
+    tables = direct.tables.union(*(_of_module(name).tables for name in modules))
+    files = {*ALWAYS, *(f"nbutils/{name}.py" for name in modules), *(f"book/data/{table}.csv" for table in tables)}
+    if "figures" in modules:
         files.add("book/book.mplstyle")
     return sorted(files)
 
 
 @cache
 def _code(chapter: str) -> ast.Module:
+    import jupytext  # here: a training needs none of it, and it takes 0.4 s
+
     notebook = jupytext.read(ROOT / "book" / f"{chapter}.md", fmt="md:myst")
     return ast.parse("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
 
 
-def _closure(tree: ast.Module) -> dict[str, ast.Module]:
-    """A piece of code (under the name "") and the nbutils modules that it uses, and these in turn."""
-    trees, queue = {"": tree}, list(_modules(tree))
+def _closure(direct: Iterable[str]) -> set[str]:
+    """Modules of nbutils, those that they use, and these in turn."""
+    found: set[str] = set()
+    queue = list(direct)
     while queue:
         name = queue.pop()
-        if name not in trees:
-            trees[name] = _module(name)
-            queue.extend(_used(name))
-    return trees
+        if name not in found:
+            found.add(name)
+            queue.extend(_of_module(name).modules)
+    return found
 
 
 @cache
-def _module(name: str) -> ast.Module:
-    return ast.parse((ROOT / "nbutils" / f"{name}.py").read_text(encoding="utf-8"))
-
-
-@cache
-def _used(name: str) -> tuple[str, ...]:
-    return tuple(_modules(_module(name)))
+def _of_module(name: str) -> Uses:
+    return _uses(ast.parse((ROOT / "nbutils" / f"{name}.py").read_text(encoding="utf-8")))
 
 
 @cache
@@ -70,7 +75,8 @@ def trainings_of(chapter: str) -> list[str]:
     """
     names: set[str] = set()
     for node in ast.walk(_code(chapter)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "trainings.load":
+        called = isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "load"
+        if called and ast.unparse(node.func) == "trainings.load":
             if not (node.args and isinstance(node.args[0], ast.Constant)):
                 raise ValueError(f"{chapter}: `{ast.unparse(node)}`: give the trainings' name as a constant string")
             names |= set(trainings.names(node.args[0].value))
@@ -82,39 +88,37 @@ def of_training(training: str) -> list[str]:
     """Files, relative to the root, whose change means that this shared training must run again."""
     recipe = trainings.RECIPES[training]
     module = getattr(recipe, "func", recipe).__module__.removeprefix("nbutils.")
-    trees = _closure(ast.parse(f"from nbutils import {module}"))
     fixed = ("workflow/train.py", "workflow/jobs.py", "constraints.txt", "nbutils/__init__.py")
-    return sorted({*fixed, *(f"nbutils/{name}.py" for name in trees if name)})
+    return sorted({*fixed, *(f"nbutils/{name}.py" for name in _closure([module]))})
 
 
-def _modules(tree: ast.AST) -> Iterator[str]:
-    """Names of the nbutils modules that a piece of code imports, or reaches as attributes of the package."""
+def _uses(tree: ast.AST) -> Uses:
+    """Modules of nbutils that a piece of code imports, or reaches as attributes of the package; tables that it reads.
+
+    Where the name of a table is not a constant, it may be any.
+    """
     known = {path.stem for path in (ROOT / "nbutils").glob("*.py")} - {"__init__"}
-    packages = {"nbutils"}
-    for node in ast.walk(tree):
+    tables = {path.stem for path in (ROOT / "book" / "data").glob("*.csv")}
+    packages, modules, read = {"nbutils"}, set(), set()
+    nodes = list(ast.walk(tree))
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first, _, rest = alias.name.partition(".")
                 if first == "nbutils":
                     packages.add(alias.asname or first)
-                    yield from {rest.split(".")[0]} & known
+                    modules.add(rest.split(".")[0])
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "nbutils":
-            inner = node.module.split(".")[1:2] or [alias.name for alias in node.names]
-            yield from set(inner) & known
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in packages:
-            yield from {node.attr} & known
-
-
-def _tables(tree: ast.AST) -> Iterator[str]:
-    """Names of the published tables that a piece of code reads; all of them where the name is not a constant."""
-    tables = {path.stem for path in (ROOT / "book" / "data").glob("*.csv")}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
+            modules.update(node.module.split(".")[1:2] or [alias.name for alias in node.names])
+        elif isinstance(node, ast.Call):
             called = getattr(node.func, "attr", getattr(node.func, "id", None))
             if called == "published" and node.args:
                 name = node.args[0]
-                yield from {name.value} & tables if isinstance(name, ast.Constant) else tables
+                read |= {name.value} if isinstance(name, ast.Constant) else tables
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in packages:
+            modules.add(node.attr)
+    return Uses(frozenset(modules & known), frozenset(read & tables))
 
 
 def baseline_of(chapter: str, profile: str) -> str:

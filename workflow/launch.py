@@ -221,12 +221,15 @@ def conclude(result: report.Report, pages: Path | None) -> int:
 
 
 def make_baselines(arguments: argparse.Namespace) -> int:
-    """Run every chapter over seeds 1 … N and keep mean and spread of each measured value."""
+    """Run chapters, all unless some are named, over seeds 1 … N and keep mean and spread of each measured value."""
     if arguments.seeds < 3:
         raise ValueError(f"--seeds {arguments.seeds}: a spread needs at least 3")
     profile = profiles.resolve(arguments.profile)
     device = where(arguments, profile)
-    seeds, names = range(1, arguments.seeds + 1), chapters()
+    seeds, names = range(1, arguments.seeds + 1), check_chapters(arguments.chapters)
+    some = bool(arguments.chapters)
+    if some:  # asked now as well, before hours of runs
+        baselines.check_same(baselines.load(profile), seeds, devices.versions())
     held = lock()
     done = snakemake(
         "notebooks",
@@ -244,9 +247,10 @@ def make_baselines(arguments: argparse.Namespace) -> int:
         cause = causes[0] if causes else no_room(*(run_folder(profile, seed) for seed in seeds)) or STOPPED
         print(f"RED: not every notebook ran to its end; the baselines are as they were; the first: {cause}")
         return 1
-    path = baselines.write(profile, seeds, names)
+    path = baselines.write(profile, seeds, names, some=some)
     held.close()
-    print(f"wrote {path.relative_to(ROOT)} from {len(seeds)} seeds")
+    which = f": {', '.join(names)} anew, the others as they were" if some else ""
+    print(f"wrote {path.relative_to(ROOT)} from {len(seeds)} seeds{which}")
     return 0
 
 

@@ -14,6 +14,8 @@ def new_chapter(name: str, title: str) -> int:
     target, claim = ROOT / "book" / f"{name}.md", name[3:]
     if target.exists() or claim in report.load_claims():
         raise ValueError(f"{name}: there is such a chapter, or a claim {claim!r}; choose another name")
+    if taken := sorted((ROOT / "book").glob(f"{name[:2]}-*.md")):
+        raise ValueError(f"{name}: the number {name[:2]} is taken by {taken[0].stem}; choose another")
     text = (ROOT / "workflow" / "chapter.md").read_text(encoding="utf-8")
     for word, value in (("NUMBER", str(int(name[:2]))), ("TITLE", title), ("CHAPTER", name), ("CLAIM", claim)):
         text = text.replace(word, value)
@@ -25,5 +27,12 @@ def new_chapter(name: str, title: str) -> int:
         with open(ROOT / file, "a", encoding="utf-8") as lines:
             lines.write(more)
     print(f"wrote book/{name}.md, its claim in book/claims.yml and the verdict in tests/baselines/verdicts.yml")
-    print(f"next: add it to _toc.yml and the README, then `make smoke CHAPTERS={name}`")
+    print(
+        "next, in this order:\n"
+        "  book/claims.yml: source and statement of the claim\n"
+        "  tests/baselines/verdicts.yml: the verdict that you expect, and the reason\n"
+        "  _toc.yml and the README's table: the chapter\n"
+        "  make notebooks\n"
+        f"  make smoke CHAPTERS={name}"
+    )
     return 0
