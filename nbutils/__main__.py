@@ -151,7 +151,7 @@ def _fits(t: NDArray[np.float64], rho: NDArray[np.float64], samples: int) -> lis
         f"fits over steps {t[0]:.0f} to {t[-1]:.0f}, with 95 % intervals from the scatter around each curve "
         f"(residuals in blocks of {block}; another seed may differ more):"
     ]
-    for form in ("sqrt", "log", "power", "power_offset")[: 4 if len(t) > 6 else 3]:
+    for form in ("sqrt", "square", "log", "power", "power_offset")[: 5 if len(t) > 6 else 4]:
         label, names = fits.FORMS[form].label, fits.FORMS[form].parameters
         try:
             found = fits.fit(form, t, rho)
