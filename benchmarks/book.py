@@ -24,14 +24,13 @@ import nbformat
 import yaml
 
 from benchmarks.timing import Row, load, row
-from workflow import ROOT
+from workflow import ROOT, render
 from workflow.jobs import THREADS
 from workflow.notebooks import executable
 from workflow.report import records_of
 
 SOME = ("03-t5", "05-homogeneity", "08-projection", "11-saturation")  # one of each part; 03 loads shared trainings
 PARAMETERS = 'profile = "smoke"\nseed = 0\ndevice = "cpu"'
-JUPYTER_BOOK = "from jupyter_book.cli.main import main; main()"  # the package cannot be run with -m
 
 
 class Took(NamedTuple):
@@ -164,8 +163,7 @@ def jupyter_book(book: Path, notebooks: dict[str, nbformat.NotebookNode], execut
     if others:
         toc["chapters"] = [{"file": name} for name in others]
     (source / "_toc.yml").write_text(yaml.safe_dump(toc), encoding="utf-8")
-    words = [sys.executable, "-c", JUPYTER_BOOK, "build", str(source), "--path-output", str(pages(book)), "--all"]
-    return command(words, book)
+    return command([*render.jupyter_book(source, pages(book)), "--all"], book)
 
 
 def edited(book: Path, names: Sequence[str], only: Sequence[str]) -> Row:

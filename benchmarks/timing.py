@@ -6,7 +6,8 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 Row = dict[str, Any]
@@ -17,17 +18,23 @@ def cpu_seconds(work: Callable[[], object], repeats: int = 3) -> float:
     return statistics.median(_once(work) for _ in range(repeats))
 
 
-def _once(work: Callable[[], object]) -> float:
-    """CPU time without Python's garbage collection, as in ``timeit``: with torch and transformers loaded one pass takes
-    0.3 s, and it falls on whichever side comes to the threshold."""
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage collection within, as in ``timeit``: with torch and transformers loaded one pass takes 0.3 s, and it
+    falls on whichever side comes to the threshold."""
     gc.collect()
     gc.disable()
     try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _once(work: Callable[[], object]) -> float:
+    with no_collection():
         start = time.process_time()
         work()
         return time.process_time() - start
-    finally:
-        gc.enable()
 
 
 def interleaved(sides: dict[str, Callable[[], object]], repeats: int = 5) -> dict[str, list[float]]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks import timing
 from nbutils import norms
 from nbutils.device import generator
 
@@ -64,8 +65,9 @@ def tracked_steps(steps: int = 15) -> dict[str, np.ndarray]:
     theta, copy = (torch.zeros(sum(p.numel() for p in named.values())) for _ in "ab")
     work["traffic"] = (lambda: None, lambda: copy.sub_(theta))
     times = {side: np.zeros(steps) for side in work}
-    for i in range(steps):
-        for side, part in [(side, part) for part in (0, 1) for side in work]:
+    turns = [(i, side, part) for i in range(steps) for part in (0, 1) for side in work]
+    with timing.no_collection():
+        for i, side, part in turns:
             start = time.process_time()
             work[side][part]()
             times[side][i] += time.process_time() - start

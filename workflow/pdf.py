@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from workflow import BUILD
+from workflow.render import jupyter_book
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PRINT = """
@@ -48,9 +49,7 @@ def make(profile: str) -> Path:
         raise RuntimeError(f"no pages in {folder}: run `make book` first, or `--profile {profile} --html`")
     single, target = folder / "single-page", folder / "norm-growth.pdf"
     shutil.rmtree(single, ignore_errors=True)
-    start = "from jupyter_book.cli.main import main; main()"  # the package cannot be run with -m
-    command = [sys.executable, "-c", start, "build", str(folder / "source"), "--path-output", str(single)]
-    _run([*command, "--builder", "singlehtml"])
+    _run([*jupyter_book(folder / "source", single), "--builder", "singlehtml"])
     page = single / "_build" / "singlehtml" / "index.html"
     text = page.read_text(encoding="utf-8").replace("<details", "<details open")  # paper cannot unfold
     page.write_text(text.replace("</head>", PRINT + "</head>", 1), encoding="utf-8")

@@ -20,6 +20,12 @@ from workflow.jobs import JobError
 SEEN_ELSEWHERE = re.compile(r"^#+ .*|^\([\w-]+\)=|^:(?:name|label): .*|\{cite[^`]*`[^`]*`", re.MULTILINE)
 
 
+def jupyter_book(source: Path, output: Path) -> list[str]:
+    """The command that builds the pages of a folder; the package cannot be run with ``-m``."""
+    start = "from jupyter_book.cli.main import main; main()"
+    return [sys.executable, "-c", start, "build", str(source), "--path-output", str(output)]
+
+
 def render(source: Path, target: Path, log: Path) -> None:
     """Build the pages beside their place and put them there when they are whole.
 
@@ -33,9 +39,7 @@ def render(source: Path, target: Path, log: Path) -> None:
         mark.unlink()
     else:
         shutil.rmtree(output, ignore_errors=True)
-    start = "from jupyter_book.cli.main import main; main()"  # the package cannot be run with -m
-    command = [sys.executable, "-c", start, "build", str(source), "--path-output", str(output)]
-    command += ["-W", "-n", "--keep-going", *([] if same else ["--all"])]
+    command = [*jupyter_book(source, output), "-W", "-n", "--keep-going", *([] if same else ["--all"])]
     with open(log, "w", encoding="utf-8") as text:
         done = subprocess.run(command, stdout=text, stderr=subprocess.STDOUT)
     if done.returncode:
