@@ -15,7 +15,6 @@ JOB = "--threads {threads} --time-limit {time_limit} --run {run} --executor {exe
 
 wildcard_constraints:
     chapter=r"\d\d-[\w-]+",
-    training=r"[a-z][\w-]*",
     seed=r"\d+",
     profile=r"\w+",
 
@@ -36,25 +35,30 @@ rule notebooks:
         expand("_build/{profile}/seed-{seed}/{chapter}.ipynb", profile=PROFILE, seed=SEEDS, chapter=CHAPTERS),
 
 
-rule train:
-    """A training that chapters share, once for a profile and seed."""
-    input:
-        lambda wildcards: dependencies.of_training(wildcards.training),
-    output:
-        history="_build/{profile}/seed-{seed}/trainings/{training}/history.csv",
-        stats="_build/{profile}/seed-{seed}/trainings/{training}/stats.json",
-    log:
-        "_build/{profile}/seed-{seed}/logs/{training}.log",
-    params:
-        device=config["device"],
-    threads: 1
-    resources:
-        gpu=1 if config["device"] == "cuda" else 0,
-        mem_mb=lambda wildcards: cluster.memory_mb(wildcards.training, wildcards.profile),
-        runtime=lambda wildcards: cluster.minutes(wildcards.training, wildcards.profile, int(config["time_limit"])),
-    shell:
-        "exec {PYTHON} -m workflow.train {wildcards.training} --profile {wildcards.profile} --seed {wildcards.seed}"
-        " --device {params.device} {JOB} {output.history} {output.stats} {log}"
+# Trainings that chapters share, each once for a profile and seed.
+for names in cluster.batches(PROFILE):
+
+    rule:
+        name:
+            "train_" + names[0].replace("-", "_")
+        input:
+            dependencies.of_training(names[0]),
+        output:
+            expand("_build/{{profile}}/seed-{{seed}}/trainings/{training}/history.csv", training=names),
+            expand("_build/{{profile}}/seed-{{seed}}/trainings/{training}/stats.json", training=names),
+        log:
+            expand("_build/{{profile}}/seed-{{seed}}/logs/{training}.log", training=names),
+        params:
+            trainings=" ".join(names),
+            device=config["device"],
+        threads: 1
+        resources:
+            gpu=1 if config["device"] == "cuda" else 0,
+            mem_mb=cluster.memory_mb(names, PROFILE),
+            runtime=cluster.minutes(names, PROFILE, int(config["time_limit"])),
+        shell:
+            "exec {PYTHON} -m workflow.train {params.trainings} --profile {wildcards.profile} --seed {wildcards.seed}"
+            " --device {params.device} {JOB} --folder _build/{wildcards.profile}/seed-{wildcards.seed}"
 
 
 rule execute:
@@ -77,8 +81,8 @@ rule execute:
     threads: 1
     resources:
         gpu=1 if config["device"] == "cuda" else 0,
-        mem_mb=lambda wildcards: cluster.memory_mb(wildcards.chapter, wildcards.profile),
-        runtime=lambda wildcards: cluster.minutes(wildcards.chapter, wildcards.profile, int(config["time_limit"])),
+        mem_mb=lambda wildcards: cluster.memory_mb([wildcards.chapter], PROFILE),
+        runtime=lambda wildcards: cluster.minutes([wildcards.chapter], PROFILE, int(config["time_limit"])),
     shell:
         "exec {PYTHON} -m workflow.run_notebook {wildcards.chapter} --profile {wildcards.profile} --seed {wildcards.seed}"
         " --device {params.device} {JOB} {output.notebook} {output.stats} {log}"

@@ -37,14 +37,30 @@ def kept(tmp_path, monkeypatch):
 
 def test_a_job_asks_for_what_the_record_justifies(kept):
     """1.5 times the peak and 1000 MB; 4 times the seconds and 5 minutes."""
-    assert cluster.memory_mb("01-one", "smoke") == 1600 and cluster.memory_mb("lm-a", "smoke") == 2500
-    assert cluster.minutes("01-one", "smoke", 3600) == 6 + 5 and cluster.minutes("lm-a", "smoke", 3600) == 1 + 5
-    assert cluster.minutes("01-one", "smoke", 60) == 1 + 5, "a job ends itself at its time limit"
+    assert cluster.memory_mb(["01-one"], "smoke") == 1600 and cluster.memory_mb(["lm-a"], "smoke") == 2500
+    assert cluster.minutes(["01-one"], "smoke", 3600) == 6 + 5 and cluster.minutes(["lm-a"], "smoke", 3600) == 1 + 5
+    assert cluster.minutes(["01-one"], "smoke", 60) == 1 + 5, "a job ends itself at its time limit"
+    both = ["01-one", "lm-a"]
+    assert cluster.memory_mb(both, "smoke") == 2500 and 6 + 5 <= cluster.minutes(both, "smoke", 3600) <= 7 + 5
 
 
 def test_a_job_without_a_record_asks_as_the_largest(kept):
-    assert cluster.memory_mb("02-new", "smoke") == 2500 and cluster.minutes("02-new", "smoke", 3600) == 60 + 5
-    assert cluster.memory_mb("01-one", "gpu") == 4000 and cluster.minutes("01-one", "gpu", 120) == 2 + 5
+    assert cluster.memory_mb(["02-new"], "smoke") == 2500 and cluster.minutes(["02-new"], "smoke", 3600) == 60 + 5
+    assert cluster.memory_mb(["01-one"], "gpu") == 4000 and cluster.minutes(["01-one"], "gpu", 120) == 2 + 5
+
+
+def test_short_trainings_of_one_module_share_a_job(monkeypatch):
+    """None of several is recorded with more than a minute; none mixes modules, which go stale by different changes."""
+    module = {"lm-a": "lm", "lm-b": "lm", "lm-c": "lm", "lm-new": "lm", "t5-a": "t5", "t5-b": "t5"}
+    seconds = {"lm-a": 30, "lm-b": 29, "lm-c": 2, "t5-a": 5, "t5-b": 70}
+    monkeypatch.setattr(cluster.trainings, "names", lambda: list(module))
+    monkeypatch.setattr(cluster.dependencies, "of_training", lambda name: [module[name]])
+    monkeypatch.setattr(cluster.dependencies, "trainings_of", lambda chapter: ["lm-b", "t5-b"])
+    monkeypatch.setattr(cluster, "recorded", lambda profile: {name: {"seconds": s} for name, s in seconds.items()})
+    assert cluster.batches("smoke") == [["lm-a", "lm-b"], ["lm-c"], ["lm-new"], ["t5-a"], ["t5-b"]]
+    assert cluster.trained_for("04-four", "smoke") == {"lm-a", "lm-b", "t5-b"}
+    monkeypatch.setattr(cluster, "recorded", lambda profile: {})
+    assert cluster.batches("gpu") == [[name] for name in module], "without a record each has a job of its own"
 
 
 def test_resources_are_recorded_from_runs(kept, tmp_path, monkeypatch):
@@ -97,8 +113,8 @@ def test_a_clusters_gpu_is_taken_as_given(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(jobs, "die_with_run", lambda run: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    words = ["01-one", "--profile", "gpu", "--seed", "0", "--device", "cuda", "--executor", "slurm"]
-    arguments = jobs.parser("").parse_args([*words, "a", "b", str(tmp_path / "c.log")])
+    words = ["--profile", "gpu", "--seed", "0", "--device", "cuda", "--executor", "slurm"]
+    arguments = jobs.parser("").parse_args(words)
     for name in (*jobs.THREADS, "PYTHONPATH", "PYTHONHASHSEED", "NBUTILS_BOOK", "JUPYTER_PREFER_ENV_PATH"):
         monkeypatch.setenv(name, os.environ.get(name, ""))  # put back afterwards
     jobs.start(lambda arguments: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]), arguments)

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from nbutils import trainings
 from workflow import BUILD, ROOT, chapters, dependencies, jobs
 
 FILE = ROOT / "tests" / "baselines" / "resources.json"
 MEMORY, OVERHEAD_MB = 1.5, 1000  # times the recorded peak, and what Snakemake and papermill need around the kernel
+TOGETHER = 60  # recorded seconds of the trainings that share a job
 TIME, START_MINUTES = 4, 5  # times the recorded seconds: another machine, other jobs beside; and a cold file system
 
 
@@ -25,24 +28,47 @@ def recorded(profile: str) -> dict[str, dict[str, float]]:
     return kept.get(profile, {}).get("jobs", {})
 
 
-def memory_mb(job: str, profile: str) -> int:
-    """Memory to ask for, in MB: 1.5 times the recorded peak and 1000 MB, in steps of 100 MB.
+def batches(profile: str) -> list[list[str]]:
+    """The shared trainings by the job that makes them: neighbours of one module, recorded with a minute or less in all.
 
-    A job without a record asks as the largest one of its profile does, and 4000 MB where there is none.
+    To start Python and import torch takes as long as a training of smoke. One without a record has a job of its own.
+    """
+    known, made = recorded(profile), []
+    room, before = 0.0, []
+    for name in trainings.names():
+        seconds = known[name]["seconds"] if name in known else math.inf
+        if seconds > room or dependencies.of_training(name) != before:
+            made.append([])
+            room, before = TOGETHER, dependencies.of_training(name)
+        made[-1].append(name)
+        room -= seconds
+    return made
+
+
+def trained_for(chapter: str, profile: str) -> set[str]:
+    """The trainings that must succeed before a chapter can run: those it loads, and those made in one job with them."""
+    loaded = set(dependencies.trainings_of(chapter))
+    return {name for batch in batches(profile) if loaded.intersection(batch) for name in batch}
+
+
+def memory_mb(names: Sequence[str], profile: str) -> int:
+    """Memory to ask for a job that makes these, in MB: 1.5 times the recorded peak and 1000 MB, in steps of 100 MB.
+
+    One without a record asks as the largest of its profile does, and 4000 MB where there is none.
     """
     known = recorded(profile)
-    peaks = [known[job]["peak_mb"]] if job in known else [entry["peak_mb"] for entry in known.values()]
+    peaks = [known[name]["peak_mb"] for name in (names if set(names) <= set(known) else known)]
     return math.ceil((MEMORY * max(peaks) + OVERHEAD_MB) / 100) * 100 if peaks else 4000
 
 
-def minutes(job: str, profile: str, time_limit: int) -> int:
-    """Time to ask for, in minutes: 4 times the recorded seconds, and 5 minutes.
+def minutes(names: Sequence[str], profile: str, time_limit: int) -> int:
+    """Time to ask for a job that makes these, in minutes: 4 times the recorded seconds, and 5 minutes.
 
-    ``time_limit`` is in seconds; a job ends itself after it. One without a record asks for so long.
+    ``time_limit`` is in seconds; each ends itself after it. One without a record asks for so long.
     """
     known = recorded(profile)
-    seconds = TIME * known[job]["seconds"] if job in known else time_limit
-    return math.ceil(min(seconds, time_limit) / 60) + START_MINUTES
+    seconds = [min(TIME * known[name]["seconds"], time_limit) if name in known else time_limit for name in names]
+    return math.ceil(sum(seconds) / 60) + START_MINUTES
 
 
 def record(profile: str) -> Path:

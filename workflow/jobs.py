@@ -163,8 +163,11 @@ def _out_of_time(signum: int, frame: object) -> None:
     raise TimeoutError
 
 
-def statistics(arguments: argparse.Namespace, started: datetime, who: int) -> dict[str, Any]:
-    """Time, memory, hardware and versions of a job; ``who`` is ``resource.RUSAGE_SELF`` or ``RUSAGE_CHILDREN``."""
+def statistics(arguments: argparse.Namespace, started: datetime, who: int, cpu_before: float = 0.0) -> dict[str, Any]:
+    """Time, memory, hardware and versions of a job; ``who`` is ``resource.RUSAGE_SELF`` or ``RUSAGE_CHILDREN``.
+
+    ``cpu_before``: CPU seconds of its process when it began. The peak of memory is that of the process so far.
+    """
     usage = resource.getrusage(who)
     return {
         "profile": arguments.profile,
@@ -173,7 +176,7 @@ def statistics(arguments: argparse.Namespace, started: datetime, who: int) -> di
         "threads": arguments.threads,
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 2),
-        "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2),
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime - cpu_before, 2),
         "peak_mb": round(usage.ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2), 1),
         "hardware": device.hardware(arguments.device),
         "versions": device.versions(),
@@ -181,9 +184,8 @@ def statistics(arguments: argparse.Namespace, started: datetime, who: int) -> di
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Arguments that every job has."""
+    """Options that every job has."""
     made = argparse.ArgumentParser(description=description)
-    made.add_argument("name")
     made.add_argument("--profile", required=True)
     made.add_argument("--seed", type=int, required=True)
     made.add_argument("--device", required=True)
@@ -191,21 +193,18 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--time-limit", type=int, default=3600, help="seconds for the whole job")
     made.add_argument("--run", default="", help="name of the run that this job belongs to, as in the lock")
     made.add_argument("--executor", default="local", help="who starts the jobs; another than local also gives the GPU")
-    for name in ("output", "stats", "log"):
-        made.add_argument(name)
     return made
 
 
 def start(execute: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> None:
     """Run a job that dies with its run, on one GPU of its own or on none."""
     die_with_run(arguments.run)
-    with telling(Path(arguments.log).with_suffix(".error.json"), arguments.name):
-        set_environment(arguments.threads)
-        if arguments.device != "cuda":
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    set_environment(arguments.threads)
+    if arguments.device != "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        execute(arguments)
+    elif arguments.executor == "local":
+        with gpu_slot(max(1, device.cuda_count())):
             execute(arguments)
-        elif arguments.executor == "local":
-            with gpu_slot(max(1, device.cuda_count())):
-                execute(arguments)
-        else:  # a cluster's scheduler has chosen the GPU, and the locks here know nothing of other machines
-            execute(arguments)
+    else:  # a cluster's scheduler has chosen the GPU, and the locks here know nothing of other machines
+        execute(arguments)

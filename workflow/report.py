@@ -16,7 +16,7 @@ import nbformat
 import yaml
 
 from nbutils.claims import MIME, VERDICTS, Record, baseline, format_band, format_number, verdict
-from workflow import ROOT, dependencies, git, jobs, run_folder
+from workflow import ROOT, cluster, git, jobs, run_folder
 from workflow import chapters as all_chapters
 
 FIELDS = {"id", "chapters", "source", "statement", "corrected", "ours", "planned"}
@@ -149,7 +149,7 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
     said = jobs.told(folder / "logs")
     failed += [Problem(job, "", what) for job, what in said.items() if job not in all_chapters()]  # shared trainings
     for chapter in chapters:
-        notebook, missing = folder / f"{chapter}.ipynb", sorted(set(said) & set(dependencies.trainings_of(chapter)))
+        notebook, missing = folder / f"{chapter}.ipynb", sorted(set(said) & cluster.trained_for(chapter, profile))
         if chapter in said:
             failed.append(Problem(chapter, "", said[chapter]))
         elif missing:

@@ -23,8 +23,14 @@ from workflow import ROOT, jobs, kept, notebooks
 
 
 def execute(arguments: argparse.Namespace) -> None:
+    """The chapter, with word of why it failed if it does."""
+    with jobs.telling(Path(arguments.log).with_suffix(".error.json"), arguments.chapter):
+        execute_chapter(arguments)
+
+
+def execute_chapter(arguments: argparse.Namespace) -> None:
     """Run the notebook into the log file, then move it and its statistics into place, each in one step."""
-    chapter, log = arguments.name, Path(arguments.log)
+    chapter, log = arguments.chapter, Path(arguments.log)
     os.environ["NBUTILS_TRAININGS"] = str(Path(arguments.output).resolve().parent / "trainings")
     started, made_from = datetime.now(UTC), kept.sources_of_chapter(chapter, arguments.profile)
     with tempfile.TemporaryDirectory() as scratch:
@@ -110,7 +116,10 @@ def cell_of(error: PapermillExecutionError) -> str:
 
 
 def main() -> None:
-    jobs.start(execute, jobs.parser(__doc__).parse_args())
+    parser = jobs.parser(__doc__)
+    for name in ("chapter", "output", "stats", "log"):
+        parser.add_argument(name)
+    jobs.start(execute, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Run one training that chapters share: a job of the workflow. One that did not finish leaves no output.
+"""Run trainings that chapters share: a job of the workflow. One that did not finish leaves no output.
 
-``python -m workflow.train lm-pre-adamw --profile book --seed 0 --device cpu FOLDER/history.csv FOLDER/stats.json LOG``
+``python -m workflow.train lm-pre-sgd lm-pre-adamw --profile smoke --seed 0 --device cpu --folder _build/smoke/seed-0``
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import time
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,9 +18,20 @@ from workflow import jobs, kept
 
 
 def execute(arguments: argparse.Namespace) -> None:
-    """Train, then move the result into place in one step. Its progress and a traceback go to the log."""
-    name, folder, log = arguments.name, Path(arguments.output).parent, Path(arguments.log)
-    started, made_from = datetime.now(UTC), kept.sources_of_training(name)
+    """One training after another; the first that fails ends the job, and says why."""
+    for name in arguments.trainings:
+        log = Path(arguments.folder, "logs", f"{name}.log")
+        with jobs.telling(log.with_suffix(".error.json"), name):
+            train(name, Path(arguments.folder, "trainings", name), log, arguments)
+
+
+def train(name: str, folder: Path, log: Path, arguments: argparse.Namespace) -> None:
+    """Train, then move the result into place in one step. Its progress and a traceback go to the log.
+
+    Raises:
+        JobError: the training raised, or its time was up.
+    """
+    started, cpu_before, made_from = datetime.now(UTC), time.process_time(), kept.sources_of_training(name)
     jobs.limit_time(arguments.time_limit)
     try:
         with jobs.kernel_messages(log):
@@ -39,16 +51,19 @@ def execute(arguments: argparse.Namespace) -> None:
         jobs.limit_time(0)
     stats = {
         "training": name,
-        **jobs.statistics(arguments, started, resource.RUSAGE_SELF),
+        **jobs.statistics(arguments, started, resource.RUSAGE_SELF, cpu_before),
         "made_from": made_from,
         "files": kept.digests(folder),
     }
-    jobs.put(Path(arguments.stats), json.dumps(stats, indent=1) + "\n")
+    jobs.put(folder / "stats.json", json.dumps(stats, indent=1) + "\n")
     print(f"{name}, seed {arguments.seed}: {stats['seconds']:.1f} s, {stats['peak_mb']:.0f} MB", flush=True)
 
 
 def main() -> None:
-    jobs.start(execute, jobs.parser(__doc__).parse_args())
+    parser = jobs.parser(__doc__)
+    parser.add_argument("trainings", nargs="+")
+    parser.add_argument("--folder", required=True, help="of the run, for its trainings/ and logs/")
+    jobs.start(execute, parser.parse_args())
 
 
 if __name__ == "__main__":
