@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from nbutils.comparisons import Sums, same, sums, tied
 from nbutils.names import layer_of, layer_order
 from nbutils.sources import Checkpoint, Opener, Skip, find, series_below
-from nbutils.weights import ReadError, Sums, Weights, same, sums, tied
+from nbutils.weights import ReadError, Weights
 
 COLUMNS = ("step", "layer", "norm", "cos_similarity", "displacement_sq", "inner")
 

@@ -44,3 +44,12 @@ def layer_order(layer: str) -> tuple[int, int, int]:
     side, _, place = layer.partition(" ")
     sides = ("total", "embeddings", "block", "encoder", "decoder", "head", "rest")
     return sides.index(side), place == "rest", int(place) if place.isdigit() else 0
+
+
+def originals_first(name: str) -> tuple[bool, int, str]:
+    """Key to sort by: of tied tensors the first counts, T5's ``shared`` and not its copies in encoder and decoder.
+
+    >>> sorted(["lm_head.weight", "encoder.embed_tokens.weight", "shared.weight"], key=originals_first)
+    ['shared.weight', 'encoder.embed_tokens.weight', 'lm_head.weight']
+    """
+    return layer_of(name) != "embeddings", name.count("."), name

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from nbutils import checkpoints, norms, sources, weights
+from nbutils import checkpoints, comparisons, norms, sources, weights
 from nbutils.checkpoints import series
 from nbutils.sources import step_of
 from nbutils.weights import Weights
@@ -863,7 +863,7 @@ def test_sums_of_tensors_of_several_blocks():
     def stored(values):
         return weights.Tensor("F64", values.shape, lambda start, out: np.copyto(out, values[start : start + len(out)]))
 
-    found = weights.sums(stored(theta + 2.0), stored(theta))
+    found = comparisons.sums(stored(theta + 2.0), stored(theta))
     assert found.displacement_sq == pytest.approx(4 * len(theta), rel=1e-12)
     assert found.dot == pytest.approx(2 * theta.sum(), rel=1e-9)
     assert found.square == pytest.approx(((theta + 2) ** 2).sum(), rel=1e-12)

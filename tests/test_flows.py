@@ -1,4 +1,4 @@
-"""Flows against exact solutions, and false stops against runs."""
+"""Flows against exact solutions."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbutils import flows
+from nbutils import flows, one_weight
 from nbutils.device import generator
 from nbutils.models import HomogeneousMLP
 
@@ -76,9 +76,9 @@ def test_reduced_flow_has_the_coefficient_of_the_second_logarithm(k):
 def test_plain_descent_is_late_the_flow():
     u = np.linspace(1, 20, 500)
     at = np.interp(math.log(2000.0), flows.reduced_log_time(u, 2, math.log(4)), u)
-    assert flows.scalar_descent(2, [20_000], 0.1)[0] == pytest.approx(at, abs=0.01)
+    assert one_weight.scalar_descent(2, [20_000], 0.1)[0] == pytest.approx(at, abs=0.01)
     path = flows.descent(lambda theta: theta**2, torch.ones(1, 1, dtype=F64), [10, 500], 0.1)
-    np.testing.assert_allclose(path.margin[:, 0], flows.scalar_descent(2, [10, 500], 0.1), rtol=1e-12)
+    np.testing.assert_allclose(path.margin[:, 0], one_weight.scalar_descent(2, [10, 500], 0.1), rtol=1e-12)
     np.testing.assert_allclose(path.log_time[:, 0], np.log([1, 50]), atol=1e-12)
 
 
@@ -103,38 +103,6 @@ def test_with_margin_finds_the_place():
     found = flows.with_margin(lambda theta: theta[:, :1] + theta[:, 1:], *ends, 1e-3)
     torch.testing.assert_close(found.sum(1), torch.full((2,), 1e-3, dtype=F64), atol=1e-12, rtol=0)
     torch.testing.assert_close(found.norm(dim=1), torch.ones(2, dtype=F64))
-
-
-@pytest.mark.parametrize(("rate", "naive"), [(1, False), (8, False), (100, False), (100, True)])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_rounding_stops_descent_where_predicted(dtype, rate, naive):
-    predicted = flows.predicted_stop(dtype, rate, naive=naive)
-    assert flows.first_fixed(dtype, rate, naive=naive) == pytest.approx(predicted, abs=0.03)
-    if dtype == np.float16:
-        stop, _ = flows.descend_to_stop(dtype, rate, naive=naive, start=predicted - 0.5)
-        assert stop == pytest.approx(predicted, abs=0.2)
-
-
-def test_still_moving_is_said():
-    with pytest.raises(RuntimeError, match="still moving after 10 steps"):
-        flows.descend_to_stop(np.float64, 1, naive=False, start=1, most=10)
-
-
-@pytest.mark.parametrize("eps", [1e-8, 1e-2])
-def test_adam_is_torch_s(eps):
-    theta = torch.zeros((), dtype=F64, requires_grad=True)
-    optimizer = torch.optim.Adam([theta], lr=0.01, eps=eps)
-    for _ in range(50):
-        optimizer.zero_grad()
-        torch.nn.functional.softplus(-theta).backward()
-        optimizer.step()
-    assert flows.adam(50, 0.01, eps=eps)[-1] == pytest.approx(theta.item(), rel=1e-9)
-
-
-@pytest.mark.parametrize("rate", [1e-4, 1e-3])
-def test_adam_without_epsilon_has_its_speed(rate):
-    path = flows.adam(40_000, rate, eps=0.0)
-    assert (path[-1] - path[20_000]) / 19_999 == pytest.approx(flows.adam_speed(rate), rel=0.02)
 
 
 @pytest.mark.parametrize(
