@@ -10,7 +10,7 @@ CHAPTERS = config["chapters"].split()
 HTML = "_build/html" if PROFILE == "book" else f"_build/{PROFILE}/html"
 PYTHON = sys.executable
 # What a job's result does not depend on: not among its params, so that another value of it makes nothing run again.
-JOB = "--threads {threads} --time-limit {time_limit} --run {run} --executor {executor}".format(**config)
+JOB = "--threads {threads} --time-limit {time_limit} --run {run} --executor {executor} --gpus={gpus}".format(**config)
 
 
 wildcard_constraints:
@@ -49,7 +49,6 @@ for names in cluster.batches(PROFILE):
         log:
             expand("_build/{{profile}}/seed-{{seed}}/logs/{training}.log", training=names),
         params:
-            trainings=" ".join(names),
             device=config["device"],
         threads: 1
         resources:
@@ -57,8 +56,8 @@ for names in cluster.batches(PROFILE):
             mem_mb=cluster.memory_mb(names, PROFILE),
             runtime=cluster.minutes(names, PROFILE, int(config["time_limit"])),
         shell:
-            "exec {PYTHON} -m workflow.train {params.trainings} --profile {wildcards.profile} --seed {wildcards.seed}"
-            " --device {params.device} {JOB} --folder _build/{wildcards.profile}/seed-{wildcards.seed}"
+            "exec {PYTHON} -m workflow.train --profile {wildcards.profile} --seed {wildcards.seed}"
+            " --device {params.device} {JOB} {output}"
 
 
 rule execute:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import io
 import json
 import math
@@ -57,7 +58,7 @@ class _Reference:
         self.left_out |= weights.left_out
         have = {name: t.shape for name, t in weights.parameters.items() if name not in self.aliases}
         for alias in self.aliases.keys() & weights.parameters.keys():
-            if not same(weights, alias, weights, self.aliases[alias]):
+            if self.aliases[alias] in weights.parameters and not same(weights, alias, weights, self.aliases[alias]):
                 raise ReadError(f"{label}: {alias} differs from {self.aliases[alias]}; in {self.label} they are tied")
         more = have.keys() - self.shapes.keys()
         if more:
@@ -180,8 +181,8 @@ class _Store:
         reference.shapes = {name: tuple(shape) for name, shape in reference.shapes.items()}
         self.reference, self.twins = reference, state["duplicates"]
         rows = _read_rows(self.out) if self.out.exists() else {}
-        for step, layers, *key in state["done"]:
-            if [row.layer for row in rows.get(step, [])] == layers:
+        for step, digest, *key in state["done"]:
+            if digest == _digest(rows.get(step, [])):
                 self.rows[tuple(key)] = rows[step]
         self.loaded = list(self.rows)
 
@@ -198,15 +199,14 @@ class _Store:
         if not now:  # what an earlier run has done is kept until this one comes to it
             last = max(rows[0].step for rows in counted.values())
             counted = counted | {key: self.rows[key] for key in self.loaded if self.rows[key][0].step > last}
-        done = [[rows[0].step, [row.layer for row in rows], *key] for key, rows in counted.items()]
+        done = [[rows[0].step, _digest(rows), *key] for key, rows in counted.items()]
         state = {"origin": self.origin, "reference": asdict(self.reference), "done": done, "duplicates": self.twins}
-        text = io.StringIO()
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(COLUMNS)
-        table.writerows([v if v is not None else "" for v in row] for rows in counted.values() for row in rows)
-        for path, content in ((self.state, json.dumps(state, indent=0)), (self.out, text.getvalue())):
-            part = path.with_name(path.name + ".part")
-            part.write_text(content, encoding="utf-8")
+        table = _csv([COLUMNS, *(row for rows in counted.values() for row in rows)])
+        parts = {}
+        for path, content in ((self.state, json.dumps(state, indent=0)), (self.out, table)):
+            parts[path] = path.with_name(path.name + ".part")
+            parts[path].write_text(content, encoding="utf-8")
+        for path, part in parts.items():  # killed between the two: the digests tell which rows are of this state
             os.replace(part, path)
         self.saved = time.monotonic()
 
@@ -219,6 +219,17 @@ class _Store:
             self.saved = -math.inf
             self.save(counted())
             raise
+
+
+def _csv(rows: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(["" if v is None else v for v in row] for row in rows)
+    return text.getvalue()
+
+
+def _digest(rows: Sequence[Row]) -> str:
+    """Of the rows of one step as the table has them, so that rows made beside another neighbour do not pass."""
+    return hashlib.sha256(_csv(rows).encode()).hexdigest()
 
 
 def _read_rows(path: Path) -> dict[int, list[Row]]:

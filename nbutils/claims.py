@@ -104,10 +104,10 @@ class Ledger:
     def check_all(self, claim: str, name: str, margins: ArrayLike, *, role: str = "stated", slack: float = 0.0) -> bool:
         """Check an inequality over all samples: every margin (right side − left side) is at least ``−slack``.
 
-        ``slack`` is for rounding. An empty set of samples or a NaN does not hold.
+        ``slack`` is for rounding. An empty set of samples does not hold, nor one with a NaN or an infinite margin.
         """
         margins = np.asarray(margins, dtype=np.float64).ravel()
-        worst = float(np.min(margins)) if margins.size else math.nan
+        worst = float(np.min(margins)) if np.isfinite(margins).all() and margins.size else math.nan
         return self._record(
             claim, name, "inequality", worst, None, [0.0 - slack, None], worst >= -slack, role, samples=margins.size
         )
@@ -130,7 +130,7 @@ class Ledger:
         low, high = map(float, interval)
         if low > high:
             raise ValueError(f"check {name!r} of {claim!r}: empty interval [{low}, {high}]")
-        holds = low <= expected <= high and high - low <= max_width
+        holds = math.isfinite(estimate) and low <= expected <= high and high - low <= max_width
         # as a band for the estimate: the expected value, give or take the interval's own arms, if narrow enough
         band = [expected - (high - estimate), expected + (estimate - low)]
         return self._record(
@@ -140,9 +140,9 @@ class Ledger:
     def check_order(
         self, claim: str, name: str, values: Sequence[float], *, role: str = "stated", margin: float = 0.0
     ) -> bool:
-        """Check that ``values`` increase strictly, each by more than ``margin``; measured is the smallest step."""
-        steps = np.diff(np.asarray(values, dtype=np.float64))
-        smallest = float(np.min(steps)) if steps.size else math.nan
+        """Check that finite ``values`` increase, each by more than ``margin``; measured is the smallest step."""
+        values = np.asarray(values, dtype=np.float64)
+        smallest = float(np.min(np.diff(values))) if np.isfinite(values).all() and len(values) > 1 else math.nan
         return self._record(
             claim, name, "order", smallest, None, [float(margin), None], smallest > margin, role, strict=True
         )

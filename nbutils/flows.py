@@ -161,6 +161,9 @@ def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e
     The independent variable is λ = log 1/L: dθ/dλ = −∇ℓ/‖∇ℓ‖² and d(log t)/dλ = exp(λ − log t)/‖∇ℓ‖². Both sides stay
     moderate however small L is. Bogacki–Shampine 3(2), with a step length for each network.
 
+    Where a path slides along a kink of a ReLU the steps zigzag, and log 1/L grows by less than they say. The points
+    then lie below their targets; ``log_inv_loss`` is the true value.
+
     Args:
         theta: ``(networks, n)``, float64.
         targets: increasing values of log 1/L. A network that starts past one is told where it starts.

@@ -363,6 +363,8 @@ def save_run(run: Run, folder: Path | str) -> None:
             os.replace(folder, old)
         os.replace(part, folder)
     finally:
+        if old.exists() and not folder.exists():
+            os.replace(old, folder)
         shutil.rmtree(part, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
 

@@ -7,6 +7,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -196,8 +197,12 @@ class Weights:
 
 
 def _torch_reader(value: Any) -> Callable[[int, NDArray[np.float64]], None]:
+    @cache
+    def flat() -> Any:
+        return value.reshape(-1)  # a copy for a transposed tensor: once, and only if it is read
+
     def read(first: int, out: NDArray[np.float64]) -> None:
-        np.copyto(out, value.reshape(-1)[first : first + len(out)].double().numpy())
+        np.copyto(out, flat()[first : first + len(out)].double().numpy())
 
     return read
 

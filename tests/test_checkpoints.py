@@ -3,9 +3,11 @@
 import itertools
 import json
 import math
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -546,6 +548,41 @@ def test_a_torn_table_is_mended(tmp_path, measured):
         assert measured and 0 not in measured and again.table.equals(first.table)
     out.unlink()
     assert_is(series(tmp_path / "run", out=out, by="layer").table, states)
+
+
+def test_killed_between_table_and_state(tmp_path, measured, monkeypatch):
+    """The state knows the new neighbour of a step; the table still has the row beside the old one."""
+    make(tmp_path / "run")
+    (tmp_path / "run" / "step10").rename(tmp_path / "later")
+    out, plain = tmp_path / "norms.csv", os.replace
+    series(tmp_path / "run", out=out)
+    (tmp_path / "later").rename(tmp_path / "run" / "step10")
+
+    def killed(source, target):
+        if Path(target) == out:
+            raise KeyboardInterrupt
+        plain(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        series(tmp_path / "run", out=out)
+    monkeypatch.setattr(os, "replace", plain)
+    whole = series(tmp_path / "run").table
+    assert series(tmp_path / "run", out=out).table.equals(whole)
+
+
+def test_a_tied_pair_of_which_only_the_copy_is_stored(tmp_path):
+    """As ``safetensors.torch.save_model`` writes it: that checkpoint is skipped, and the others are read."""
+    for step in (0, 10, 20):
+        state = model(step)
+        tied = {"lm_head.weight": state["transformer.wte.weight"]}
+        if step == 10:
+            del state["transformer.wte.weight"]
+        save({**state, **tied}, tmp_path / f"step{step}")
+    result = series(tmp_path)
+    assert sorted(set(result.table["step"])) == [0, 20]
+    (skip,) = result.skipped
+    assert "no transformer.wte.weight" in skip.why
 
 
 def test_a_changed_checkpoint_and_its_neighbour_are_read_again(tmp_path, measured):

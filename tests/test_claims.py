@@ -43,6 +43,7 @@ def test_inequality_over_all_samples(ledger):
     assert not ledger.check_all("c", "one sample fails", np.array([0.5, -1e-9, 2.0]))
     assert ledger.check_all("c", "within rounding", np.array([0.5, -1e-9, 2.0]), slack=1e-8)
     assert not ledger.check_all("c", "a NaN", np.array([0.5, math.nan]))
+    assert not ledger.check_all("c", "one that overflowed", np.array([0.5, math.inf]))
     assert not ledger.check_all("c", "no samples", np.array([]))
 
 
@@ -51,9 +52,11 @@ def test_exponent_with_interval(ledger):
     assert not ledger.check_exponent("c", "excluded", 0.60, (0.59, 0.61), expected=0.5, max_width=0.05)
     assert not ledger.check_exponent("c", "too wide to say", 0.60, (0.0, 1.2), expected=0.5, max_width=0.05)
     assert not ledger.check_exponent("c", "no interval", 0.5, (math.nan, math.nan), expected=0.5, max_width=0.05)
+    assert not ledger.check_exponent("c", "no estimate", math.nan, (0.49, 0.51), expected=0.5, max_width=0.05)
 
 
 def test_order(ledger):
+    assert not ledger.check_order("c", "one that overflowed", [0.0, 1.0, math.inf])
     assert ledger.check_order("c", "rising", [1.0, 2.0, 3.0])
     assert not ledger.check_order("c", "falling once", [1.0, 2.0, 1.9])
     assert not ledger.check_order("c", "a tie", [1.0, 1.0, 2.0])

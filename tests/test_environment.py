@@ -48,6 +48,15 @@ def test_environment_yml_is_the_same_environment():
     assert "--constraint constraints.txt" in pip_section() and "--editable ." in pip_section()
 
 
+def test_commands_of_the_workflow_exist():
+    """Scripts, Makefile and documents that call ``python -m workflow WORD``: WORD is a command of it."""
+    places = [ROOT / "Makefile", *(ROOT / ".ci").iterdir(), *ROOT.glob("*.md"), *(ROOT / "book").glob("*.md")]
+    called = {word for file in places for word in re.findall(r"-m workflow ([a-z]+)", file.read_text(encoding="utf-8"))}
+    told = subprocess.run([sys.executable, "-m", "workflow", "--help"], cwd=ROOT, capture_output=True, text=True).stdout
+    known = set(re.search(r"\{([a-z,]+)\}", told)[1].split(","))
+    assert {"run", "report"} <= called <= known
+
+
 def test_fixed_packages_are_there():
     fixed = {"jupyter-book", "jupytext", "torch", "transformers", "matplotlib", "seaborn", "numpy", "papermill"}
     assert fixed <= {entry.split("==")[0] for entry in pip_section()}

@@ -279,7 +279,8 @@ OPERATIONS = """
 -x; abs(x); x + x; x - 2 * x.flip(0); 1 / x; x / x.sum(); x @ x.mT; x**2; x**-1; x**0; x.pow(1.5); x.sqrt(); x.rsqrt()
 x.square(); x.var(); x.std(-1); x.norm(); torch.linalg.norm(x); x.mean(0); x.amax(-1); x.max(); x.max(-1)[0]; x.min()
 x.max(-1).values; torch.maximum(x, 3 * x.flip(0)); x.clamp(min=0); x.relu(); F.leaky_relu(x, 0.1); x.sign()
-x.sort(-1).values; x.topk(2).values; x.cumsum(0); x.T; x.mT; x[..., :2]; x[:, None]; x.view(-1); x.reshape(3, 1, 4)
+x.sort(-1).values; x.topk(2).values; x / x.median()
+x.median(-1).values; x.cumsum(0); x.T; x.mT; x[..., :2]; x[:, None]; x.view(-1); x.reshape(3, 1, 4)
 x.t().contiguous(); x.permute(1, 0); x.unsqueeze(0).expand(2, 3, 4); x.repeat(2, 1); x.chunk(2, -1)[1]; x.unbind(0)[1]
 x.tril(); x.diagonal(); x.roll(1); torch.stack([x, x]); torch.cat([x, 2 * x], dim=1); torch.cat(tensors=[x, x])
 torch.einsum("ij,kj,kl->il", x, x, x); torch.outer(x[0], x[1]); torch.bmm(x[None], x.T[None])

@@ -21,6 +21,17 @@ def problems(claims, expected, records, chapters=("01-one",)):
     return [problem.what for problem in report.audit(claims, expected, records, chapters)[1]]
 
 
+def test_one_check_of_two_chapters_makes_no_band():
+    """Their values would be mixed, and both bands wrong."""
+    from workflow import baselines
+
+    record = {"claim": "c", "check": "a", "band_from": "seeds", "measured": 1.0}
+    runs = [[record | {"chapter": chapter} for chapter in ("01-one", "02-two")] for _ in range(3)]
+    with pytest.raises(ValueError, match="c/a is checked in 01-one and in 02-two"):
+        baselines.summarise(runs)
+    assert baselines.summarise([run[:1] for run in runs])["c/a"]["n"] == 3
+
+
 def test_green():
     verdicts, found = report.audit(listed("one"), {"one": "confirmed"}, [record()], ["01-one"])
     assert verdicts == {"one": "confirmed"} and found == []

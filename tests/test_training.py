@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -262,6 +263,22 @@ def test_a_failed_save_leaves_the_old_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(OSError, match="disk full"):
+        save_run(run(steps=3, snapshots=(2,)), tmp_path / "run")
+    assert len(load_run(tmp_path / "run").history) == 3
+    assert [file.name for file in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_save_that_fails_between_the_two_moves_leaves_the_old_run(tmp_path, monkeypatch):
+    done, move = run(steps=2, snapshots=(2,)), os.replace
+    save_run(done, tmp_path / "run")
+
+    def fails(source, target):
+        if ".part" in Path(source).name:
+            raise OSError("no such device")
+        move(source, target)
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="no such device"):
         save_run(run(steps=3, snapshots=(2,)), tmp_path / "run")
     assert len(load_run(tmp_path / "run").history) == 3
     assert [file.name for file in tmp_path.iterdir()] == ["run"]

@@ -189,6 +189,30 @@ def test_chapters_share_a_training(project, workflow):
     assert "no gradient" in done.stdout and done.stdout.count("not run: the training quick-a failed") == 2
 
 
+def test_a_module_edited_while_trainings_share_a_job(project, workflow):
+    """The second training would run the old code, which is loaded, and count as made from the new."""
+    module = project / "nbutils" / "trainings.py"
+    edit = f'open({str(module)!r}, "a").write("\\n# edited\\n")'
+    recipes = module.read_text() + QUICK.format(body="pass").replace("RECIPES = ", "_FIRST = ")
+    second = "\nRECIPES = {**_FIRST, 'quick-b': _quick}\n"
+    times = {name: {"seconds": 1.0, "peak_mb": 100.0} for name in ("quick-a", "quick-b")}
+    record = project / "tests" / "baselines" / "resources.json"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps({"smoke": {"hardware": ["h"], "jobs": times}}))
+    text = chapter("01-one", LOADS.format("one"), imports="from nbutils import trainings")
+    (project / "book" / "01-one.md").write_text(text)
+
+    module.write_text(recipes.replace("    pass\n", f"    {edit}\n") + second)
+    done = workflow(project)
+    assert done.returncode == 1 and "a module of it changed while it ran" in done.stdout, done.stdout[-3000:]
+    assert not list(executed(project).glob("trainings/*/history.csv"))
+
+    module.write_text(recipes + second)
+    done = workflow(project)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert {path.parent.name for path in executed(project).glob("trainings/*/history.csv")} == {"quick-a", "quick-b"}
+
+
 def test_a_kernel_that_dies(project, workflow):
     (project / "book" / "01-one.md").write_text(chapter("01-one", "import os\nos._exit(3)"))
     done = workflow(project)
@@ -369,12 +393,12 @@ def test_one_job_per_gpu(tmp_path, monkeypatch):
     got = []
 
     def third():
-        with jobs.gpu_slot(2) as index:
+        with jobs.gpu_slot(["2", "GPU-b"]) as index:
             got.append(index)
 
-    with jobs.gpu_slot(2) as first:
-        with jobs.gpu_slot(2) as second:
-            assert {first, second} == {0, 1} and os.environ["CUDA_VISIBLE_DEVICES"] == str(second)
+    with jobs.gpu_slot(["2", "GPU-b"]) as first:
+        with jobs.gpu_slot(["2", "GPU-b"]) as second:
+            assert (first, second) == ("2", "GPU-b") and os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
             waiting = threading.Thread(target=third)
             waiting.start()
             time.sleep(1.5)

@@ -13,7 +13,11 @@ from workflow import ROOT, jobs, report, run_folder
 
 
 def summarise(runs: Iterable[Sequence[report.Record]]) -> dict[str, dict]:
-    """Per ``claim/check`` whose band comes from seeds: mean, standard deviation (ddof 1), number of seeds."""
+    """Per ``claim/check`` whose band comes from seeds: mean, standard deviation (ddof 1), number of seeds.
+
+    Raises:
+        ValueError: two chapters have the same check of a claim, which would mix their values.
+    """
     values: dict[str, list[float]] = {}
     chapters: dict[str, str] = {}
     for records in runs:
@@ -21,7 +25,10 @@ def summarise(runs: Iterable[Sequence[report.Record]]) -> dict[str, dict]:
             if "band_from" in record:
                 key = f"{record['claim']}/{record['check']}"
                 values.setdefault(key, []).append(float(record["measured"]))
-                chapters[key] = record["chapter"]
+                if chapters.setdefault(key, record["chapter"]) != record["chapter"]:
+                    raise ValueError(
+                        f"{key} is checked in {chapters[key]} and in {record['chapter']}: give it two names"
+                    )
     return {
         key: {
             "chapter": chapters[key],

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,18 +60,21 @@ def holder() -> str:
 
 
 @contextmanager
-def gpu_slot(count: int) -> Iterator[int]:
-    """Hold one GPU for this job: the first whose lock is free, shown to the kernel as its only one."""
+def gpu_slot(names: Sequence[str]) -> Iterator[str]:
+    """Hold one GPU for this job: the first whose lock is free, shown as the only one.
+
+    Before anything of this process asks CUDA for its devices: afterwards it does not look at the variable again.
+    """
     BUILD.mkdir(exist_ok=True)
     while True:
-        for index in range(count):
-            with open(BUILD / f".gpu-{index}.lock", "w") as lock:
+        for name in names:
+            with open(BUILD / f".gpu-{name}.lock", "w") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:
                     continue
-                os.environ["CUDA_VISIBLE_DEVICES"] = str(index)
-                yield index
+                os.environ["CUDA_VISIBLE_DEVICES"] = name
+                yield name
                 return
         time.sleep(1)
 
@@ -190,8 +193,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, required=True)
     made.add_argument("--device", required=True)
     made.add_argument("--threads", type=int, default=1)
-    made.add_argument("--time-limit", type=int, default=3600, help="seconds for the whole job")
+    made.add_argument("--time-limit", type=int, default=3600, help="seconds for one chapter or training")
     made.add_argument("--run", default="", help="name of the run that this job belongs to, as in the lock")
+    made.add_argument("--gpus", default="0", help="those of this machine, by comma, as in CUDA_VISIBLE_DEVICES")
     made.add_argument("--executor", default="local", help="who starts the jobs; another than local also gives the GPU")
     return made
 
@@ -204,7 +208,7 @@ def start(execute: Callable[[argparse.Namespace], None], arguments: argparse.Nam
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         execute(arguments)
     elif arguments.executor == "local":
-        with gpu_slot(max(1, device.cuda_count())):
+        with gpu_slot(arguments.gpus.split(",")):
             execute(arguments)
     else:  # a cluster's scheduler has chosen the GPU, and the locks here know nothing of other machines
         execute(arguments)

@@ -11,8 +11,10 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
+from nbutils import device
 from workflow import ROOT, dependencies, run_folder
 
 
@@ -33,12 +35,19 @@ def sources_of_chapter(chapter: str, profile: str) -> str:
     for training in dependencies.trainings_of(chapter):
         files += dependencies.of_training(training)
     parts = [(ROOT / name).read_bytes() for name in files]
-    return digest(b"\0".join([*parts, dependencies.baseline_of(chapter, profile).encode()]))
+    return digest(b"\0".join([*parts, dependencies.baseline_of(chapter, profile).encode(), environment()]))
 
 
 def sources_of_training(training: str) -> str:
     """SHA-256 of all that a shared training depends on."""
-    return digest(b"\0".join((ROOT / name).read_bytes() for name in dependencies.of_training(training)))
+    parts = [(ROOT / name).read_bytes() for name in dependencies.of_training(training)]
+    return digest(b"\0".join([*parts, environment()]))
+
+
+@cache
+def environment() -> bytes:
+    """Versions of Python and of the packages that results depend on: those of another environment do not count."""
+    return json.dumps(device.versions(), sort_keys=True).encode()
 
 
 def fault(folder: Path, stats: Path, made_from: str) -> str:

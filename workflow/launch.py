@@ -92,6 +92,7 @@ def snakemake(
         if why == "damaged":
             print(f"{path.relative_to(ROOT)} is damaged: it is made anew")
     local = options.executor == "local"
+    gpus = devices.cuda_names() if local and device == "cuda" else ["0"]
     settings = {
         "profile": profile,
         "seeds": " ".join(map(str, seeds)),
@@ -101,11 +102,11 @@ def snakemake(
         "time_limit": options.time_limit,
         "run": jobs.holder(),
         "executor": options.executor,
+        "gpus": ",".join(gpus),
     }
     arguments = [target]
     if local:
-        gpus = devices.cuda_count() if device == "cuda" else 1
-        arguments += ["--cores", str(options.jobs), "--resources", f"gpu={gpus}"]
+        arguments += ["--cores", str(options.jobs), "--resources", f"gpu={len(gpus)}"]
     else:
         arguments += ["--executor", options.executor, "--jobs", str(options.jobs), "--local-cores", "1"]
     arguments += ["--snakefile", str(ROOT / "Snakefile"), "--directory", str(ROOT)]

@@ -1,6 +1,6 @@
 """Run trainings that chapters share: a job of the workflow. One that did not finish leaves no output.
 
-``python -m workflow.train lm-pre-sgd lm-pre-adamw --profile smoke --seed 0 --device cpu --folder _build/smoke/seed-0``
+``python -m workflow.train --profile smoke --seed 0 --device cpu …/trainings/lm-pre-sgd/history.csv …``
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from workflow import jobs, kept
 
 def execute(arguments: argparse.Namespace) -> None:
     """One training after another; the first that fails ends the job, and says why."""
-    for name in arguments.trainings:
-        log = Path(arguments.folder, "logs", f"{name}.log")
-        with jobs.telling(log.with_suffix(".error.json"), name):
-            train(name, Path(arguments.folder, "trainings", name), log, arguments)
+    folders = list(dict.fromkeys(Path(output).parent for output in arguments.outputs))
+    sources = {folder: kept.sources_of_training(folder.name) for folder in folders}  # of what this process has loaded
+    for folder, made_from in sources.items():
+        log = folder.parent.parent / "logs" / f"{folder.name}.log"
+        with jobs.telling(log.with_suffix(".error.json"), folder.name):
+            train(folder, log, made_from, arguments)
 
 
-def train(name: str, folder: Path, log: Path, arguments: argparse.Namespace) -> None:
+def train(folder: Path, log: Path, made_from: str, arguments: argparse.Namespace) -> None:
     """Train, then move the result into place in one step. Its progress and a traceback go to the log.
 
     Raises:
-        JobError: the training raised, or its time was up.
+        JobError: the training raised, its time was up, or a module of it changed while it ran.
     """
-    started, cpu_before, made_from = datetime.now(UTC), time.process_time(), kept.sources_of_training(name)
+    name, started, cpu_before = folder.name, datetime.now(UTC), time.process_time()
     jobs.limit_time(arguments.time_limit)
     try:
         with jobs.kernel_messages(log):
@@ -39,6 +41,8 @@ def train(name: str, folder: Path, log: Path, arguments: argparse.Namespace) -> 
 
             torch.set_num_threads(arguments.threads)
             run = trainings.make(name, profile=arguments.profile, seed=arguments.seed, device=arguments.device)
+            if kept.sources_of_training(name) != made_from:
+                raise RuntimeError("a module of it changed while it ran: run it again")
             training.save_run(run, folder)
     except TimeoutError:
         raise jobs.JobError(f"training raised TimeoutError: not finished after {arguments.time_limit} s") from None
@@ -61,8 +65,7 @@ def train(name: str, folder: Path, log: Path, arguments: argparse.Namespace) -> 
 
 def main() -> None:
     parser = jobs.parser(__doc__)
-    parser.add_argument("trainings", nargs="+")
-    parser.add_argument("--folder", required=True, help="of the run, for its trainings/ and logs/")
+    parser.add_argument("outputs", nargs="+", help="files in FOLDER/trainings/NAME/, a folder for each training")
     jobs.start(execute, parser.parse_args())
 
 
