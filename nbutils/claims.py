@@ -104,10 +104,11 @@ class Ledger:
     def check_all(self, claim: str, name: str, margins: ArrayLike, *, role: str = "stated", slack: float = 0.0) -> bool:
         """Check an inequality over all samples: every margin (right side − left side) is at least ``−slack``.
 
-        ``slack`` is for rounding. An empty set of samples does not hold, nor one with a NaN or an infinite margin.
+        ``slack`` is for rounding. An empty set of samples or a NaN does not hold; a margin
+        may be +∞, as of the logarithm of an error that is exactly 0.
         """
         margins = np.asarray(margins, dtype=np.float64).ravel()
-        worst = float(np.min(margins)) if np.isfinite(margins).all() and margins.size else math.nan
+        worst = float(np.min(margins)) if margins.size else math.nan
         return self._record(
             claim, name, "inequality", worst, None, [0.0 - slack, None], worst >= -slack, role, samples=margins.size
         )

@@ -51,9 +51,11 @@ def test_environment_yml_is_the_same_environment():
 def test_commands_of_the_workflow_exist():
     """Scripts, Makefile and documents that call ``python -m workflow WORD``: WORD is a command of it."""
     places = [ROOT / "Makefile", *(ROOT / ".ci").iterdir(), *ROOT.glob("*.md"), *(ROOT / "book").glob("*.md")]
-    called = {word for file in places for word in re.findall(r"-m workflow ([a-z]+)", file.read_text(encoding="utf-8"))}
+    called = {
+        word for file in places for word in re.findall(r"-m workflow ([a-z-]+)", file.read_text(encoding="utf-8"))
+    }
     told = subprocess.run([sys.executable, "-m", "workflow", "--help"], cwd=ROOT, capture_output=True, text=True).stdout
-    known = set(re.search(r"\{([a-z,]+)\}", told)[1].split(","))
+    known = set(re.search(r"\{([a-z,-]+)\}", told)[1].split(","))
     assert {"run", "report"} <= called <= known
 
 
