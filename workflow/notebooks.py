@@ -9,14 +9,15 @@ import contextlib
 import hashlib
 import re
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
-
-import jupytext
-import nbformat
-from nbformat import NotebookNode
-from pybtex.database import Entry, parse_file
+from typing import TYPE_CHECKING
 
 from workflow import BUILD, ROOT, chapters
+
+if TYPE_CHECKING:  # at run time where they are used: a run with nothing to do needs none of them
+    from nbformat import NotebookNode
+    from pybtex.database import Entry
 
 NUMBERS = "*Numbers of the run stand in the text by their names, in `this type`; the cells above or below print them.*"
 HIDDEN = ("jupytext",)  # metadata that says how the text was written, not what the notebook is
@@ -24,6 +25,8 @@ HIDDEN = ("jupytext",)  # metadata that says how the text was written, not what 
 
 def executable(source: Path) -> NotebookNode:
     """The notebook that papermill runs: the source as it is, with fixed cell ids and no outputs."""
+    import jupytext
+
     notebook = jupytext.read(source, fmt="md:myst")
     for key in HIDDEN:
         notebook.metadata.pop(key, None)
@@ -36,6 +39,8 @@ def plain(source: Path) -> NotebookNode:
     Raises:
         ValueError: a directive or role that has no plain form; the message names it.
     """
+    import nbformat
+
     notebook = executable(source)
     text = source.read_text(encoding="utf-8")
     labels = {label: str(number) for number, label in enumerate(re.findall(r"^:label: (\S+)$", text, re.M), 1)}
@@ -96,6 +101,8 @@ def _quote(match: re.Match[str]) -> str:
 
 @cache
 def _bibliography() -> dict[str, Entry]:
+    from pybtex.database import parse_file
+
     return dict(parse_file(str(ROOT / "book" / "references.bib")).entries)
 
 
@@ -118,6 +125,8 @@ def figure(notebook: Path, name: str) -> str:
     Raises:
         KeyError: there is no such figure.
     """
+    import nbformat
+
     for cell in nbformat.read(notebook, as_version=4).cells:
         if cell.metadata.get("mystnb", {}).get("figure", {}).get("name") == name:
             for output in cell.outputs:
@@ -148,6 +157,8 @@ def sync() -> list[Path]:
     folder.mkdir(exist_ok=True)
     if mark.exists() and mark.read_text(encoding="utf-8") == _digest(folder):
         return []
+    import nbformat
+
     changed = []
     wanted = {f"{chapter}.ipynb" for chapter in chapters()}
     for chapter in chapters():
@@ -168,7 +179,7 @@ def sync() -> list[Path]:
 def _digest(folder: Path) -> str:
     """Of the sources, the notebooks in ``folder`` and what turns the one into the other."""
     sources = [*sorted((ROOT / "book").glob("*.md")), ROOT / "book" / "references.bib"]
-    digest = hashlib.sha256(jupytext.__version__.encode())
+    digest = hashlib.sha256(version("jupytext").encode())
     for path in [*sources, *sorted(folder.glob("*.ipynb")), *sorted((ROOT / "workflow").glob("*.py"))]:
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)}\n".encode() + content)

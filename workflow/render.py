@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-import nbformat
-
 from workflow import ROOT
 from workflow.jobs import JobError
 
@@ -72,6 +70,8 @@ def _seen_elsewhere(page: Path) -> Iterator[str]:
     if page.suffix == ".md":
         yield from SEEN_ELSEWHERE.findall(page.read_text(encoding="utf-8"))
         return
+    import nbformat  # here: most runs render nothing
+
     for cell in nbformat.read(page, as_version=4).cells:
         if cell.cell_type == "markdown":
             yield from SEEN_ELSEWHERE.findall(cell.source)
