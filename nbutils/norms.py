@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -91,10 +91,9 @@ class NormTracker:
     For θ' = θ + δ it measures ‖θ'‖, ‖δ‖, θ·δ, cos(θ, δ), with ``gradients`` also θ·∇L and ‖∇L‖, and after
     ``snapshot()`` the cosine of θ' with that snapshot. δ is the step that the parameters really made, after rounding,
     clipping and weight decay, and not what the optimizer meant. It keeps one copy of the parameters (two with a
-    snapshot). Products are taken over blocks of 65,536 elements in the parameters' precision (half types: in float64)
-    and blocks are summed in float64: for float32 a sum of squares is right to about 1e-7, of heavy tails to 1e-6, and
-    of a large tensor with one value throughout, the worst case, to 3e-5 (tested). On CUDA nothing waits for the device
-    before ``history()``.
+    snapshot). Sums are float64. On CPU so are the differences and products in them, and all is right to about 1e-12;
+    on CUDA float32 is multiplied in float32, right to about 1e-7. On CUDA nothing waits for the device before
+    ``history()``.
 
     Between sums of squares of the parameters themselves, which come every ``check``-th measured step, ρ² follows from
     ρ'² = ρ² + ‖δ‖² + 2θ·δ. Where the sum is taken the two are compared: ``identity_error``.
@@ -149,7 +148,7 @@ class NormTracker:
             of_dtype.setdefault(p.dtype, []).append((p, number[layers[name]]))
         self._groups = [Pieces(members) for members in of_dtype.values()]
         self._layer_of_piece = torch.tensor([i for g in self._groups for i in g.layers], device=devices.pop())
-        self._snapshot: list[Tensor] = []
+        self._snapshot: list[tuple[Tensor, ...]] = []
         self._rows: list[tuple[int, Tensor]] = []
         self._gaps: list[Tensor] = []  # relative gap between the two sides of the identity, where both were taken
         self._open, self._of_gradients, self._version = False, {}, None
@@ -169,7 +168,7 @@ class NormTracker:
         if (self.steps + 1) % self.every:
             return
         self._refresh()
-        self._of_gradients = self._gradient_products() if self.gradients else {}
+        self._of_gradients = self._products(("projection", "gradient"), Pieces.gradient) if self.gradients else {}
 
     def after(self) -> None:
         """Right after the optimizer's step.
@@ -184,7 +183,10 @@ class NormTracker:
         if self.steps % self.every:
             self._version = None  # the copy is old, and fused optimizers do not raise versions
             return
-        measured = self._step_products() | self._of_gradients | {"before": self._squared}
+        measured = self._products(("inner", "step"), Pieces.advance) | self._of_gradients | {"before": self._squared}
+        if self._snapshot:
+            kept = self._by_layer([g.dot(old) for g, old in zip(self._groups, self._snapshot, strict=True)])
+            measured |= {"snapshot": kept, "snapshot_norm": self._snapshot_squared}
         measured["norm"] = self._squared + measured["step"] + 2 * measured["inner"]
         if len(self._rows) % self.check == 0:
             summed = self._sum_of_squares()
@@ -196,7 +198,7 @@ class NormTracker:
     def snapshot(self) -> None:
         """Keep the parameters as they are now: from here on ``cos_similarity`` is the cosine with them."""
         self._refresh()
-        self._snapshot = [x for group in self._groups for x in group.copy.clone().split(group.lengths)]
+        self._snapshot = [group.copy.clone().split(group.lengths) for group in self._groups]
         self._snapshot_squared = self._squared
 
     def history(self) -> pd.DataFrame:
@@ -227,8 +229,8 @@ class NormTracker:
         """Largest relative gap between ρ'² and ρ² + ‖δ‖² + 2θ·δ over layers (Eq. 3 of the paper).
 
         It is taken where ρ'² was summed, at every ``check``-th measured step and now; the right side runs along all
-        steps since the sum before. Rounding gives up to about 1e-6 for float32 and 1e-14 for float64; more means that
-        the parameters were overwritten behind autograd's back (``p.data``) or are not finite.
+        steps since the sum before. Rounding gives up to about 1e-12, on CUDA 1e-6 for float32; more means that the
+        parameters were overwritten behind autograd's back (``p.data``) or are not finite.
 
         Raises:
             RuntimeError: nothing measured yet.
@@ -269,49 +271,25 @@ class NormTracker:
         if self._version == self._versions():
             return
         for group in self._groups:
-            for now, old in zip(group.now(), group.old, strict=True):
-                old.copy_(now)
+            group.refresh()
         self._squared, self._version = self._sum_of_squares(), self._versions()
 
     def _sum_of_squares(self) -> Tensor:
         """‖θ‖² by layer, from the copy."""
-        return self._reduce([g.dot(wide, wide) for g in self._groups for wide in map(g.widen, g.old)])
+        return self._by_layer([group.dot(group.old) for group in self._groups])
 
     @staticmethod
     def _gap(summed: Tensor, followed: Tensor) -> Tensor:
         return ((summed - followed).abs() / summed.clamp(min=np.finfo(np.float64).tiny)).max()
 
-    def _step_products(self) -> dict[str, Tensor]:
-        """‖δ‖², θ·δ and θ'·snapshot by layer; the copy moves on to θ' while the block is in the cache."""
-        step, across, kept = [], [], []
-        snapshot = iter(self._snapshot)
-        for group in self._groups:
-            for now, old in zip(group.now(), group.old, strict=True):
-                theta = group.widen(now, 1)
-                if self._snapshot:
-                    kept.append(group.dot(theta, group.widen(next(snapshot), 2)))
-                # in the copy's place, or in its float64 form: no third block in the cache
-                back = group.widen(old).sub_(theta)
-                step.append(group.dot(back, back))
-                across.append(group.dot(theta, back))
-                old.copy_(now)
-        square, product = self._reduce(step), self._reduce(across)
-        measured = {"step": square, "inner": -product - square}  # θ·δ = θ'·δ − ‖δ‖², and back = −δ
-        return measured | ({"snapshot": self._reduce(kept), "snapshot_norm": self._snapshot_squared} if kept else {})
+    def _products(self, names: tuple[str, str], of: Callable[[Pieces], tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+        """Two sums of each group, by layer."""
+        first, second = zip(*map(of, self._groups), strict=True)
+        return dict(zip(names, (self._by_layer(first), self._by_layer(second)), strict=True))
 
-    def _gradient_products(self) -> dict[str, Tensor]:
-        """θ·∇L and ‖∇L‖² by layer; a parameter without a gradient counts as zero."""
-        projection, squared = [], []
-        for group in self._groups:
-            for theta, grad in zip(group.old, group.grad(), strict=True):
-                wide = group.widen(grad, 1)
-                projection.append(group.dot(group.widen(theta), wide))
-                squared.append(group.dot(wide, wide))
-        return {"projection": self._reduce(projection), "gradient": self._reduce(squared)}
-
-    def _reduce(self, parts: list[Tensor]) -> Tensor:
-        """Sums over pieces to float64 sums by layer, shape (layers,)."""
+    def _by_layer(self, sums: Sequence[Tensor]) -> Tensor:
+        """Sums of each group's pieces to sums by layer, shape (layers,)."""
         import torch
 
         zero = torch.zeros(len(self.layers), dtype=torch.float64, device=self._layer_of_piece.device)
-        return zero.index_add(0, self._layer_of_piece, torch.stack(parts).double())
+        return zero.index_add(0, self._layer_of_piece, torch.cat(sums))

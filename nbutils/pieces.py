@@ -1,7 +1,8 @@
-"""Parameters as short flat pieces beside their last values: what a tracker reads at every step, in few calls."""
+"""Parameters as flat pieces beside their last values: what a tracker reads at every step, in few calls."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -10,18 +11,19 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 1 << 16  # elements: two float32 blocks fit a core's L2 cache, so a tracked step reads memory about once
+BLOCK = 1 << 16  # elements: two blocks of half types as float64 fit a core's L2 cache
 SMALL = 1 << 14  # elements: tensors up to here are gathered by layer, since every call of torch has its price
 
 
 class Pieces:
-    """Parameters of one dtype as flat pieces, and a copy of them cut alike: the large in blocks, the small by layer.
+    """Parameters of one dtype as flat pieces, and a copy of them cut alike: the large one by one, the small by layer.
 
     Args:
         members: parameters of one dtype on one device, each with the number of its layer.
 
     ``lengths`` and ``layers`` say for each piece how many elements it has and in which layer they all are; ``copy`` is
-    the copy, flat, and ``old`` its pieces. What is in the copy is the caller's business.
+    the copy, flat, and ``old`` its pieces. What is in the copy is the caller's business. All sums are float64, one for
+    each piece, shape (pieces,): by ``nbutils.loops`` for float32 and float64 on CPU, else by torch.
     """
 
     def __init__(self, members: list[tuple[Tensor, int]]) -> None:
@@ -34,8 +36,9 @@ class Pieces:
         runs += [(sum(p.numel() for p, _ in run), layer) for layer, run in groupby(small, key=lambda m: m[1])]
         first = self.parameters[0]
         on_cpu = first.device.type == "cpu"
+        self._half = first.dtype not in (torch.float32, torch.float64)
         # CUDA: whole tensors, since each kernel has its fixed price
-        block = BLOCK if on_cpu else max(max(size for size, _ in runs), 1)
+        block = BLOCK if on_cpu and self._half else max(max(size for size, _ in runs), 1)
         cut = [[min(block, size - at) for at in range(0, max(size, 1), block)] for size, _ in runs]
         self.layers = [layer for (_, layer), lengths in zip(runs, cut, strict=True) for _ in lengths]
         together = [[size for lengths in cut[len(large) :] for size in lengths]] if small else []
@@ -43,11 +46,8 @@ class Pieces:
         self.lengths = [size for lengths in self._cuts for size in lengths]
         self.copy = _large_pages(sum(self.lengths), first)
         self.old = self.copy.split(self.lengths)
-        # half types go to float64: on their coarse grid float32 sums have a rounding bias of 1e-6
-        work = torch.float32 if first.dtype == torch.float32 else torch.float64
-        self._half = work != first.dtype
-        self._buffers = torch.empty(3 * self._half, max(self.lengths), dtype=work, device=first.device)
-        self.dot = torch.dot if on_cpu else _dot  # by BLAS on CPU, where a piece is short
+        self._buffers = torch.empty(2 * self._half, max(self.lengths), dtype=torch.float64, device=first.device)
+        self._compiled = on_cpu and not self._half
         self._pointers: list[int] | None = None
 
     def now(self) -> list[Tensor]:
@@ -66,12 +66,56 @@ class Pieces:
             torch.cat(self._small, out=self._gathered)
         return self._now
 
-    def grad(self) -> list[Tensor]:
+    def refresh(self) -> None:
+        """The copy becomes the parameters as they are."""
+        for now, old in zip(self.now(), self.old, strict=True):
+            old.copy_(now)
+
+    def advance(self) -> tuple[Tensor, Tensor]:
+        """θ·δ and ‖δ‖² with θ in the copy and θ + δ in the parameters; the copy moves on to θ + δ."""
+        import torch
+
+        if self._compiled:
+            from nbutils import loops
+
+            pairs = zip(self.now(), self.old, strict=True)
+            sums = [loops.advance(now.numpy(), old.numpy()) for now, old in pairs]
+            inner, square = torch.tensor(sums, dtype=torch.float64).T
+            return inner, square
+        inner, square = [], []
+        for now, old in zip(self.now(), self.old, strict=True):
+            theta = self._widen(now, 0)
+            back = self._widen(old, 1).sub_(theta)  # −δ, in the copy's place or in its float64 form
+            inner.append(_dot(theta, back))
+            square.append(_dot(back, back))
+            old.copy_(now)
+        # θ·δ = (θ + δ)·δ − ‖δ‖²
+        return -torch.stack(inner) - torch.stack(square), torch.stack(square)
+
+    def dot(self, pieces: Iterable[Tensor]) -> Tensor:
+        """θ·x with θ in the copy and x in ``pieces``, cut alike."""
+        return self._sums((old, x) for old, x in zip(self.old, pieces, strict=True))
+
+    def gradient(self) -> tuple[Tensor, Tensor]:
+        """θ·∇L and ‖∇L‖² with θ in the copy."""
+        grad = self._grad()
+        return self.dot(grad), self._sums((g, g) for g in grad)
+
+    def _sums(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        import torch
+
+        if self._compiled:
+            from nbutils import loops
+
+            return torch.tensor([loops.dot(a.numpy(), b.numpy()) for a, b in pairs], dtype=torch.float64)
+        return torch.stack([_dot(self._widen(a, 0), self._widen(b, 1)) for a, b in pairs])
+
+    def _grad(self) -> list[Tensor]:
         """Pieces of the gradients, cut alike."""
         import torch
 
         grads = (p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters)
-        flat = [_flat(grad, p) for grad, p in zip(grads, self.parameters, strict=True)]
+        flat = [_flat(grad.detach(), p) for grad, p in zip(grads, self.parameters, strict=True)]
         return self._cut(flat[: self._large], torch.cat(flat[self._large :]) if flat[self._large :] else None)
 
     def _cut(self, large: list[Tensor], small: Tensor | None) -> list[Tensor]:
@@ -79,8 +123,8 @@ class Pieces:
         whole = [*large, *([] if small is None else [small])]
         return [piece for flat, lengths in zip(whole, self._cuts, strict=True) for piece in flat.split(lengths)]
 
-    def widen(self, block: Tensor, place: int = 0) -> Tensor:
-        """The block itself, or for half types a float64 copy in one of the buffers."""
+    def _widen(self, block: Tensor, place: int) -> Tensor:
+        """The block itself, or for half types a float64 copy in one of the two buffers."""
         return self._buffers[place, : block.numel()].copy_(block) if self._half else block
 
 
@@ -98,7 +142,7 @@ def _large_pages(size: int, like: Tensor) -> Tensor:
 def _flat(tensor: Tensor, like: Tensor) -> Tensor:
     """Flat, in the order in which ``like`` lies in memory: a view for every tensor without gaps, else a copy.
 
-    With gaps, as of every second column, a flat view may exist, but BLAS sums it with strides, to 2e-6 and not 1e-7.
+    With gaps, as of every second column, a flat view may exist, but then the elements do not lie side by side.
     """
     order = sorted(range(like.ndim), key=lambda axis: -like.stride(axis))
     return tensor.permute(order).reshape(-1).contiguous()

@@ -26,7 +26,19 @@ from packaging.utils import canonicalize_name
 from workflow import ROOT, chapters, report
 
 pytestmark = pytest.mark.colab
-COLAB = ("numpy", "torch", "transformers", "matplotlib", "seaborn", "pandas", "scipy", "tqdm", "ipykernel", "pip")
+COLAB = (
+    "numba",
+    "numpy",
+    "torch",
+    "transformers",
+    "matplotlib",
+    "seaborn",
+    "pandas",
+    "scipy",
+    "tqdm",
+    "ipykernel",
+    "pip",
+)
 AT_ONCE = 2
 LIMIT = 900  # seconds a notebook
 

@@ -139,7 +139,7 @@ def test_hardware_and_versions():
     assert "core" in device.hardware("cpu") and {"python", "numpy", "torch"} <= set(device.versions())
 
 
-INTERNAL = {"__init__", "__main__", "pieces", "rules"}
+INTERNAL = {"__init__", "__main__", "loops", "pieces", "rules"}
 
 
 def test_docstring_examples():
