@@ -16,10 +16,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.integrate import solve_ivp
 from scipy.optimize import nnls
-from scipy.special import stdtrit
 from torch import Tensor
 from torch.func import functional_call
 
+from nbutils import fits
 from nbutils.models import HomogeneousMLP
 
 Array = NDArray[np.float64]
@@ -34,7 +34,8 @@ def log_softplus(z: Tensor) -> Tensor:
     0.6931471805599453
     """
     low = z < -30  # log(1 + e^z) = e^z (1 − e^z/2 + …)
-    return torch.where(low, z, torch.nn.functional.softplus(torch.where(low, 0.0, z)).log())
+    # torch's own threshold of 20 leaves out a term of e^−20
+    return torch.where(low, z, torch.nn.functional.softplus(torch.where(low, 0.0, z), threshold=40).log())
 
 
 def log_loss(q: Tensor) -> Tensor:
@@ -305,10 +306,7 @@ def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Coeff
     each, half = slopes(slice(None)), len(log_t) // 2 + 1
     moved = slopes(slice(None, half)) - slopes(slice(-half, None))
     drift = max(abs(moved).mean(), 2.5 * abs(moved.mean()))
-    n = len(each)
-    arm = stdtrit(n - 1, (1 + level) / 2) * each.std(ddof=1) / math.sqrt(n) + drift
-    estimate = float(each.mean())
-    return Coefficient(estimate, (float(estimate - arm), float(estimate + arm)), each)
+    return Coefficient(*fits.mean_interval(each, level=level, widen=float(drift)), each)
 
 
 def max_margin(x: ArrayLike, y: ArrayLike) -> float:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from nbutils import fits
 from nbutils.homogeneity import one_minus_cosine
 from nbutils.sublayers import BIASES, Sublayer
 
@@ -231,7 +231,4 @@ def saturation_rate(scales: ArrayLike, errors: ArrayLike, *, level: float = 0.99
 
     fitted, half = slopes(slice(None)), len(log_c) // 2 + 1
     drift = abs(slopes(slice(None, half)) - slopes(slice(-half, None))).mean()
-    n = len(fitted)
-    arm = stdtrit(n - 1, (1 + level) / 2) * fitted.std(ddof=1) / math.sqrt(n) + drift
-    estimate = float(fitted.mean())
-    return Rate(estimate, (float(estimate - arm), float(estimate + arm)), -np.diff(log_e) / np.diff(log_c))
+    return Rate(*fits.mean_interval(fitted, level=level, widen=float(drift)), -np.diff(log_e) / np.diff(log_c))

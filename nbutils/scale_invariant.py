@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit  # scipy.stats takes a second to import
 from torch import Tensor
 from tqdm.auto import tqdm
+
+from nbutils import fits
 
 Array = NDArray[np.float64]
 
@@ -235,6 +236,4 @@ def exponent(rho_sq: ArrayLike, window: tuple[float, float], *, confidence: floa
         raise ValueError(f"rho_sq has shape {rho_sq.shape}, window {window}: give (steps, runs) and times within it")
     t = np.unique(np.geomspace(low, high, 60).round().astype(int))
     each = np.polyfit(np.log(t), np.log(rho_sq[t - 1]) / 2, 1)[0]
-    runs, mean = len(each), float(each.mean())
-    half = float(stdtrit(runs - 1, (1 + confidence) / 2) * each.std(ddof=1) / np.sqrt(runs)) if runs > 1 else np.inf
-    return Exponent(mean, (mean - half, mean + half), each)
+    return Exponent(*fits.mean_interval(each, level=confidence), each)

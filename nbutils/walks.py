@@ -13,7 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import poch, stdtrit
+from scipy.special import poch
+
+from nbutils import fits
 
 # An increment: the exact sum of `steps` independent steps, drawn for every walk at once, shape (walks, n).
 Increment = Callable[[int, tuple[int, int], torch.Generator], torch.Tensor]
@@ -222,9 +224,7 @@ def growth_exponent(
     log_t = np.log(times) - np.log(times).mean()
     curves = np.array([np.log(statistic(batch, axis=0)) for batch in np.array_split(norms, batches)])
     slopes = curves @ log_t / (log_t @ log_t)
-    arm = float(stdtrit(batches - 1, (1 + level) / 2)) * slopes.std(ddof=1) / math.sqrt(batches)
-    estimate = float(slopes.mean())
-    return Exponent(estimate, (estimate - arm, estimate + arm))
+    return Exponent(*fits.mean_interval(slopes, level=level))
 
 
 def interval_shares(theta: NDArray[np.float64], spans: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -2,6 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
 
 from nbutils import data, fits
 
@@ -121,3 +125,19 @@ def test_aic_by_hand():
     for form, parameters in (("linear", 3), ("power_offset", 4)):  # the variance is one of them
         found = fits.fit(form, np.arange(1.0, 7.0), rho)
         assert found.aic == pytest.approx(6 * np.log((found.residuals**2).sum() / 6) + 2 * parameters)
+
+
+@given(
+    arrays(np.float64, st.integers(2, 12), elements=st.floats(-1e3, 1e3)),
+    st.floats(0.5, 0.9999),
+    st.floats(0, 10),
+)
+def test_mean_interval_is_students(each, level, widen):
+    mean, (low, high) = fits.mean_interval(each, level=level, widen=widen)
+    error = stats.sem(each)
+    wanted = stats.t.interval(level, len(each) - 1, each.mean(), error) if error > 0 else (mean, mean)
+    np.testing.assert_allclose((low, high), (wanted[0] - widen, wanted[1] + widen), rtol=1e-9, atol=1e-9)
+
+
+def test_mean_interval_of_one_value_is_the_whole_line():
+    assert fits.mean_interval([3.0]) == (3.0, (-np.inf, np.inf))
