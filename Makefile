@@ -28,7 +28,7 @@ help:
 	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
 	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=03-t5 for some, SEED=7, JOBS=4)"
 	@echo "make baselines  the chapters over seeds, for the bands (SEEDS=20 PROFILE=smoke, CHAPTERS=03-t5 for some)"
-	@echo "make alarms     how often a check fails on fresh seeds (FIRST=5000 SEEDS=50 PROFILE=smoke)"
+	@echo "make alarms     how often a check fails on fresh seeds (FIRST=5000 SEEDS=50 PROFILE=smoke, CHAPTERS=03-t5 for some)"
 	@echo "make report     compare two runs (A=_build/smoke B=other/metrics.json)"
 	@echo "make mutants    plant defects in the mathematics; the tests must turn red (ONLY=norms for some)"
 	@echo "make upgrades   smoke with the newest packages in our ranges, against smoke with the pinned ones"
@@ -80,7 +80,7 @@ upgrades: env
 	bash .ci/upgrades
 
 alarms: env
-	$(PY) -m workflow alarms --profile $(PROFILE) --first $(FIRST) --seeds $(if $(filter file,$(origin SEEDS)),50,$(SEEDS)) $(HOW)
+	$(PY) -m workflow alarms --profile $(PROFILE) --first $(FIRST) --seeds $(if $(filter file,$(origin SEEDS)),50,$(SEEDS)) $(HOW) $(CHAPTERS)
 
 report: env
 	@$(PY) -m workflow report "$(A)" "$(B)"

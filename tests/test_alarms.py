@@ -6,7 +6,7 @@ import nbformat
 import pytest
 
 from nbutils import claims
-from workflow import alarms
+from workflow import alarms, chapters
 from workflow.__main__ import main
 
 BASE = {"one/random": {"mean": 1.0, "sd": 0.01, "n": 20}}
@@ -31,8 +31,12 @@ def write(build, seed, *records):
     (folder / "01-one.json").write_text(json.dumps({"hardware": "h", "versions": {"torch": "2"}}))
 
 
-def judged(build, seeds, chapters=("01-one",)):
-    return alarms.measure("smoke", seeds, list(chapters), build)
+def judged(build, seeds):
+    return alarms.measure("smoke", seeds, ["01-one"], build)
+
+
+def failures(build, seed):
+    return alarms.pooled(judged(build, [seed])).failures
 
 
 def test_every_check_counts_the_fixed_ones_too(tmp_path):
@@ -41,21 +45,23 @@ def test_every_check_counts_the_fixed_ones_too(tmp_path):
         held = seed == 1000
         write(tmp_path, seed, record("random", band_from="smoke, 20 seeds"), record("fixed", 3.0, held), opened)
     found = judged(tmp_path, range(1000, 1002))
-    assert (found["evaluated"], found["left_open"], found["failures"], found["rate"]) == (4, 2, 1, 0.25)
-    assert found["failed"] == [
-        {"chapter": "01-one", "claim": "one", "check": "fixed", "at": [{"seed": 1001, "measured": 3.0}]}
+    counts = alarms.pooled(found)
+    assert (counts.evaluated, counts.failures, counts.rate) == (4, 1, 0.25)
+    assert found["chapters"]["01-one"]["left_open"] == 2
+    assert found["chapters"]["01-one"]["failed"] == [
+        {"claim": "one", "check": "fixed", "at": [{"seed": 1001, "measured": 3.0}]}
     ]
-    assert found["twice"] == [] and not found["green"], "a quarter is above half a percent"
+    assert counts.twice == [] and not counts.green, "a quarter is above half a percent"
 
 
 def test_todays_baseline_decides_and_not_the_recorded_band(tmp_path):
     """0.1 away is ten sd: outside. A record of an older, wider band said that it holds, and the other way round."""
     write(tmp_path, 1000, record("random", 1.1, True, band_from="smoke, 20 seeds"))
-    assert judged(tmp_path, [1000])["failures"] == 1
+    assert failures(tmp_path, 1000) == 1
     write(tmp_path, 1001, record("random", 1.02, False, band_from="smoke, 20 seeds"))
-    assert judged(tmp_path, [1001])["failures"] == 0
+    assert failures(tmp_path, 1001) == 0
     write(tmp_path, 1002, record("new", band_from="no baseline"))
-    assert judged(tmp_path, [1002])["failures"] == 1, "no baseline, no band, does not hold"
+    assert failures(tmp_path, 1002) == 1, "no baseline, no band, does not hold"
 
 
 def test_the_recomputed_band_is_the_ledgers_own(tmp_path):
@@ -77,18 +83,20 @@ def test_few_are_green_but_none_twice(tmp_path):
     for seed, wrong in ((1000, 0), (1001, 1), (1002, None), (1003, None)):
         records = [entry | {"holds": False} if index == wrong else entry for index, entry in enumerate(checks)]
         write(tmp_path, seed, *records)
-    found = judged(tmp_path, range(1000, 1004))
-    assert found["green"] and found["failures"] == 2 and found["evaluated"] == 600
+    found = alarms.pooled(judged(tmp_path, range(1000, 1004)))
+    assert found.green and found.failures == 2 and found.evaluated == 600
     write(tmp_path, 1004, checks[0] | {"holds": False}, *checks[1:])
     again = judged(tmp_path, range(1000, 1005))
-    assert again["rate"] < alarms.RATE and again["twice"] == ["01-one / one / check 0"] and not again["green"]
+    counts = alarms.pooled(again)
+    assert counts.rate < alarms.RATE and counts.twice == ["01-one / one / check 0"] and not counts.green
     assert alarms.conclusion(again).startswith("RED: 3 of 750")
 
 
 def test_a_notebook_that_is_not_there_is_red(tmp_path):
     write(tmp_path, 1000, record("fixed"))
     found = judged(tmp_path, [1000, 1001])
-    assert found["missing"] == ["01-one, seed 1001"] and not found["green"]
+    counts = alarms.pooled(found)
+    assert counts.missing == ["01-one, seed 1001"] and not counts.green
     assert "1 notebook(s) without a result" in alarms.conclusion(found)
 
 
@@ -109,8 +117,28 @@ def test_the_command_keeps_what_it_found(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(alarms.keep, "__defaults__", (kept,))
     write(tmp_path, 1000, record("fixed"))
     assert main(["alarms", "--first", "1000", "--seeds", "1", "--build", str(tmp_path)]) == 0
-    assert json.loads(kept.read_text())["evaluated"] == 1
+    assert json.loads(kept.read_text())["chapters"]["01-one"]["evaluated"] == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("GREEN: 0 of 1 checks did not hold (0.000 %)")
+
+
+def test_some_chapters_anew_leave_the_others(tmp_path):
+    """A chapter that was mended gets seeds of its own; what failed in the others stays, and each names its seeds."""
+    write(tmp_path, 1000, record("fixed", 3.0, False))
+    write(tmp_path, 2000, *[record(f"check {index}") for index in range(300)])
+    (old,) = judged(tmp_path, [1000])["chapters"].values()
+    kept = {"profile": "smoke", "chapters": {"01-one": old, "02-two": old, "03-three": old}}
+    merged = alarms.merge(kept, judged(tmp_path, [2000]))
+    assert {name: entry["seeds"] for name, entry in merged["chapters"].items()} == {
+        "01-one": [2000, 2000],
+        "02-two": [1000, 1000],
+        "03-three": [1000, 1000],
+    }
+    counts = alarms.pooled(merged)
+    assert (counts.evaluated, counts.failures, counts.twice) == (302, 2, [])
+    assert "1000 to 1000; 2000 to 2000 in 01-one" in alarms.markdown(merged)
+    assert alarms.merge(None, kept) == kept
+    with pytest.raises(ValueError, match="what is kept is of smoke, this of book"):
+        alarms.merge(kept, {**kept, "profile": "book"})
 
 
 def test_the_kept_result_is_green():
@@ -118,6 +146,9 @@ def test_the_kept_result_is_green():
     found = alarms.load()
     if found is None:
         pytest.skip("not measured yet: make alarms")
-    assert found["green"] and found["seeds"][1] - found["seeds"][0] >= 49 and found["rate"] < alarms.RATE
-    assert found["rate"] == found["failures"] / found["evaluated"]
-    assert alarms.conclusion(found).split(": ")[0] == "GREEN" and f"{found['evaluated']:,}" in alarms.markdown(found)
+    assert set(found["chapters"]) == set(chapters())
+    for entry in found["chapters"].values():
+        assert entry["seeds"][1] - entry["seeds"][0] >= 49
+    counts = alarms.pooled(found)
+    assert counts.green and alarms.conclusion(found).startswith("GREEN: ")
+    assert f"{counts.evaluated:,}" in alarms.markdown(found)

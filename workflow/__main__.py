@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     seeds_parser.add_argument("--profile", default="smoke")
     seeds_parser.add_argument("--seeds", type=int, default=20)
     alarms_parser = commands.add_parser("alarms", help="how often a check fails on fresh seeds")
+    alarms_parser.add_argument("chapters", nargs="*", help="only these chapters; the file keeps the others as they are")
     alarms_parser.add_argument("--profile", default="smoke")
     alarms_parser.add_argument("--first", type=int, default=5000, help="the first seed")
     alarms_parser.add_argument("--seeds", type=int, default=50)

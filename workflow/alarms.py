@@ -7,9 +7,9 @@ without a result is red, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbutils import claims
 from workflow import ROOT, report
@@ -36,8 +36,8 @@ def measure(profile: str, seeds: Sequence[int], chapters: Sequence[str], build: 
     """Judge every check of the executed notebooks ``build/<profile>/seed-<n>/``.
 
     Returns:
-        As ``tests/baselines/alarms.json`` keeps it: counts, rate, the checks that failed with their seeds, notebooks
-        that are not there, hardware and versions of the runs.
+        As ``tests/baselines/alarms.json`` keeps it: the profile, and for each chapter its seeds, counts, the checks
+        that failed with their seeds, the seeds without a notebook, hardware and versions of the runs.
 
     Raises:
         ValueError: none of the notebooks is there, or a seed made the bands itself.
@@ -47,47 +47,83 @@ def measure(profile: str, seeds: Sequence[int], chapters: Sequence[str], build: 
         raise ValueError(
             f"seeds {sorted(used)} made the bands of {profile}: false alarms need fresh ones, --first 5000"
         )
+    found = {chapter: _measure_one(chapter, seeds, build / profile) for chapter in chapters}
+    if not any(entry["evaluated"] for entry in found.values()):
+        raise ValueError(f"no executed notebook in {build}/{profile}/seed-{seeds[0]} and the {len(seeds) - 1} after it")
+    return {"profile": profile, "chapters": found}
+
+
+def _measure_one(chapter: str, seeds: Sequence[int], folder: Path) -> dict[str, Any]:
     evaluated, left_open, names = 0, 0, set()
-    failed: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    failed: dict[tuple[str, str], list[dict[str, Any]]] = {}
     missing, machines, versions = [], set(), {}
     for seed in seeds:
-        folder = build / profile / f"seed-{seed}"
-        for chapter in chapters:
-            if not (folder / f"{chapter}.ipynb").exists() or not (folder / f"{chapter}.json").exists():
-                missing.append(f"{chapter}, seed {seed}")
-                continue
-            stats = json.loads((folder / f"{chapter}.json").read_text(encoding="utf-8"))
-            machines.add(stats["hardware"])
-            versions = stats["versions"]
-            for record in report.records_of(folder / f"{chapter}.ipynb"):
-                key, held = (chapter, record["claim"], record["check"]), holds(record)
-                names.add(key)
-                evaluated += held is not None
-                left_open += held is None
-                if held is False:
-                    failed.setdefault(key, []).append({"seed": seed, "measured": record["measured"]})
-    if not evaluated:
-        raise ValueError(f"no executed notebook in {build}/{profile}/seed-{seeds[0]} and the {len(seeds) - 1} after it")
-    failures = sum(map(len, failed.values()))
-    twice = [" / ".join(key) for key, found in failed.items() if len(found) > 1]
+        notebook = folder / f"seed-{seed}" / f"{chapter}.ipynb"
+        if not notebook.exists() or not notebook.with_suffix(".json").exists():
+            missing.append(seed)
+            continue
+        stats = json.loads(notebook.with_suffix(".json").read_text(encoding="utf-8"))
+        machines.add(stats["hardware"])
+        versions = stats["versions"]
+        for record in report.records_of(notebook):
+            key, held = (record["claim"], record["check"]), holds(record)
+            names.add(key)
+            evaluated += held is not None
+            left_open += held is None
+            if held is False:
+                failed.setdefault(key, []).append({"seed": seed, "measured": record["measured"]})
     return {
-        "profile": profile,
         "seeds": [seeds[0], seeds[-1]],
         "hardware": sorted(machines),
         "versions": versions,
         "distinct": len(names),
         "evaluated": evaluated,
         "left_open": left_open,
-        "failures": failures,
-        "rate": failures / evaluated,
-        "failed": [
-            {"chapter": chapter, "claim": claim, "check": check, "at": found}
-            for (chapter, claim, check), found in sorted(failed.items())
-        ],
-        "twice": twice,
+        "failed": [{"claim": claim, "check": check, "at": at} for (claim, check), at in sorted(failed.items())],
         "missing": missing,
-        "green": failures / evaluated < RATE and not twice and not missing,
     }
+
+
+def merge(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
+    """``new`` of its chapters and the ``old`` of all others: after an edit a chapter alone needs other fresh seeds.
+
+    Raises:
+        ValueError: the two are of different profiles.
+    """
+    if old is None:
+        return dict(new)
+    if old["profile"] != new["profile"]:
+        raise ValueError(f"what is kept is of {old['profile']}, this of {new['profile']}: measure all chapters")
+    return {**new, "chapters": dict(sorted({**old["chapters"], **new["chapters"]}.items()))}
+
+
+class Pooled(NamedTuple):
+    """All chapters together."""
+
+    evaluated: int  # checks judged, over all seeds
+    failures: int
+    twice: list[str]  # checks that failed at two seeds or more
+    missing: list[str]  # notebooks without a result
+
+    @property
+    def rate(self) -> float:
+        return self.failures / self.evaluated
+
+    @property
+    def green(self) -> bool:
+        return self.rate < RATE and not self.twice and not self.missing
+
+
+def pooled(found: Mapping[str, Any]) -> Pooled:
+    """Counts over all chapters of a result."""
+    entries = found["chapters"].items()
+    failed = [(chapter, check) for chapter, entry in entries for check in entry["failed"]]
+    return Pooled(
+        sum(entry["evaluated"] for _, entry in entries),
+        sum(len(check["at"]) for _, check in failed),
+        [f"{chapter} / {check['claim']} / {check['check']}" for chapter, check in failed if len(check["at"]) > 1],
+        [f"{chapter}, seed {seed}" for chapter, entry in entries for seed in entry["missing"]],
+    )
 
 
 def _seeds_of_baseline(profile: str) -> set[int]:
@@ -113,42 +149,52 @@ def markdown(found: Mapping[str, Any] | None) -> str:
     """The result as a table for the page on bands."""
     if found is None:
         return "Not measured yet: `make alarms`."
-    first, last = found["seeds"]
+    counts, entries = pooled(found), found["chapters"]
     facts = [
-        ("seeds", f"{first} to {last}"),
+        ("seeds", _seeds(entries)),
         ("profile", f"`{found['profile']}`"),
-        ("checks of one seed", found["distinct"]),
-        ("checks judged, all seeds", f"{found['evaluated']:,}"),
-        ("that did not hold", found["failures"]),
-        ("rate", f"{100 * found['rate']:.3f} %"),
-        ("checks that failed at two seeds or more", len(found["twice"])),
-        ("notebooks without a result", len(found["missing"])),
-        ("hardware", ", ".join(found["hardware"])),
+        ("checks of one seed", sum(entry["distinct"] for entry in entries.values())),
+        ("checks judged, all seeds", f"{counts.evaluated:,}"),
+        ("that did not hold", counts.failures),
+        ("rate", f"{100 * counts.rate:.3f} %"),
+        ("checks that failed at two seeds or more", len(counts.twice)),
+        ("notebooks without a result", len(counts.missing)),
+        ("hardware", ", ".join(sorted({machine for entry in entries.values() for machine in entry["hardware"]}))),
     ]
-    return "\n".join([*rows(["false alarms", ""], facts), *_failed(found["failed"])])
+    return "\n".join([*rows(["false alarms", ""], facts), *_failed(entries)])
 
 
-def _failed(failed: Iterable[Mapping[str, Any]]) -> list[str]:
+def _seeds(entries: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which seeds: the range of most chapters, and the chapters that have others."""
+    of_range: dict[tuple[int, ...], list[str]] = {}
+    for chapter, entry in entries.items():
+        of_range.setdefault(tuple(entry["seeds"]), []).append(chapter)
+    (common, _), *others = sorted(of_range.items(), key=lambda item: -len(item[1]))
+    told = [f"{seeds[0]} to {seeds[-1]} in {', '.join(names)}" for seeds, names in others]
+    return "; ".join([f"{common[0]} to {common[-1]}", *told])
+
+
+def _failed(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
     cells = [
         (
-            entry["chapter"],
-            f"`{entry['claim']}`",
-            entry["check"],
-            ", ".join(f"{claims.format_number(at['measured'])} (seed {at['seed']})" for at in entry["at"]),
+            chapter,
+            f"`{failed['claim']}`",
+            failed["check"],
+            ", ".join(f"{claims.format_number(at['measured'])} (seed {at['seed']})" for at in failed["at"]),
         )
-        for entry in failed
+        for chapter, entry in entries.items()
+        for failed in entry["failed"]
     ]
     return ["", *rows(["chapter", "claim", "check", "measured"], cells)] if cells else []
 
 
 def conclusion(found: Mapping[str, Any]) -> str:
     """The last line of the command."""
+    counts = pooled(found)
     said = (
-        f"{found['failures']} of {found['evaluated']:,} checks did not hold ({100 * found['rate']:.3f} %), "
-        f"{len(found['twice'])} at two seeds or more, {len(found['missing'])} notebook(s) without a result"
+        f"{counts.failures} of {counts.evaluated:,} checks did not hold ({100 * counts.rate:.3f} %), "
+        f"{len(counts.twice)} at two seeds or more, {len(counts.missing)} notebook(s) without a result"
     )
     return (
-        f"GREEN: {said}"
-        if found["green"]
-        else f"RED: {said}; green is below {100 * RATE:g} %, none twice, none missing"
+        f"GREEN: {said}" if counts.green else f"RED: {said}; green is below {100 * RATE:g} %, none twice, none missing"
     )

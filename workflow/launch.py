@@ -257,7 +257,7 @@ def make_baselines(arguments: argparse.Namespace) -> int:
 
 def measure_alarms(arguments: argparse.Namespace) -> int:
     """Run fresh seeds, or take those of ``--build``, and say how often a check that should hold does not."""
-    profile, names = profiles.resolve(arguments.profile), chapters()
+    profile, names = profiles.resolve(arguments.profile), check_chapters(arguments.chapters)
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     if len(seeds) < 1 or arguments.first < 0:
         raise ValueError(f"--first {arguments.first} --seeds {arguments.seeds}: seeds start at 0, and one is needed")
@@ -269,7 +269,9 @@ def measure_alarms(arguments: argparse.Namespace) -> int:
         )
         held.close()
     found = alarms.measure(profile, seeds, names, Path(arguments.build or BUILD))
+    if arguments.chapters:
+        found = alarms.merge(alarms.load(), found)
     print(alarms.markdown(found))
     print(f"wrote {alarms.keep(found).relative_to(ROOT)}")
     print(alarms.conclusion(found))
-    return 0 if found["green"] else 1
+    return 0 if alarms.pooled(found).green else 1
