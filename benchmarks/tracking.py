@@ -39,8 +39,10 @@ def language_model(blocks: int = 10, d: int = 256, vocabulary: int = 8000) -> tu
 
 
 @functools.cache
-def tracked_steps(steps: int = 15) -> dict[str, np.ndarray]:
+def tracked_steps(snapshot: bool, steps: int = 15) -> dict[str, np.ndarray]:
     """CPU times of training steps, and of each way to measure the same steps: norm, ‖δ‖ and θ·δ by layer.
+
+    With ``snapshot`` also the cosine with one, which is one more reading of as many numbers.
 
     ``traffic`` is one subtraction in place of as many numbers: it reads θ' and the copy and writes the copy once, which
     no way to take ‖δ‖ can avoid.
@@ -48,7 +50,10 @@ def tracked_steps(steps: int = 15) -> dict[str, np.ndarray]:
     model, loss_and_gradient = language_model()
     named = dict(model.named_parameters())
     optimizer, tracker = torch.optim.AdamW(named.values(), lr=1e-3), norms.NormTracker(named.items())
-    old, squares = {}, np.zeros(3)
+    if snapshot:
+        tracker.snapshot()
+    first = {name: p.detach().clone() for name, p in named.items()}
+    old, squares = {}, np.zeros(4)
 
     def plain_before() -> None:
         old.update((name, p.detach().clone()) for name, p in named.items())
@@ -57,8 +62,9 @@ def tracked_steps(steps: int = 15) -> dict[str, np.ndarray]:
         squares[:] = 0
         for name, p in named.items():
             delta = p.detach() - old[name]
-            measured = p.detach().norm().item() ** 2, delta.norm().item() ** 2, (old[name] * delta).sum().item()
-            squares[:] += measured
+            squares[:3] += p.detach().norm().item() ** 2, delta.norm().item() ** 2, (old[name] * delta).sum().item()
+            if snapshot:
+                squares[3] += (first[name] * p.detach()).sum().item()
 
     work = {"train": (loss_and_gradient, optimizer.step), "plain": (plain_before, plain_after)}
     work["ours"] = (tracker.before, tracker.after)
@@ -72,8 +78,10 @@ def tracked_steps(steps: int = 15) -> dict[str, np.ndarray]:
             work[side][part]()
             times[side][i] += time.process_time() - start
     total = tracker.history().iloc[-1]
-    ours = np.array([total.norm**2, total.step_norm**2, total.inner])
-    size = np.array([ours[0], ours[1], total.norm * total.step_norm])
+    length = float(np.sqrt(sum(float(x.double().square().sum()) for x in first.values())))
+    beside = total.cos_similarity * total.norm * length if snapshot else 0.0
+    ours = np.array([total.norm**2, total.step_norm**2, total.inner, beside])
+    size = np.array([ours[0], ours[1], total.norm * total.step_norm, total.norm * length])
     assert (np.abs(ours - squares) < 1e-4 * size).all(), f"the two sides disagree: {ours} and {squares}"
     return times
 
@@ -88,12 +96,17 @@ def share_of_a_step() -> dict[str, object]:
     return _row("the same against the training step itself, batch 8 × 128", "train", bound=100)
 
 
-def _row(what: str, side: str, bound: float) -> dict[str, object]:
+def with_a_snapshot() -> dict[str, object]:
+    """The cosine with a snapshot as well, on both sides."""
+    return _row("norm, ‖δ‖, θ·δ and the cosine with a snapshot", "plain", bound=2, snapshot=True)
+
+
+def _row(what: str, side: str, bound: float, *, snapshot: bool = False) -> dict[str, object]:
     """Medians, with the share of a step in percent: against its median and its quartiles, and the memory traffic alone.
 
     Ours is steady from step to step; the step itself, which fills new memory, is not.
     """
-    times = tracked_steps()
+    times = tracked_steps(snapshot)
     low, step, high = np.quantile(times["train"], [0.25, 0.5, 0.75]) / 100
     ours, traffic = np.median(times["ours"]), np.median(times["traffic"])
     share = f"{ours / step:.2f} ({ours / high:.2f} to {ours / low:.2f}); traffic {traffic / step:.2f}"
@@ -101,4 +114,4 @@ def _row(what: str, side: str, bound: float) -> dict[str, object]:
     return {"what": what, **seconds, "bound": bound, "percent_of_step": share}
 
 
-PAIRS = (norm_tracking, share_of_a_step)
+PAIRS = (norm_tracking, share_of_a_step, with_a_snapshot)

@@ -31,3 +31,17 @@ def advance(now: Real, old: Real) -> tuple[float, float]:
         square += delta * delta
         old[i] = now[i]
     return inner, square
+
+
+@_compiled
+def advance_beside(now: Real, old: Real, kept: Real) -> tuple[float, float, float]:
+    """``advance``, and ``now``·``kept`` in the same reading."""
+    inner, square, beside = 0.0, 0.0, 0.0
+    for i in range(now.size):
+        theta, after = np.float64(old[i]), np.float64(now[i])
+        delta = after - theta
+        inner += delta * theta
+        square += delta * delta
+        beside += after * np.float64(kept[i])
+        old[i] = now[i]
+    return inner, square, beside

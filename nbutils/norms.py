@@ -106,8 +106,8 @@ class NormTracker:
         check: take the norm from its own sum of squares at every so many measured steps; 1 is always.
 
     Raises:
-        ValueError: nothing to track, parameters on several devices, ``every`` or ``check`` < 1, a layer named
-            ``total``.
+        ValueError: nothing to track, parameters on several devices, complex ones, ``every`` or ``check`` < 1, a layer
+            named ``total``.
 
     >>> import torch
     >>> theta = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -131,6 +131,8 @@ class NormTracker:
         import torch
 
         named = [(name, p) for name, p in named_parameters if p.requires_grad]
+        if complex_ones := [name for name, p in named if p.is_complex()]:
+            raise ValueError(f"{complex_ones[0]} is complex: give real parameters, such as torch.view_as_real of it")
         devices = {p.device for _, p in named}
         if min(every, check) < 1 or len(devices) != 1:
             raise ValueError(
@@ -148,7 +150,7 @@ class NormTracker:
             of_dtype.setdefault(p.dtype, []).append((p, number[layers[name]]))
         self._groups = [Pieces(members) for members in of_dtype.values()]
         self._layer_of_piece = torch.tensor([i for g in self._groups for i in g.layers], device=devices.pop())
-        self._snapshot: list[tuple[Tensor, ...]] = []
+        self._snapshot_squared: Tensor | None = None
         self._rows: list[tuple[int, Tensor]] = []
         self._gaps: list[Tensor] = []  # relative gap between the two sides of the identity, where both were taken
         self._open, self._of_gradients, self._version = False, {}, None
@@ -167,7 +169,8 @@ class NormTracker:
         self._open = True
         if (self.steps + 1) % self.every:
             return
-        self._refresh()
+        if not self._refresh() and self._due():
+            self._compare()
         self._of_gradients = self._products(("projection", "gradient"), Pieces.gradient) if self.gradients else {}
 
     def after(self) -> None:
@@ -183,22 +186,20 @@ class NormTracker:
         if self.steps % self.every:
             self._version = None  # the copy is old, and fused optimizers do not raise versions
             return
-        measured = self._products(("inner", "step"), Pieces.advance) | self._of_gradients | {"before": self._squared}
-        if self._snapshot:
-            kept = self._by_layer([g.dot(old) for g, old in zip(self._groups, self._snapshot, strict=True)])
-            measured |= {"snapshot": kept, "snapshot_norm": self._snapshot_squared}
-        measured["norm"] = self._squared + measured["step"] + 2 * measured["inner"]
-        if len(self._rows) % self.check == 0:
-            summed = self._sum_of_squares()
-            self._gaps.append(self._gap(summed, measured["norm"]))
-            measured["norm"] = summed
-        self._record(measured)
-        self._squared, self._version = measured["norm"], self._versions()
+        measured = self._products(("inner", "step", "snapshot"), Pieces.advance) | self._of_gradients
+        measured["before"] = self._squared
+        if self._snapshot_squared is not None:
+            measured["snapshot_norm"] = self._snapshot_squared
+        self._squared, self._version = self._squared + measured["step"] + 2 * measured["inner"], self._versions()
+        if self._due():
+            self._squared = self._compare()
+        self._record(measured | {"norm": self._squared})
 
     def snapshot(self) -> None:
         """Keep the parameters as they are now: from here on ``cos_similarity`` is the cosine with them."""
         self._refresh()
-        self._snapshot = [group.copy.clone().split(group.lengths) for group in self._groups]
+        for group in self._groups:
+            group.snapshot()
         self._snapshot_squared = self._squared
 
     def history(self) -> pd.DataFrame:
@@ -228,21 +229,27 @@ class NormTracker:
     def identity_error(self) -> float:
         """Largest relative gap between ρ'² and ρ² + ‖δ‖² + 2θ·δ over layers (Eq. 3 of the paper).
 
-        It is taken where ρ'² was summed, at every ``check``-th measured step and now; the right side runs along all
-        steps since the sum before. Rounding gives up to about 1e-12, on CUDA 1e-6 for float32; more means that the
-        parameters were overwritten behind autograd's back (``p.data``) or are not finite.
+        It is taken where ρ'² was summed, before and after every ``check``-th measured step and now; the right side runs
+        along all steps since the sum before. Rounding gives up to about 1e-12, on CUDA 1e-6 for float32; more means
+        that the parameters are not finite, or were written between two steps where no tensor's version shows it: by
+        ``p.data``, or by a fused optimizer that is not tracked. Such a change counts as part of the next step, and only
+        those before a ``check``-th step are seen here; with ``check=1`` all are.
 
         Raises:
-            RuntimeError: nothing measured yet.
+            RuntimeError: nothing measured yet, or nothing summed since.
         """
         import torch
 
         if len(self._rows) < 2:
             raise RuntimeError("no step measured yet: there is no identity to check")
-        gaps = self._gaps
         if self._version == self._versions():  # else something else than a step has moved the parameters since
-            gaps = [*gaps, self._gap(self._sum_of_squares(), self._squared)]
-        return float(torch.stack(gaps).max()) if gaps else 0.0
+            self._compare()
+        if not self._gaps:
+            raise RuntimeError(
+                f"no norm summed beside the identity: the parameters have moved since the last measured step, and none "
+                f"of the {len(self._rows) - 1} was a {self.check}th; ask right after a step, or take check=1"
+            )
+        return float(torch.stack(self._gaps).max())
 
     def _sums(self) -> tuple[NDArray[np.int64], NDArray[np.float64], list[str]]:
         """Measured steps (T,), their sums (T, quantities, layers + 1) and the layers, the total last."""
@@ -263,29 +270,36 @@ class NormTracker:
     def _versions(self) -> list[tuple[int, int]]:
         return [(p._version, p.data_ptr()) for group in self._groups for p in group.parameters]
 
-    def _refresh(self) -> None:
-        """Copy the parameters and take their norm, unless the copy of the last step is still exact.
+    def _refresh(self) -> bool:
+        """Copy the parameters and take their norm, unless their versions say that the last step's copy is still exact.
 
-        Each in-place change raises a tensor's version, so what happens between two steps is not taken for a step.
+        In-place changes raise a tensor's version, so what happens between two steps is not taken for a step.
         """
         if self._version == self._versions():
-            return
+            return False
         for group in self._groups:
             group.refresh()
         self._squared, self._version = self._sum_of_squares(), self._versions()
+        return True
+
+    def _due(self) -> bool:
+        return len(self._rows) % self.check == 0
+
+    def _compare(self) -> Tensor:
+        """‖θ‖² by layer; its distance from what the steps add up to is kept."""
+        summed = self._sum_of_squares()
+        gap = (summed - self._squared).abs() / summed.clamp(min=np.finfo(np.float64).tiny)
+        self._gaps.append(gap.max())
+        return summed
 
     def _sum_of_squares(self) -> Tensor:
-        """‖θ‖² by layer, from the copy."""
-        return self._by_layer([group.dot(group.old) for group in self._groups])
+        """‖θ‖² by layer, from the parameters themselves."""
+        return self._by_layer([group.squares() for group in self._groups])
 
-    @staticmethod
-    def _gap(summed: Tensor, followed: Tensor) -> Tensor:
-        return ((summed - followed).abs() / summed.clamp(min=np.finfo(np.float64).tiny)).max()
-
-    def _products(self, names: tuple[str, str], of: Callable[[Pieces], tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-        """Two sums of each group, by layer."""
-        first, second = zip(*map(of, self._groups), strict=True)
-        return dict(zip(names, (self._by_layer(first), self._by_layer(second)), strict=True))
+    def _products(self, names: tuple[str, ...], of: Callable[[Pieces], list[Tensor]]) -> dict[str, Tensor]:
+        """Sums of each group, by layer; the last names may have none."""
+        sums = map(self._by_layer, zip(*map(of, self._groups), strict=True))
+        return dict(zip(names, sums, strict=False))
 
     def _by_layer(self, sums: Sequence[Tensor]) -> Tensor:
         """Sums of each group's pieces to sums by layer, shape (layers,)."""

@@ -48,6 +48,7 @@ class Pieces:
         self.old = self.copy.split(self.lengths)
         self._buffers = torch.empty(2 * self._half, max(self.lengths), dtype=torch.float64, device=first.device)
         self._compiled = on_cpu and not self._half
+        self._kept: tuple[Tensor, ...] = ()
         self._pointers: list[int] | None = None
 
     def now(self) -> list[Tensor]:
@@ -71,17 +72,23 @@ class Pieces:
         for now, old in zip(self.now(), self.old, strict=True):
             old.copy_(now)
 
-    def advance(self) -> tuple[Tensor, Tensor]:
-        """θ·δ and ‖δ‖² with θ in the copy and θ + δ in the parameters; the copy moves on to θ + δ."""
+    def snapshot(self) -> None:
+        """Keep the copy as it is now, for ``advance``."""
+        self._kept = self.copy.clone().split(self.lengths)
+
+    def advance(self) -> list[Tensor]:
+        """θ·δ and ‖δ‖² with θ in the copy and θ + δ in the parameters; the copy moves on to θ + δ.
+
+        After ``snapshot()`` also the inner product of θ + δ with the snapshot.
+        """
         import torch
 
         if self._compiled:
             from nbutils import loops
 
-            pairs = zip(self.now(), self.old, strict=True)
-            sums = [loops.advance(now.numpy(), old.numpy()) for now, old in pairs]
-            inner, square = torch.tensor(sums, dtype=torch.float64).T
-            return inner, square
+            move = loops.advance_beside if self._kept else loops.advance
+            pieces = zip(self.now(), self.old, *([self._kept] if self._kept else []), strict=True)
+            return list(torch.tensor([move(*(x.numpy() for x in each)) for each in pieces], dtype=torch.float64).T)
         inner, square = [], []
         for now, old in zip(self.now(), self.old, strict=True):
             theta = self._widen(now, 0)
@@ -90,16 +97,21 @@ class Pieces:
             square.append(_dot(back, back))
             old.copy_(now)
         # θ·δ = (θ + δ)·δ − ‖δ‖²
-        return -torch.stack(inner) - torch.stack(square), torch.stack(square)
+        sums = [-torch.stack(inner) - torch.stack(square), torch.stack(square)]
+        return [*sums, self.dot(self._kept)] if self._kept else sums
 
     def dot(self, pieces: Iterable[Tensor]) -> Tensor:
         """θ·x with θ in the copy and x in ``pieces``, cut alike."""
         return self._sums((old, x) for old, x in zip(self.old, pieces, strict=True))
 
-    def gradient(self) -> tuple[Tensor, Tensor]:
+    def squares(self) -> Tensor:
+        """‖θ‖² of the parameters as they are, not of the copy."""
+        return self._sums((now, now) for now in self.now())
+
+    def gradient(self) -> list[Tensor]:
         """θ·∇L and ‖∇L‖² with θ in the copy."""
         grad = self._grad()
-        return self.dot(grad), self._sums((g, g) for g in grad)
+        return [self.dot(grad), self._sums((g, g) for g in grad)]
 
     def _sums(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         import torch
@@ -114,7 +126,8 @@ class Pieces:
         """Pieces of the gradients, cut alike."""
         import torch
 
-        grads = (p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters)
+        grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
+        grads = [grad.to_dense() if grad.is_sparse else grad for grad in grads]
         flat = [_flat(grad.detach(), p) for grad, p in zip(grads, self.parameters, strict=True)]
         return self._cut(flat[: self._large], torch.cat(flat[self._large :]) if flat[self._large :] else None)
 

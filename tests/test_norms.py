@@ -112,6 +112,7 @@ def as_on_cuda(tracker):
     ("dtype", "sums", "exact"),
     [
         (torch.float32, "compiled", 1e-12),
+        (torch.float32, "compiled, no snapshot", 1e-12),
         (torch.float64, "compiled", 1e-12),
         (torch.bfloat16, "torch", 1e-12),
         (torch.float32, "as on CUDA", 1e-6),
@@ -125,7 +126,8 @@ def test_tracker_against_whole_vectors_in_float64(optimizer, dtype, sums, exact)
     tracker = NormTracker(net.named_parameters(), by=lambda name: name.split(".")[0], gradients=True)
     if sums == "as on CUDA":
         as_on_cuda(tracker)
-    tracker.snapshot()
+    if sums != "compiled, no snapshot":
+        tracker.snapshot()
     first, wanted, length = flat(net.parameters()), [], 1.0
     for _ in range(3):
         opt.zero_grad()
@@ -137,7 +139,7 @@ def test_tracker_against_whole_vectors_in_float64(optimizer, dtype, sums, exact)
         delta = new - theta
         cos = (theta @ delta) / theta.norm() / delta.norm()
         length = max(length, float(delta.norm() / theta.norm()))  # of a step that dwarfs θ fewer digits are left
-        similarity = (first @ new) / first.norm() / new.norm()
+        similarity = (first @ new) / first.norm() / new.norm() if "no" not in sums else np.nan
         wanted.append([new.norm(), delta.norm(), theta @ delta, cos, theta @ grad, grad.norm(), similarity])
     history = tracker.history()
     total = history[(history.layer == "total") & (history.step > 0)].iloc[:, 2:].to_numpy()
@@ -179,6 +181,58 @@ def test_identity_sees_what_is_written_behind_autograd():
     with tracker.step():
         pass
     assert tracker.identity_error() > 1e-2
+
+
+def behind_autograd(net, step):
+    """Move a parameter so that its version does not show it."""
+    if step == "p.data":
+        net[0].weight.data.mul_(3)
+    else:
+        net[0].weight.grad = torch.ones_like(net[0].weight)
+        torch.optim.AdamW([net[0].weight], lr=0.2, fused=True).step()
+
+
+@pytest.mark.parametrize("how", ["p.data", "fused, not tracked"])
+def test_identity_sees_changes_between_steps_that_no_version_shows(how):
+    """Each such change is part of the next step's δ; the check of that step says that something else moved."""
+    for check, seen in ((1, True), (32, False)):
+        net = network()
+        tracker = NormTracker(net.named_parameters(), check=check)
+        with tracker.step():
+            pass
+        version = net[0].weight._version
+        behind_autograd(net, how)
+        assert net[0].weight._version == version
+        with tracker.step():
+            pass
+        assert (tracker.identity_error() > 1e-2) == seen
+        assert tracker.history().step_norm.iloc[-1] > 0.1
+    behind_autograd(net, how)
+    assert tracker.identity_error() > 1e-2, "asked afterwards it looks at the parameters themselves"
+
+
+def test_identity_that_was_never_compared_is_no_zero():
+    net = network()
+    tracker = NormTracker(net.named_parameters(), every=2)
+    for _ in range(3):
+        with tracker.step(), torch.no_grad():
+            net[0].weight.add_(1.0)
+    with pytest.raises(RuntimeError, match="no norm summed beside the identity"):
+        tracker.identity_error()
+
+
+def test_sparse_gradients_are_read_and_complex_parameters_refused():
+    table = nn.Embedding(5, 3, sparse=True)
+    tracker = NormTracker(table.named_parameters(), gradients=True)
+    table(torch.tensor([1, 1, 4])).sum().backward()
+    with tracker.step():
+        torch.optim.SGD(table.parameters(), lr=0.1).step()
+    row = tracker.history().iloc[-1]
+    grad = table.weight.grad.to_dense()
+    assert row.grad_norm == pytest.approx(float(grad.norm()))
+    assert row.step_norm == pytest.approx(0.1 * float(grad.norm()), rel=1e-6)
+    with pytest.raises(ValueError, match="theta is complex"):
+        NormTracker([("theta", nn.Parameter(torch.tensor([3 + 4j])))])
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])
