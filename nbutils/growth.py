@@ -138,22 +138,25 @@ def replayed_steps(lengths: ArrayLike) -> Array:
 
 
 def path(snapshots: Mapping[int, Mapping[str, Tensor]], *, without: str = "shared.") -> tuple[NDArray[np.int64], Array]:
-    """Steps ``(n,)`` and parameters ``(n, size)`` of a run's snapshots, but for names that begin with ``without``.
+    """Steps ``(n,)`` and points ``(n, n)`` with the lengths and angles of a run's n snapshots.
+
+    n points and the origin span at most n dimensions, so the inner products say all, and those are summed tensor by
+    tensor in float64: memory is n times the largest tensor. Names that begin with ``without`` are left out. Distances
+    are right to about 1e-7 of the largest norm.
 
     >>> import torch
-    >>> runs = {step: {"shared.weight": torch.ones(9), "w": torch.full((2,), step)} for step in (20, 10)}
-    >>> steps, theta = path(runs)
-    >>> steps.tolist(), theta.tolist()
-    ([10, 20], [[10.0, 10.0], [20.0, 20.0]])
+    >>> runs = {step: {"shared.weight": torch.ones(9), "w": torch.tensor([3.0, 4.0]) * step} for step in (20, 10)}
+    >>> steps, points = path(runs)
+    >>> steps.tolist(), np.linalg.norm(points, axis=1).round(6).tolist()
+    ([10, 20], [50.0, 100.0])
     """
     steps = sorted(snapshots)
-    rows = [
-        np.concatenate(
-            [x.double().numpy().ravel() for name, x in snapshots[step].items() if not name.startswith(without)]
-        )
-        for step in steps
-    ]
-    return np.array(steps), np.stack(rows)
+    inner = np.zeros((len(steps), len(steps)))
+    for name in (name for name in snapshots[steps[0]] if not name.startswith(without)):
+        rows = np.stack([snapshots[step][name].double().numpy().ravel() for step in steps])
+        inner += rows @ rows.T
+    sizes, axes = np.linalg.eigh(inner)
+    return np.array(steps), axes * np.sqrt(np.maximum(sizes, 0))
 
 
 @contextmanager

@@ -91,9 +91,25 @@ def test_saved_series_reads_back_as_checkpoints():
     with growth.saved_series(snapshots) as folder:
         table = checkpoints.series(folder).table
     assert list(table["step"]) == [0, 40, 80] and not folder.exists()
-    marks, theta = growth.path(snapshots, without="none")
-    np.testing.assert_allclose(table["norm"], np.linalg.norm(theta, axis=1), rtol=1e-6)
-    assert growth.path(snapshots)[1].shape == (3, 6) and list(marks) == [0, 40, 80]
+    marks, points = growth.path(snapshots, without="none")
+    np.testing.assert_allclose(table["norm"], np.linalg.norm(points, axis=1), rtol=1e-6)
+    assert list(marks) == [0, 40, 80]
+
+
+def test_path_has_the_lengths_and_angles_of_the_snapshots():
+    rng = generator(0, "cpu")
+    start = torch.randn(3, 40, generator=rng)
+    snapshots = {
+        step: {"shared.w": torch.ones(2), "a": start + 1e-3 * step * torch.randn(3, 40, generator=rng), "b": start[0]}
+        for step in (80, 0, 40, 120)
+    }
+    marks, points = growth.path(snapshots)
+    theta = np.stack([torch.cat([x["a"].flatten(), x["b"]]).double().numpy() for _, x in sorted(snapshots.items())])
+    assert marks.tolist() == [0, 40, 80, 120]
+    np.testing.assert_allclose(points @ points.T, theta @ theta.T, rtol=1e-12)
+    np.testing.assert_allclose(
+        np.linalg.norm(np.diff(points, axis=0), axis=1), np.linalg.norm(np.diff(theta, axis=0), axis=1), rtol=1e-7
+    )
 
 
 def test_t5_recipes_differ_where_they_should():
