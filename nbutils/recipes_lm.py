@@ -2,8 +2,7 @@
 
 =====================  =========================================================================================
 ``lm-P-O``             placement P (pre, post, residual-post), optimizer O (sgd, adamw, adafactor), init 0.02
-``null-P-O``           the same shapes, optimizer and schedule fed noise of the size of the first gradient: P is all
-                       three for sgd and pre for adamw and adafactor, whose matrices move alike in all three
+``null-P-O``           the same shapes, optimizer and schedule fed noise of the size of the first gradient
 ``lm-pre-slow``        AdamW at a tenth of the learning rate
 ``leaky-pre-adamw``    ``lm-pre-adamw`` with the released code's mask: future scores times 0
 =====================  =========================================================================================
@@ -60,7 +59,6 @@ class Recipe:
 
 
 PLACEMENTS, OPTIMIZERS = ("pre", "post", "residual-post"), ("sgd", "adamw", "adafactor")
-NULLS = (*(f"{placement}-sgd" for placement in PLACEMENTS), "pre-adamw", "pre-adafactor")
 RATES = {"sgd": 0.3, "adamw": 3e-3, "adafactor": 1.0}  # Adafactor's is relative, over √max(t, warm-up)
 GENTLE = 0.01  # of SGD in residual-post-norm, whose first gradients are large: the layer norm divides by a small f(x)
 MOMENTUM = 0.9  # of SGD
@@ -202,7 +200,7 @@ _NINE = {
 }
 LANGUAGE_MODELS: Mapping[str, Recipe] = {
     **{f"lm-{name}": recipe for name, recipe in _NINE.items()},
-    **{f"null-{name}": replace(_NINE[name], gradients="noise") for name in NULLS},
+    **{f"null-{name}": replace(of, gradients="noise") for name, of in _NINE.items()},
     "lm-pre-slow": Recipe("pre", lr=3e-4),
     "leaky-pre-adamw": Recipe(mask="multiplicative"),
 }
