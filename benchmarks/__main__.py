@@ -36,7 +36,7 @@ from benchmarks import (
     walk,
 )
 from nbutils import device
-from workflow import BUILD, ROOT
+from workflow import BUILD, ROOT, jobs
 
 MODULES = {
     module.__name__.rpartition(".")[2]: module
@@ -57,12 +57,12 @@ def keep(kind: str, rows: list[timing.Row], file: Path = KEPT) -> None:
     measured = {"hardware": device.hardware("cpu"), "versions": device.versions()}
     old = {entry["what"]: entry for entry in kept.get(kind, [])}
     kept[kind] = list((old | {entry["what"]: measured | entry for entry in rows}).values())
-    file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    jobs.put(file, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
 
 
 def write(file: Path, rows: list[timing.Row]) -> None:
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    jobs.put(file, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,5 +1,6 @@
 """Bad days: nothing counts that did not finish, the last line says why, the next run repairs it."""
 
+import errno
 import json
 import os
 import re
@@ -11,7 +12,8 @@ from typing import NamedTuple
 import pytest
 from conftest import ROOT, chapter, copy_project
 
-from workflow import jobs
+from benchmarks import __main__ as benchmarks
+from workflow import alarms, jobs, mutants
 
 RUN = f'"{sys.executable}" -m workflow run --profile smoke'
 PRINTS = 'print("x" * 3_000_000)\nclaims.check("one", "a", 1.0, (0, 2))'
@@ -122,6 +124,33 @@ def test_a_read_only_folder(project, folder):
     assert first.status in (1, 2) and "Read-only file system" in first.last, first.said
     assert not first.notebooks and not first.metrics.get("verdicts")
     assert repaired(second), second.said
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda file: alarms.keep({"new": 1}, file),
+        lambda file: mutants.keep({"new": 1}, file),
+        lambda file: benchmarks.keep("pairs", [{"what": "new"}], file),
+        lambda file: benchmarks.write(file, [{"what": "new"}]),
+    ],
+    ids=["alarms", "mutants", "bench --keep", "bench"],
+)
+def test_a_disk_that_fills_up_leaves_the_kept_result_whole(tmp_path, monkeypatch, keep):
+    """The pages read these files: half of one would end every later run."""
+    file = tmp_path / "kept.json"
+    file.write_text('{"pairs": []}')
+
+    def half(path: Path, text: str, **how: str) -> None:
+        with open(path, "w", **how) as target:
+            target.write(text[: len(text) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="No space left on device"):
+        keep(file)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.json"]
+    assert json.loads(file.read_text()) == {"pairs": []}
 
 
 def kernel(folder: Path, code: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbutils import claims
-from workflow import ROOT, report
+from workflow import ROOT, jobs, report
 from workflow.summaries import rows
 
 KEPT = ROOT / "tests" / "baselines" / "alarms.json"
@@ -136,7 +136,7 @@ def _seeds_of_baseline(profile: str) -> set[int]:
 
 def keep(found: Mapping[str, Any], file: Path = KEPT) -> Path:
     """Write the result beside the baselines, for the pages and the history."""
-    file.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    jobs.put(file, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     return file
 
 

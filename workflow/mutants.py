@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from workflow import BUILD, ROOT
-from workflow.jobs import die_with_run
+from workflow.jobs import die_with_run, put
 from workflow.summaries import rows
 
 LIST = ROOT / "tests" / "mutants.yml"
@@ -249,6 +249,11 @@ def summary(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> dict[str,
     }
 
 
+def keep(found: dict[str, Any], file: Path = KEPT) -> None:
+    """Write the summary of a whole run beside the baselines, for the pages."""
+    put(file, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+
+
 def sentence() -> str:
     """The kept result, for the page on how the book is run."""
     if not KEPT.exists():
@@ -291,12 +296,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     outcomes = plant(chosen, jobs=arguments.jobs)
     BUILD.mkdir(exist_ok=True)
-    (BUILD / "mutants.md").write_text(markdown(chosen, outcomes), encoding="utf-8")
+    put(BUILD / "mutants.md", markdown(chosen, outcomes))
     kept = {"share": share(chosen, outcomes), "outcomes": [outcome._asdict() for outcome in outcomes]}
-    (BUILD / "mutants.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    put(BUILD / "mutants.json", json.dumps(kept, indent=1) + "\n")
     found = problems(chosen, outcomes)
     if chosen == listed:
-        KEPT.write_text(json.dumps(summary(chosen, outcomes), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        keep(summary(chosen, outcomes))
     killed = f"{100 * kept['share']:.1f} % of {sum(not mutant.equivalent for mutant in chosen)} killed"
     print("\n".join([*found, f"{'RED' if found else 'GREEN'}: {killed}"]))
     return int(bool(found))
