@@ -13,9 +13,11 @@ def record(check="a", measured=1.0, *, holds=True, band=(0.0, 2.0), baseline=Non
             "band": list(band), "holds": holds, "baseline": baseline}  # fmt: skip
 
 
-def a_run(*records, verdicts=None, **run):
+def a_run(*records, verdicts=None, problems=(), **run):
     settings = {"profile": "smoke", "seed": 0, "device": "cpu", "hardware": "h", "versions": {"torch": "2.13.0"}}
-    return {"run": settings | run, "records": list(records), "verdicts": verdicts or {"one": "confirmed"}}
+    green = not problems and all(entry["holds"] is not False for entry in records)
+    return {"run": settings | {"green": green} | run, "records": list(records), "problems": list(problems),
+            "verdicts": verdicts or {"one": "confirmed"}}  # fmt: skip
 
 
 def test_the_same_run_twice_is_green_and_nothing_moved():
@@ -43,7 +45,22 @@ def test_a_number_that_became_none_has_moved_most():
 def test_a_check_that_fails_in_one_run_is_red():
     good, bad = a_run(record()), a_run(record(measured=3.0, holds=False))
     assert compare.compare(good, bad).red and compare.compare(bad, good).red
-    assert not compare.compare(bad, bad).red, "the two agree"
+    assert not compare.compare(bad, bad).differ, "the two agree"
+
+
+def test_two_runs_that_are_wrong_alike_are_red():
+    """They do not differ, and each says why it is red: a check, or a chapter without a result."""
+    problem = {"chapter": "02-two", "claim": "", "what": "cell [1] raised E", "measured": "", "band": ""}
+    for bad in (a_run(record(measured=3.0, holds=False)), a_run(record(), problems=[problem])):
+        found = compare.compare(bad, bad)
+        assert found.red and not found.differ and found.red_alone == ["A", "B"]
+    page = compare.markdown(found, "x", "y")
+    assert "## x (A) and y (B): the same verdicts; red by itself: A and B" in page
+    assert "| A | 02-two |  | cell [1] raised E |" in page and "| B | 02-two |  | cell [1] raised E |" in page
+    one = compare.compare(a_run(record()), bad)
+    assert one.red and one.red_alone == ["B"] and [row[0] for row in one.problems] == ["B"]
+    unknown = {**bad, "run": {}, "problems": []}
+    assert compare.compare(unknown, unknown).red, "a run that does not say that it is green"
 
 
 def test_a_verdict_that_differs_or_is_missing_is_red():
@@ -72,7 +89,13 @@ def test_the_command(tmp_path, capsys):
     assert main(["report", str(tmp_path / "a"), str(tmp_path / "a" / "metrics.json")]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "GREEN: the same verdicts; 0 measured value(s) differ"
     assert main(["report", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "RED: 0 verdict(s) differ, 1 check(s) hold in one run only"
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "RED: 0 verdict(s) differ, 1 check(s) hold in one run only; red by itself: B"
+    )
+    assert main(["report", str(tmp_path / "b"), str(tmp_path / "b")]) == 1, "wrong alike is no reason to be green"
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "RED: 0 verdict(s) differ, 0 check(s) hold in one run only; red by itself: A and B"
+    )
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_another_seed_gives_other_numbers(tmp_path):
 def test_thread_counts_agree_to_a_tenth_of_a_checks_scale(tmp_path):
     one, two = (execute(MATMULS, tmp_path / str(n), threads=n)[0] for n in (1, 2))
     found = compare.compare(as_run(one), as_run(two))
-    assert not found.red and not found.only_a and not found.only_b
+    assert not found.differ and not found.only_a and not found.only_b
     assert all(move.distance <= ACROSS_THREADS for move in found.moved), found.moved[:3]
 
 
@@ -115,4 +115,4 @@ def test_chapters_agree_between_cpu_and_cuda(tmp_path):
     for chapter in (CHEAP, MATMULS):
         a, b = (execute(chapter, tmp_path / f"{chapter}-{where}", where=where)[0] for where in ("cpu", "cuda"))
         found = compare.compare(as_run(a), as_run(b))
-        assert not found.red, (chapter, found.verdicts, found.failed_in_one)
+        assert not found.differ, (chapter, found.verdicts, found.failed_in_one)

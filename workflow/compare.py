@@ -28,8 +28,10 @@ class Move(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What differs between two runs. ``red``: a verdict differs, or a check fails in one of them only."""
+    """What differs between two runs. ``red``: they differ in a verdict or in what holds, or one is red by itself."""
 
+    red_alone: list[str]  # A, B: two runs that are wrong alike do not differ
+    problems: list[tuple[str, ...]]  # of each, after its name
     verdicts: list[tuple[str, str, str]]
     failed_in_one: list[Move]
     moved: list[Move]
@@ -38,8 +40,12 @@ class Comparison(NamedTuple):
     settings: list[tuple[str, str, str]]
 
     @property
-    def red(self) -> bool:
+    def differ(self) -> bool:
         return bool(self.verdicts or self.failed_in_one)
+
+    @property
+    def red(self) -> bool:
+        return self.differ or bool(self.red_alone)
 
 
 def load(place: Path) -> dict[str, Any]:
@@ -67,7 +73,10 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
     both = [_move(key, of_a[key], of_b[key]) for key in of_a if key in of_b]
     names = dict.fromkeys([*a["verdicts"], *b["verdicts"]])
     verdicts = [(name, a["verdicts"].get(name, "none"), b["verdicts"].get(name, "none")) for name in names]
+    named = {"A": a, "B": b}
     return Comparison(
+        red_alone=[name for name, run in named.items() if not run["run"].get("green")],
+        problems=[(name, *_problem(each)) for name, run in named.items() for each in run.get("problems", ())],
         verdicts=[row for row in verdicts if row[1] != row[2]],
         failed_in_one=[move for move in both if (move.a["holds"] is False) != (move.b["holds"] is False)],
         moved=sorted((move for move in both if move.distance > 0), key=lambda move: -move.distance),
@@ -75,6 +84,10 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
         only_b=[record for key, record in of_b.items() if key not in of_a],
         settings=_settings(a["run"], b["run"]),
     )
+
+
+def _problem(problem: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(problem.get(field, "") for field in ("chapter", "claim", "what", "measured", "band"))
 
 
 def _key(record: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -125,7 +138,12 @@ def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str
 
 def markdown(found: Comparison, a: str, b: str) -> str:
     """The comparison as a page; ``a`` and ``b`` name the runs."""
-    lines = [f"## {a} (A) and {b} (B): {'they differ' if found.red else 'the same verdicts'}", ""]
+    lines = [f"## {a} (A) and {b} (B): {'they differ' if found.differ else 'the same verdicts'}{_alone(found)}", ""]
+    if found.red_alone:
+        heads = ["run", "chapter", "claim", "problem", "measured", "band"]
+        lines += ["### Problems of a run by itself", ""]
+        lines += rows(heads, found.problems) if found.problems else ["None is told."]
+        lines.append("")
     lines += ["### Versions and hardware", ""]
     lines += rows(["", "A", "B"], found.settings) if found.settings else ["No difference."]
     lines += ["", "### Verdicts that differ", ""]
@@ -142,18 +160,22 @@ def markdown(found: Comparison, a: str, b: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _alone(found: Comparison) -> str:
+    return f"; red by itself: {' and '.join(found.red_alone)}" if found.red_alone else ""
+
+
 def _row(move: Move) -> tuple[str, ...]:
     values = (format_number(move.a["measured"]), format_number(move.b["measured"]))
     return (*move.key, *values, format_band(move.a), format_band(move.b), f"{move.distance:.2g}", move.unit)
 
 
 def run(a: Path, b: Path) -> int:
-    """Print the comparison of two runs; 1 where they do not agree, else 0."""
+    """Print the comparison of two runs; 1 where they do not agree or one is red by itself, else 0."""
     found = compare(load(a), load(b))
     print(markdown(found, str(a), str(b)))
     failed, verdicts = len(found.failed_in_one), len(found.verdicts)
     print(
-        f"RED: {verdicts} verdict(s) differ, {failed} check(s) hold in one run only"
+        f"RED: {verdicts} verdict(s) differ, {failed} check(s) hold in one run only{_alone(found)}"
         if found.red
         else f"GREEN: the same verdicts; {len(found.moved)} measured value(s) differ"
     )
