@@ -1,8 +1,13 @@
 """Two runs side by side: what counts as a difference, how far a check moved, and what turns the comparison red."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
+from conftest import ROOT
 
 from workflow import compare
 from workflow.__main__ import main
@@ -107,3 +112,47 @@ def test_what_is_no_run_gets_one_line(tmp_path, capsys, text, said):
         file.write_text(text)
     assert main(["report", str(file), str(file)]) == 2
     assert said in capsys.readouterr().err
+
+
+# In the place of each environment's Python: a run leaves what the test laid down for it, and only the report is real.
+PYTHON = f"""#!/usr/bin/env bash
+laid="$LAID/$(basename "$(dirname "$(dirname "$0")")").json"
+case "$*" in
+-c*) mkdir -p "${{@: -1}}/bin" && cp "$0" "${{@: -1}}/bin/python" ;;
+*"pip list"*) echo "torch==2.13.0" ;;
+*"workflow run"*) mkdir -p _build/smoke && cp "$laid" _build/smoke/metrics.json && grep -q '"green": true' "$laid" ;;
+*"workflow report"*) PYTHONPATH="{ROOT}" "{sys.executable}" "$@" ;;
+esac
+"""
+GOOD, BAD = a_run(record()), a_run(record(measured=3.0, holds=False))
+
+
+@pytest.mark.parametrize(
+    ("pinned", "newest", "status", "said"),
+    [
+        (GOOD, GOOD, 0, "the same verdicts"),
+        (GOOD, BAD, 1, "1 check(s) hold in one run only; red by itself: B"),
+        (BAD, BAD, 1, "red by itself: A and B"),
+        (None, GOOD, 1, "RED: the run with the pinned packages left no report"),
+        (GOOD, None, 1, "RED: the run with the newest packages left no report"),
+    ],
+)
+def test_upgrades_end_with_a_summary_and_are_red_where_a_run_is(tmp_path, pinned, newest, status, said):
+    """Weekly, nobody looks: a run that is red with both, or has no report at all, must show."""
+    root, old = tmp_path / "project", tmp_path / "project" / "_build" / "smoke" / "metrics.json"
+    for folder in (root / ".ci", root / ".venv" / "bin", old.parent):
+        folder.mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "upgrades", root / ".ci")
+    (root / ".venv" / "bin" / "python").write_text(PYTHON)
+    (root / ".venv" / "bin" / "python").chmod(0o755)
+    old.write_text(json.dumps(GOOD))  # of an older run
+    for name, run in ((".venv", pinned), (".venv-newest", newest)):
+        if run:
+            (tmp_path / f"{name}.json").write_text(json.dumps(run))
+    for words in (["init", "-q"], ["add", ".ci"]):
+        subprocess.run(["git", *words], cwd=root, check=True)
+    words = ["bash", ".ci/upgrades"]
+    done = subprocess.run(words, cwd=root, env=os.environ | {"LAID": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    summary = (root / "_build" / "upgrades" / "summary.md").read_text()
+    assert said in summary and "### Packages that moved" in summary and said in done.stdout
