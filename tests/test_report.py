@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from workflow import baselines, report, summaries
+from workflow import baselines, launch, report, summaries
 
 
 def record(claim="one", role="stated", holds=True, chapter="01-one", check="a number", **more):
@@ -199,6 +199,32 @@ def test_a_claim_of_two_chapters_waits_for_both():
     assert report.audit(claims, {"one": "refined"}, [record()], ["01-one"], both) == ({}, [])
     records = [record(), record(chapter="02-two", role="corrected")]
     assert report.audit(claims, {"one": "refined"}, records, both, both) == ({"one": "refined"}, [])
+
+
+def test_a_verdict_of_two_chapters_is_shown_again_by_both(monkeypatch, capsys):
+    """One of them alone has no verdict on the claim, and would be green."""
+    claims = {"one": {**listed("one")["one"], "chapters": ["02-two", "01-one", "15-still-to-come"]}}
+    monkeypatch.setattr(report, "load_claims", lambda: claims)
+    monkeypatch.setattr(summaries, "load_claims", lambda: claims)
+    both = ["01-one", "02-two"]
+    monkeypatch.setattr(report, "all_chapters", lambda: both)
+    records = [record(), record(chapter="02-two")]
+    found = report.audit(claims, {"one": "refuted"}, records, both, both)[1]
+    assert [problem.what for problem in found] == ["verdict confirmed, but verdicts.yml has refuted"]
+    assert report.audit(claims, {"one": "refuted"}, records, both, [*both, "03-three"])[1] == found, (
+        "some chapters alone"
+    )
+    command = "make smoke SEED=0 CHAPTERS='01-one 02-two'"
+    red = whole(records, found)
+    red = red._replace(run={**red.run, "device": "cpu"})
+    assert launch.conclude(red, None) == 1 and f"to run it again: {command}\n" in capsys.readouterr().out
+    assert summaries.metrics(red)["problems"][0]["again"] == command
+    row = next(line for line in summaries.markdown(red).splitlines() if "has refuted" in line)
+    assert f"`{command}`" in row
+    (error,) = [case for case in ET.fromstring(summaries.junit(red)).iter("testcase") if case.find("error") is not None]
+    assert {entry.get("value") for entry in error.iter("property") if entry.get("name") == "again"} == {command}
+    training = report.Problem("t5-null-2", "", "training raised E")
+    assert report.shown_by(training) == ["t5-null-2"], "a training takes the whole run, as before"
 
 
 @pytest.fixture

@@ -208,7 +208,7 @@ def conclude(result: report.Report, pages: Path | None) -> int:
         cause = " ".join(filter(None, (first.claim, first.what)))
         measured = f" (measured {first.measured}, band {first.band})" if first.measured else ""
         count = f"{len(result.problems)} problem(s) in profile {result.run['profile']}"
-        names = sorted({problem.chapter for problem in result.problems})
+        names = sorted({name for problem in result.problems for name in report.shown_by(problem)})
         print(
             f"to run it again: {report.again(result.run['profile'], result.run['seed'], result.run['device'], names)}"
         )

@@ -211,6 +211,12 @@ def baseline_of(record: Record) -> dict[str, Any] | None:
     return {name: found[name] for name in ("mean", "sd", "n")} if found else None
 
 
+def shown_by(problem: Problem) -> list[str]:
+    """Chapters that show a problem again: its own and, as a verdict needs them all, those that decide its claim too."""
+    decide = load_claims().get(problem.claim, {}).get("chapters", ())
+    return sorted({problem.chapter} | set(decide) & set(all_chapters()))
+
+
 def again(profile: str, seed: int, device: str | None, chapters: Iterable[str]) -> str:
     """The command that runs these chapters again as they were run. What is no chapter, a training, takes the whole run.
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from nbutils.claims import Record, format_band, format_number
 from workflow import jobs
-from workflow.report import Problem, Report, again, baseline_of, format_baseline, load_claims
+from workflow.report import Problem, Report, again, baseline_of, format_baseline, load_claims, shown_by
 
 
 def write(report: Report, folder: Path) -> None:
@@ -40,7 +40,7 @@ def metrics(report: Report) -> dict[str, Any]:
                 **record,
                 "source": sources.get(record["claim"]),
                 "baseline": baseline_of(record),
-                "again": _again(report, record["chapter"]),
+                "again": _again(report, [record["chapter"]]),
             }
             for record in report.records
         ],
@@ -50,7 +50,7 @@ def metrics(report: Report) -> dict[str, Any]:
                 **problem._asdict(),
                 "source": sources.get(problem.claim),
                 "seed": report.run["seed"],
-                "again": _again(report, problem.chapter),
+                "again": _again(report, shown_by(problem)),
             }
             for problem in report.problems
         ],
@@ -63,11 +63,11 @@ def junit(report: Report) -> bytes:
     suites: dict[str, ET.Element] = {}
     sources = _sources()
 
-    def case(chapter: str, name: str, **properties: Any) -> ET.Element:
+    def case(chapter: str, name: str, shown: Sequence[str], **properties: Any) -> ET.Element:
         if chapter not in suites:
             suites[chapter] = ET.SubElement(root, "testsuite", name=chapter)
         element = ET.SubElement(suites[chapter], "testcase", classname=chapter, name=name)
-        known = {**properties, "seed": report.run["seed"], "again": _again(report, chapter)}
+        known = {**properties, "seed": report.run["seed"], "again": _again(report, shown)}
         listed = ET.SubElement(element, "properties")
         for key, value in known.items():
             ET.SubElement(listed, "property", name=key, value=str(value or "") if value != 0 else "0")
@@ -75,18 +75,20 @@ def junit(report: Report) -> bytes:
 
     for record in report.records:
         said = _facts(record, sources)
-        element = case(record["chapter"], f"{record['claim']}: {record['check']}", claim=record["claim"], **said)
+        name, shown = f"{record['claim']}: {record['check']}", [record["chapter"]]
+        element = case(record["chapter"], name, shown, claim=record["claim"], **said)
         if record["role"] == "open":
             ET.SubElement(element, "skipped", message=record["reason"])
         elif not record["holds"]:
             message = f"measured {said['measured']}, band {said['band']}"
             failure = ET.SubElement(element, "failure", message=message)
             failure.text = "\n".join(f"{key}: {value}" for key, value in said.items() if value)
-            failure.text += f"\nseed: {report.run['seed']}\nrun again: {_again(report, record['chapter'])}"
+            failure.text += f"\nseed: {report.run['seed']}\nrun again: {_again(report, shown)}"
     for problem in report.problems:
         if not problem.measured:
             source = sources.get(problem.claim, "")
-            element = case(problem.chapter, problem.claim or "notebook", claim=problem.claim, source=source)
+            name, shown = problem.claim or "notebook", shown_by(problem)
+            element = case(problem.chapter, name, shown, claim=problem.claim, source=source)
             ET.SubElement(element, "error", message=problem.what)
     for suite in suites.values():
         for count, tag in (
@@ -123,7 +125,7 @@ def markdown(report: Report) -> str:
     for chapter in dict.fromkeys(record["chapter"] for record in report.records):
         mine = [record for record in report.records if record["chapter"] == chapter]
         lines += ["", "<details>", f"<summary>{chapter}: {len(mine)} checks, seed {run['seed']}</summary>", ""]
-        lines += [f"Run again: `{_again(report, chapter)}`", ""]
+        lines += [f"Run again: `{_again(report, [chapter])}`", ""]
         marks = {True: "yes", False: "**no**", None: "open"}
         lines += rows(
             ["claim", "source", "check", "role", "measured", "band", "baseline", "holds"],
@@ -142,7 +144,7 @@ def rows(heads: Iterable[str], cells: Iterable[Iterable[Any]]) -> list[str]:
 
 def _problem_row(report: Report, problem: Problem, sources: dict[str, str]) -> tuple[Any, ...]:
     chapter, claim, what, measured, band, baseline = problem
-    command = f"`{_again(report, chapter)}`"
+    command = f"`{_again(report, shown_by(problem))}`"
     return chapter, claim, sources.get(claim, ""), what, measured, band, baseline, report.run["seed"], command
 
 
@@ -161,5 +163,5 @@ def _sources() -> dict[str, str]:
     return {name: "our question" if claim.get("ours") else claim["source"] for name, claim in load_claims().items()}
 
 
-def _again(report: Report, chapter: str) -> str:
-    return again(report.run["profile"], report.run["seed"], report.run.get("device"), [chapter])
+def _again(report: Report, chapters: Sequence[str]) -> str:
+    return again(report.run["profile"], report.run["seed"], report.run.get("device"), chapters)
