@@ -1,6 +1,9 @@
 """From records to verdicts, problems and reports: everything that must make a run red does."""
 
+import argparse
+import errno
 import json
+import os
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -286,3 +289,64 @@ def test_the_summary_lists_a_check_that_holds_too(run_with_a_seed_band):
 )
 def test_the_command_that_runs_it_again(told, command):
     assert report.again(*told) == command
+
+
+@pytest.fixture
+def launched(tmp_path, monkeypatch):
+    """Runs of the profile book whose notebooks are made up: ``launched(*chapters, problems=…)`` gives the status."""
+    monkeypatch.setattr(launch, "BUILD", tmp_path)
+    monkeypatch.setattr(launch, "ROOT", tmp_path)
+    monkeypatch.setattr(launch, "snakemake", lambda target, **how: True)
+    monkeypatch.setattr(launch, "no_room", lambda *folders: "")
+    monkeypatch.setattr(launch.notebooks, "write_readme_figure", lambda folder: None)
+
+    def run(*names, problems=()):
+        result = whole([record()], list(problems))
+        result = result._replace(run={**result.run, "profile": "book", "device": "cpu"})
+        monkeypatch.setattr(launch.report, "collect", lambda *what: result)
+        options = {"profile": "book", "device": "cpu", "executor": "local", "seed": 0, "html": False}
+        return launch.run(argparse.Namespace(chapters=list(names), **options))
+
+    return run
+
+
+PLACES = ("book/metrics.json", "book/junit.xml", "book/summary.md", "metrics.json")
+WRONG = report.Problem("03-t5", "", "cell [1] raised E")
+
+
+def left(folder):
+    """The reports that are there, and whether each ``metrics.json`` is green."""
+    found = [place for place in PLACES if (folder / place).exists()]
+    green = {json.loads((folder / name).read_text())["run"]["green"] for name in found if name.endswith("json")}
+    return found, green
+
+
+def test_a_run_of_some_chapters_leaves_no_green_report_of_all(launched, tmp_path, capsys):
+    assert launched() == 0 and left(tmp_path) == ([*PLACES], {True})
+    assert launched("03-t5", problems=[WRONG]) == 1
+    assert left(tmp_path) == ([], set()) and "reports of all chapters are withdrawn" in capsys.readouterr().out
+    assert launched("03-t5") == 0 and left(tmp_path) == ([], set()), "some chapters have no reports of their own"
+    assert "withdrawn" not in capsys.readouterr().out
+
+
+def test_a_red_report_stays_while_its_chapters_are_run_again(launched, tmp_path):
+    """It names the command that is followed now, and does not turn green by it."""
+    assert launched(problems=[WRONG]) == 1 and left(tmp_path) == ([*PLACES], {False})
+    assert launched("03-t5") == 0 and left(tmp_path) == ([*PLACES], {False})
+    (tmp_path / "book" / "metrics.json").write_text('{"run": {"green": fal')
+    assert launched("03-t5") == 0 and left(tmp_path) == ([], set()), "one that cannot be read may be green"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_report_that_cannot_be_written_takes_the_others_with_it(launched, tmp_path, monkeypatch, capsys, place):
+    """What was written before it said green."""
+    put = launch.jobs.put
+
+    def full(target, text):
+        if target == tmp_path / place:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        put(target, text)
+
+    monkeypatch.setattr(launch.jobs, "put", full)
+    assert launched() == 1 and left(tmp_path) == ([], set())
+    assert "the reports were not written: No space left on device" in capsys.readouterr().out.splitlines()[-1]

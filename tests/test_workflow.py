@@ -124,6 +124,15 @@ def test_a_failed_claim_is_rendered_and_red(project, workflow):
     assert 'failures="1"' in (project / "_build/smoke/junit.xml").read_text()
 
 
+def test_a_red_chapter_alone_withdraws_the_green_reports(project, workflow):
+    folder = project / "_build" / "smoke"
+    assert workflow(project).returncode == 0 and (folder / "metrics.json").exists()
+    (project / "book" / "01-one.md").write_text(chapter("01-one", 'claims.check("one", "a", 5.0, (0, 2))'))
+    done = workflow(project, "01-one")
+    assert done.returncode == 1 and "the green reports of all chapters are withdrawn" in done.stdout
+    assert not [name for name in ("metrics.json", "junit.xml", "summary.md") if (folder / name).exists()]
+
+
 def test_unlisted_and_unchecked_claims_are_red(project, workflow):
     (project / "book" / "01-one.md").write_text(chapter("01-one", 'claims.check("three", "a", 1.0, (0, 2))'))
     done = workflow(project)

@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run_parser = commands.add_parser("run", help="execute, check, render")
-    run_parser.add_argument("chapters", nargs="*", help="only these chapters, without rendering")
+    run_parser.add_argument("chapters", nargs="*", help="only these chapters, without pages and reports")
     run_parser.add_argument("--profile", default="book")
     run_parser.add_argument("--device", default="", help="auto, cpu or cuda; cpu unless the profile is gpu")
     run_parser.add_argument("--seed", type=int, default=0)

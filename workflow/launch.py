@@ -8,7 +8,6 @@ import fcntl
 import os
 import platform
 import shlex
-import shutil
 import time
 import uuid
 from collections.abc import Sequence
@@ -150,6 +149,13 @@ def no_room(*others: Path) -> str:
     return ""
 
 
+def withdraw(profile: str) -> None:
+    """Remove the reports of an earlier run of this profile."""
+    summaries.withdraw(BUILD / profile)
+    if profile == "book":
+        (BUILD / "metrics.json").unlink(missing_ok=True)
+
+
 STOPPED = "the workflow stopped before its end: see the messages above"
 
 
@@ -162,9 +168,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"seed {arguments.seed}: a seed is a whole number from 0 to {2**31 - 1}")
     held = lock()
     if not arguments.chapters:
-        summaries.withdraw(BUILD / profile)
-        if profile == "book":
-            (BUILD / "metrics.json").unlink(missing_ok=True)
+        withdraw(profile)
+    elif (BUILD / profile / "metrics.json").exists() and not summaries.say_red(BUILD / profile):
+        withdraw(profile)  # some chapters alone get no reports, but a green one of all may be wrong from now on
+        print("the green reports of all chapters are withdrawn: a run of all writes new ones")
     pages = arguments.html and not arguments.chapters
     done = snakemake(
         "html" if pages else "notebooks",
@@ -181,13 +188,15 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if not arguments.chapters:
         try:
+            if done and profile == "book":
+                notebooks.write_readme_figure(run_folder(profile, arguments.seed))
             summaries.write(result, BUILD / profile)
             if profile == "book":
-                shutil.copy(BUILD / profile / "metrics.json", BUILD / "metrics.json")
+                jobs.put(BUILD / "metrics.json", (BUILD / profile / "metrics.json").read_text(encoding="utf-8"))
         except OSError as error:
+            with contextlib.suppress(OSError):  # what is there by now may say green
+                withdraw(profile)
             result = report.stopped(result, f"the reports were not written: {error.strerror}")
-        if done and profile == "book":
-            notebooks.write_readme_figure(run_folder(profile, arguments.seed))
     held.close()
     return conclude(result, html_folder(profile) if pages else None)
 

@@ -17,17 +17,25 @@ from workflow.report import Problem, Report, again, baseline_of, format_baseline
 
 
 def write(report: Report, folder: Path) -> None:
-    """Write ``metrics.json``, ``junit.xml`` and ``summary.md`` of a run."""
+    """Write ``junit.xml``, ``summary.md`` and, when these are there, ``metrics.json`` of a run."""
     folder.mkdir(parents=True, exist_ok=True)
-    jobs.put(folder / "metrics.json", json.dumps(metrics(report), indent=1, ensure_ascii=False) + "\n")
     jobs.put(folder / "junit.xml", junit(report).decode())
     jobs.put(folder / "summary.md", markdown(report))
+    jobs.put(folder / "metrics.json", json.dumps(metrics(report), indent=1, ensure_ascii=False) + "\n")
 
 
 def withdraw(folder: Path) -> None:
     """Remove the reports of an earlier run, so that one which does not get to its end leaves none."""
     for name in ("metrics.json", "junit.xml", "summary.md"):
         (folder / name).unlink(missing_ok=True)
+
+
+def say_red(folder: Path) -> bool:
+    """Whether the ``metrics.json`` of a folder says that its run was red; one that cannot be read does not."""
+    try:
+        return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["run"]["green"] is False
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def metrics(report: Report) -> dict[str, Any]:
