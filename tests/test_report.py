@@ -29,10 +29,10 @@ def test_one_check_of_two_chapters_makes_no_band():
     from workflow import baselines
 
     record = {"claim": "c", "check": "a", "band_from": "seeds", "measured": 1.0}
-    runs = [[record | {"chapter": chapter} for chapter in ("01-one", "02-two")] for _ in range(3)]
+    runs = {seed: [record | {"chapter": chapter} for chapter in ("01-one", "02-two")] for seed in (1, 2, 3)}
     with pytest.raises(ValueError, match="c/a is checked in 01-one and in 02-two"):
         baselines.summarise(runs)
-    assert baselines.summarise([run[:1] for run in runs])["c/a"]["n"] == 3
+    assert baselines.summarise({seed: run[:1] for seed, run in runs.items()})["c/a"]["n"] == 3
 
 
 def test_green():
@@ -161,8 +161,18 @@ def test_summaries_name_chapter_claim_value_and_band():
 
 
 def test_baselines_from_records():
-    runs = [[record(band_from="none") | {"measured": value}, record(check="exact")] for value in (1.0, 2.0, 3.0)]
+    runs = {seed: [record(band_from="none") | {"measured": float(seed)}, record(check="exact")] for seed in (1, 2, 3)}
     assert baselines.summarise(runs) == {"one/a number": {"chapter": "01-one", "mean": 2.0, "sd": 1.0, "n": 3}}
+
+
+def test_baselines_need_a_finite_number_at_every_seed():
+    """One of three makes a spread of nan, and a band of that holds nothing."""
+    drawn = record(band_from="none")
+    with pytest.raises(ValueError, match=r"one/a number in 01-one is not checked at seeds \[1, 3\]: .* \[1, 2, 3\]"):
+        baselines.summarise({1: [record(check="exact")], 2: [drawn], 3: []})
+    for value in ("nan", "inf", float("-inf")):  # the ledger keeps what is not finite as text
+        with pytest.raises(ValueError, match=rf"one/a number in 01-one measured {{2: {float(value)}}}"):
+            baselines.summarise({1: [drawn], 2: [drawn | {"measured": value}], 3: [drawn]})
 
 
 def test_baselines_name_the_machines_that_ran_them(tmp_path):

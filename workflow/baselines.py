@@ -12,28 +12,41 @@ import numpy as np
 from workflow import ROOT, jobs, report, run_folder
 
 
-def summarise(runs: Iterable[Sequence[report.Record]]) -> dict[str, dict]:
+def summarise(runs: Mapping[int, Sequence[report.Record]]) -> dict[str, dict]:
     """Per ``claim/check`` whose band comes from seeds: mean, standard deviation (ddof 1), number of seeds.
 
+    Args:
+        runs: the records of each seed.
+
     Raises:
-        ValueError: two chapters have the same check of a claim, which would mix their values.
+        ValueError: two chapters have the same check of a claim, which would mix their values; a check that is not
+            there at every seed, or a measured value that is no finite number. The message names check and seeds.
     """
-    values: dict[str, list[float]] = {}
+    values: dict[str, dict[int, float]] = {}
     chapters: dict[str, str] = {}
-    for records in runs:
+    for seed, records in runs.items():
         for record in records:
             if "band_from" in record:
                 key = f"{record['claim']}/{record['check']}"
-                values.setdefault(key, []).append(float(record["measured"]))
+                values.setdefault(key, {})[seed] = float(record["measured"])
                 if chapters.setdefault(key, record["chapter"]) != record["chapter"]:
                     raise ValueError(
                         f"{key} is checked in {chapters[key]} and in {record['chapter']}: give it two names"
                     )
+    for key, found in values.items():
+        if missing := sorted(set(runs) - set(found)):
+            raise ValueError(
+                f"{key} in {chapters[key]} is not checked at seeds {missing}: a spread needs it at each of {[*runs]}"
+            )
+        if wrong := {seed: value for seed, value in found.items() if not np.isfinite(value)}:
+            raise ValueError(
+                f"{key} in {chapters[key]} measured {wrong} (seed: value): a band is made of finite numbers alone"
+            )
     return {
         key: {
             "chapter": chapters[key],
-            "mean": float(np.mean(found)),
-            "sd": float(np.std(found, ddof=1)),
+            "mean": float(np.mean([*found.values()])),
+            "sd": float(np.std([*found.values()], ddof=1)),
             "n": len(found),
         }
         for key, found in sorted(values.items())
@@ -104,13 +117,17 @@ def write(profile: str, seeds: Iterable[int], chapters: Sequence[str], *, some: 
 
     Raises:
         ValueError: the notebooks were run with different versions of the packages, or with other seeds or versions
-            than those that stay.
+            than those that stay; a check has not a finite value at every seed.
     """
     seeds = list(seeds)
-    runs = [
-        [record for chapter in chapters for record in report.records_of(run_folder(profile, seed) / f"{chapter}.ipynb")]
+    runs = {
+        seed: [
+            record
+            for chapter in chapters
+            for record in report.records_of(run_folder(profile, seed) / f"{chapter}.ipynb")
+        ]
         for seed in seeds
-    ]
+    }
     made = {
         "profile": profile,
         "seeds": [seeds[0], seeds[-1]],
