@@ -8,6 +8,7 @@ import pytest
 from nbutils import claims
 from workflow import alarms, chapters
 from workflow.__main__ import main
+from workflow.kept import sources_of_chapter
 
 BASE = {"one/random": {"mean": 1.0, "sd": 0.01, "n": 20}}
 
@@ -22,13 +23,15 @@ def record(check, measured=1.0, holds=True, **more):
             "expected": None, "band": [0.0, 2.0], "holds": holds, "profile": "smoke", **more}  # fmt: skip
 
 
-def write(build, seed, *records):
+def write(build, seed, *records, made_from="a text"):
     folder = build / "smoke" / f"seed-{seed}"
     folder.mkdir(parents=True)
     cell = nbformat.v4.new_code_cell("x")
     cell.outputs = [nbformat.v4.new_output("display_data", {claims.MIME: entry}) for entry in records]
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), folder / "01-one.ipynb")
-    (folder / "01-one.json").write_text(json.dumps({"hardware": "h", "versions": {"torch": "2"}}))
+    (folder / "01-one.json").write_text(
+        json.dumps({"hardware": "h", "versions": {"torch": "2"}, "made_from": made_from})
+    )
 
 
 def judged(build, seeds):
@@ -124,7 +127,7 @@ def test_the_command_keeps_what_it_found(tmp_path, monkeypatch, capsys):
 def test_some_chapters_anew_leave_the_others(tmp_path):
     """A chapter that was mended gets seeds of its own; what failed in the others stays, and each names its seeds."""
     write(tmp_path, 1000, record("fixed", 3.0, False))
-    write(tmp_path, 2000, *[record(f"check {index}") for index in range(300)])
+    write(tmp_path, 2000, *[record(f"check {index}") for index in range(300)], made_from="a mended text")
     (old,) = judged(tmp_path, [1000])["chapters"].values()
     kept = {"profile": "smoke", "chapters": {"01-one": old, "02-two": old, "03-three": old}}
     merged = alarms.merge(kept, judged(tmp_path, [2000]))
@@ -139,6 +142,36 @@ def test_some_chapters_anew_leave_the_others(tmp_path):
     assert alarms.merge(None, kept) == kept
     with pytest.raises(ValueError, match="what is kept is of smoke, this of book"):
         alarms.merge(kept, {**kept, "profile": "book"})
+
+
+def test_a_chapter_that_has_not_changed_keeps_its_result(tmp_path):
+    """Otherwise one could draw seeds until they are green."""
+    for seed in range(1000, 1005):
+        write(tmp_path, seed, record("fixed", 3.0, seed != 1002))
+    kept = judged(tmp_path, range(1001, 1004))
+    assert kept["chapters"]["01-one"]["made_from"] == "a text"
+    for others in (range(1003, 1005), range(1002, 1005), range(1001, 1003)):
+        with pytest.raises(ValueError, match="01-one has not changed since seeds 1001 to 1003 were judged: its result"):
+            alarms.merge(kept, judged(tmp_path, others))
+    for more in (range(1001, 1004), range(1000, 1005)):
+        found = judged(tmp_path, more)
+        assert alarms.merge(kept, found) == found and alarms.pooled(found).failures == 1
+    write(tmp_path, 1010, record("fixed"), made_from="a mended text")
+    mended = judged(tmp_path, [1010])
+    assert alarms.merge(kept, mended) == mended
+    with pytest.raises(ValueError, match="have different sources, those of seeds 1004 and 1010"):
+        judged(tmp_path, [1004, 1010])
+    old = {"profile": "smoke", "chapters": {"01-one": {"seeds": [1000, 1000]}}}
+    assert alarms.merge(old, mended) == mended, "kept before sources were"
+
+
+def test_the_result_that_stands_is_told_before_hours_of_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("workflow.launch.BUILD", tmp_path)
+    monkeypatch.setattr("workflow.launch.snakemake", lambda *what, **how: pytest.fail("it ran"))
+    entry = {"seeds": [1000, 1049], "made_from": sources_of_chapter("03-t5", "smoke")}
+    monkeypatch.setattr(alarms, "load", lambda: {"profile": "smoke", "chapters": {"03-t5": entry}})
+    assert main(["alarms", "--first", "2000", "03-t5"]) == 2
+    assert "03-t5 has not changed since seeds 1000 to 1049 were judged" in capsys.readouterr().err
 
 
 def test_the_kept_result_is_green():

@@ -36,11 +36,13 @@ def measure(profile: str, seeds: Sequence[int], chapters: Sequence[str], build: 
     """Judge every check of the executed notebooks ``build/<profile>/seed-<n>/``.
 
     Returns:
-        As ``tests/baselines/alarms.json`` keeps it: the profile, and for each chapter its seeds, counts, the checks
-        that failed with their seeds, the seeds without a notebook, hardware and versions of the runs.
+        As ``tests/baselines/alarms.json`` keeps it: the profile, and for each chapter its seeds, a digest of what it
+        was made from, counts, the checks that failed with their seeds, the seeds without a notebook, hardware and
+        versions of the runs.
 
     Raises:
-        ValueError: none of the notebooks is there, or a seed made the bands itself.
+        ValueError: none of the notebooks is there, those of a chapter have different sources, or a seed made the
+            bands itself.
     """
     used = _seeds_of_baseline(profile) & set(seeds)
     if used:
@@ -57,6 +59,7 @@ def _measure_one(chapter: str, seeds: Sequence[int], folder: Path) -> dict[str, 
     evaluated, left_open, names = 0, 0, set()
     failed: dict[tuple[str, str], list[dict[str, Any]]] = {}
     missing, machines, versions = [], set(), {}
+    sources: dict[str, int] = {}  # the first seed of each digest
     for seed in seeds:
         notebook = folder / f"seed-{seed}" / f"{chapter}.ipynb"
         if not notebook.exists() or not notebook.with_suffix(".json").exists():
@@ -65,6 +68,7 @@ def _measure_one(chapter: str, seeds: Sequence[int], folder: Path) -> dict[str, 
         stats = json.loads(notebook.with_suffix(".json").read_text(encoding="utf-8"))
         machines.add(stats["hardware"])
         versions = stats["versions"]
+        sources.setdefault(stats["made_from"], seed)
         for record in report.records_of(notebook):
             key, held = (record["claim"], record["check"]), holds(record)
             names.add(key)
@@ -72,8 +76,15 @@ def _measure_one(chapter: str, seeds: Sequence[int], folder: Path) -> dict[str, 
             left_open += held is None
             if held is False:
                 failed.setdefault(key, []).append({"seed": seed, "measured": record["measured"]})
+    if len(sources) > 1:
+        first, second, *_ = sources.values()
+        raise ValueError(
+            f"the notebooks of {chapter} have different sources, those of seeds {first} and {second} for example: "
+            "run all seeds again with today's text"
+        )
     return {
         "seeds": [seeds[0], seeds[-1]],
+        "made_from": next(iter(sources), None),
         "hardware": sorted(machines),
         "versions": versions,
         "distinct": len(names),
@@ -88,13 +99,37 @@ def merge(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, An
     """``new`` of its chapters and the ``old`` of all others: after an edit a chapter alone needs other fresh seeds.
 
     Raises:
-        ValueError: the two are of different profiles.
+        ValueError: as ``check_merge``.
     """
+    check_merge(old, new["profile"], new["chapters"])
     if old is None:
         return dict(new)
-    if old["profile"] != new["profile"]:
-        raise ValueError(f"what is kept is of {old['profile']}, this of {new['profile']}: measure all chapters")
     return {**new, "chapters": dict(sorted({**old["chapters"], **new["chapters"]}.items()))}
+
+
+def check_merge(old: Mapping[str, Any] | None, profile: str, chapters: Mapping[str, Mapping[str, Any]]) -> None:
+    """May these ``chapters``, of which each names its seeds and what it is ``made_from``, replace those kept?
+
+    A chapter that has not changed keeps its result: who may draw other seeds again and again gets green ones at last.
+    More seeds with the old ones among them are welcome.
+
+    Raises:
+        ValueError: the two are of different profiles, or a chapter that has not changed has other seeds.
+    """
+    if old is None:
+        return
+    if old["profile"] != profile:
+        raise ValueError(f"what is kept is of {old['profile']}, this of {profile}: measure all chapters")
+    for chapter, entry in chapters.items():
+        before = old["chapters"].get(chapter, {})
+        if not entry["made_from"] or before.get("made_from") != entry["made_from"]:
+            continue
+        (first, last), (new_first, new_last) = before["seeds"], entry["seeds"]
+        if not new_first <= first <= last <= new_last:
+            raise ValueError(
+                f"{chapter} has not changed since seeds {first} to {last} were judged: its result stands; "
+                f"seeds {new_first} to {new_last} may replace it only if they contain these"
+            )
 
 
 class Pooled(NamedTuple):

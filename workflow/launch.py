@@ -76,14 +76,19 @@ def check_chapters(names: Sequence[str]) -> list[str]:
     return list(names) or known
 
 
+def bring_notebooks_in_step() -> None:
+    """Write ``book/notebooks/`` from the sources and say which changed: what a chapter depends on is read there."""
+    for path in notebooks.sync():
+        print(f"updated {path.relative_to(ROOT)}")
+
+
 def snakemake(
     target: str, *, profile: str, seeds: Sequence[int], names: Sequence[str], device: str, options: argparse.Namespace
 ) -> bool:
     """Run the workflow up to ``target`` (``html`` or ``notebooks``) in this process. True if every job succeeded."""
     from snakemake.cli import main
 
-    for path in notebooks.sync():
-        print(f"updated {path.relative_to(ROOT)}")
+    bring_notebooks_in_step()
     for seed in seeds:  # a failure told of an earlier run says nothing about this one
         for error in (run_folder(profile, seed) / "logs").glob("*.error.json"):
             error.unlink()
@@ -273,6 +278,11 @@ def measure_alarms(arguments: argparse.Namespace) -> int:
     if not arguments.build:
         held = lock()
         device = where(arguments, profile)
+        if arguments.chapters:  # asked now as well, before hours of runs
+            bring_notebooks_in_step()
+            made_from = {name: kept.sources_of_chapter(name, profile) for name in names}
+            planned = {name: {"seeds": [seeds[0], seeds[-1]], "made_from": made_from[name]} for name in names}
+            alarms.check_merge(alarms.load(), profile, planned)
         snakemake(  # what failed has no notebook, and counts
             "notebooks", profile=profile, seeds=seeds, names=names, device=device, options=arguments
         )
