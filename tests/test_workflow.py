@@ -1,5 +1,6 @@
 """The workflow on a small copy of the project: what runs again, what a failure leaves, what a kill costs."""
 
+import contextlib
 import json
 import os
 import platform
@@ -10,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
+import psutil
 import pytest
 from conftest import ROOT, chapter
 
@@ -230,26 +233,46 @@ def test_a_kernel_that_dies(project, workflow):
 
 
 def alive(root):
-    """Processes that still work for this copy of the project."""
-    listed = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout
-    return [line for line in listed.splitlines() if "workflow.run_notebook" in line and f"{root}" in line]
+    """Command lines of the processes that work for this copy of the project: jobs there, and kernels elsewhere."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # gone by now, or another user's
+            path = process.environ().get("PYTHONPATH", "").split(os.pathsep)
+            if process.status() != psutil.STATUS_ZOMBIE and (process.cwd() == str(root) or str(root) in path):
+                found.append(" ".join(process.cmdline()))
+    return found
+
+
+def nobody_works(root, patience=10.0):
+    """Wait until the jobs notice that their parent is gone; False if one does not."""
+    deadline = time.monotonic() + patience
+    while (found := alive(root)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return not found
+
+
+SLOW = 'import time\ntime.sleep({seconds})\nclaims.check("{claim}", "a", 1.0, (0, 2))'
+
+
+def kill(project, when):
+    """Start a whole run, kill it once ``when()`` has returned, and see that it leaves no writer and no half."""
+    words = [sys.executable, "-m", "workflow", "run", "--profile", "smoke", "--html"]
+    with open(project / "killed.log", "w") as log:
+        run = subprocess.Popen(words, cwd=project, stdout=log, stderr=log, start_new_session=True)
+        when()
+        os.kill(run.pid, signal.SIGKILL)
+        run.wait()
+    assert nobody_works(project), alive(project)
+    for notebook in executed(project).glob("*.ipynb"):
+        json.loads(notebook.read_text())  # whole, or not there
 
 
 def kill_and_repair(project, workflow, moments):
-    slow = 'import time\ntime.sleep(2)\nclaims.check("{}", "a", 1.0, (0, 2))'
     for name, claim in (("01-one", "one"), ("02-two", "two")):
-        (project / "book" / f"{name}.md").write_text(chapter(name, slow.format(claim)))
+        (project / "book" / f"{name}.md").write_text(chapter(name, SLOW.format(seconds=2, claim=claim)))
     for moment in moments:
         subprocess.run(["rm", "-rf", "_build"], cwd=project)
-        words = [sys.executable, "-m", "workflow", "run", "--profile", "smoke", "--html"]
-        with open(project / "killed.log", "w") as log:
-            run = subprocess.Popen(words, cwd=project, stdout=log, stderr=log, start_new_session=True)
-            time.sleep(moment)
-            os.kill(run.pid, signal.SIGKILL)
-            run.wait()
-        time.sleep(1.5)  # the jobs notice that their parent is gone
-        for notebook in executed(project).glob("*.ipynb"):
-            json.loads(notebook.read_text())  # whole, or not there
+        kill(project, partial(time.sleep, moment))
         done = workflow(project, "--html")
         assert done.returncode == 0, f"killed after {moment} s:\n{done.stdout[-3000:]}"
         assert "</html>" in (project / "_build/smoke/html/02-two.html").read_text()
@@ -267,6 +290,32 @@ def test_no_other_program_can_take_the_port_of_a_kernel(project, workflow):
 
 def test_killed_in_the_middle_and_run_again(project, workflow):
     kill_and_repair(project, workflow, [7.0])
+
+
+def test_killed_over_older_green_results(project, workflow):
+    """Nothing of the older run counts as the new text's: no report while it runs, and no notebook of an older text."""
+    assert workflow(project, "--html").returncode == 0
+    older, notebook = stamps(project), executed(project) / "01-one.ipynb"
+    text = project / "book" / "01-one.md"
+    text.write_text(chapter("01-one", SLOW.format(seconds=30, claim="one").replace("1.0", "5.0")))
+
+    def running():
+        log, deadline = executed(project) / "logs" / "01-one.stderr", time.monotonic() + 60
+        log.unlink(missing_ok=True)
+        while not log.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert [words for words in alive(project) if "workflow.run_notebook" in words], "alive() sees no job"
+        time.sleep(3)
+
+    kill(project, running)
+    assert not notebook.exists() and stamps(project)["02-two"] == older["02-two"]
+    assert not [
+        name for name in ("metrics.json", "junit.xml", "summary.md") if (executed(project).parent / name).exists()
+    ]
+
+    text.write_text(text.read_text().replace("sleep(30)", "sleep(0)"))
+    done = workflow(project, "--html")
+    assert done.returncode == 1 and "measured 5, band [0, 2]" in done.stdout.splitlines()[-1], done.stdout[-3000:]
 
 
 @pytest.mark.slow
