@@ -84,6 +84,24 @@ def test_survivors_below_the_share_and_wrong_equivalents_are_red():
     assert page.index("| b |") < page.index("| a |") and "50.0 % killed" in page and "equivalent: because" in page
 
 
+def test_the_summary_of_a_whole_run_names_every_mutant():
+    three = [a_mutant(id="a"), a_mutant(id="b"), a_mutant(id="c", equivalent="because")]
+    results = {"a": "killed", "b": "killed", "c": "survived"}
+    found = mutants.summary(three, [mutants.Outcome(name, result, "t", 1.0) for name, result in results.items()])
+    assert (found["planted"], found["killed"], found["ids"]) == (2, 2, ["a", "b", "c"])
+
+
+def test_the_kept_result_is_of_the_list_as_it_is():
+    """The pages show it: a list that has grown since would be shown with an old count."""
+    kept = json.loads(mutants.KEPT.read_text())
+    again = "the kept result is of another list: run `make mutants` and commit tests/baselines/mutants.json"
+    assert kept.get("ids") == [mutant.id for mutant in LISTED], again
+    counted = [mutant for mutant in LISTED if not mutant.equivalent]
+    assert kept["planted"] == len(counted) == kept["killed"] + len(kept["survived"]), again
+    assert len(kept["equivalent"]) == len(LISTED) - len(counted), again
+    assert kept["files"] == len({mutant.file for mutant in LISTED}), again
+
+
 PLANT = """
 import json
 from workflow import mutants

@@ -237,7 +237,7 @@ def problems(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> list[str
 
 
 def summary(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What the pages say of a whole run."""
+    """What the pages say of a whole run, and which mutants it had: a test compares them with today's list."""
     results = {outcome.id: outcome.result for outcome in outcomes}
     counted = [mutant for mutant in mutants if not mutant.equivalent]
     return {
@@ -246,6 +246,7 @@ def summary(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> dict[str,
         "survived": [f"{mutant.id}: {mutant.breaks}" for mutant in counted if results[mutant.id] != "killed"],
         "equivalent": [f"{mutant.id}: {mutant.equivalent}" for mutant in mutants if mutant.equivalent],
         "files": len({mutant.file for mutant in mutants}),
+        "ids": [mutant.id for mutant in mutants],
     }
 
 
