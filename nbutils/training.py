@@ -254,12 +254,20 @@ def _accelerator(device: str) -> Accelerator | None:
 
 
 def _share(batch: Batch, accelerator: Accelerator | None) -> tuple[Batch, float]:
-    """This process's rows of a batch, and the weight that makes the mean over processes that of the whole batch."""
+    """This process's rows of a batch, and the weight that makes the mean over processes that of the whole batch.
+
+    Rows without a target have the loss 0/0, which no weight mends: their process takes another's rows with weight 0.
+    It must not stay idle, for the others wait for its gradient.
+    """
     if accelerator is None or accelerator.num_processes == 1:
         return batch, 1.0
     rank, world = accelerator.process_index, accelerator.num_processes
-    mine = _map(batch, lambda x: x[rank::world])
-    return mine, _targets(mine) * world / _targets(batch)
+    shares = [_map(batch, lambda x, first=first: x[first::world]) for first in range(world)]
+    targets = [_targets(share) for share in shares]
+    if not any(targets):
+        raise ValueError(f"a batch has no target: all are {IGNORED}, which do not count; leave it out")
+    lent = max(range(world), key=targets.__getitem__)
+    return shares[rank if targets[rank] else lent], targets[rank] * world / sum(targets)
 
 
 def _targets(batch: Batch) -> int:

@@ -319,7 +319,10 @@ from nbutils.device import generator
 torch.set_num_threads(1)
 rng = generator(0, "cpu")
 model = models.CausalLM(13, 8, 2, 2, 8, dtype=torch.float64, generator=rng)
-batches = [torch.randint(0, 13, (5, 9), generator=rng) for _ in range(3)]  # 5 rows: 3 and 2
+tokens = [torch.randint(0, 13, (5, 9), generator=rng) for _ in range(3)]  # 5 rows: 3 and 2
+batches = [(rows[:, :-1], rows[:, 1:].clone()) for rows in tokens]
+batches[0][1][1::2] = training.IGNORED  # none for the second process in steps 1, 4, …
+batches[1][1][0::2] = training.IGNORED
 run = training.train(model, batches, steps=15, clip=1.0, device="cpu", progress=False)
 if run.settings["rank"] == 0:
     training.save_run(run, sys.argv[1])
@@ -356,18 +359,30 @@ def test_t5_trains_on_a_share_of_the_rows():
     assert done.history.loss.iloc[1:].notna().all()
 
 
-@pytest.mark.parametrize("rows", [4, 5])
-def test_shares_of_a_batch_weigh_as_the_whole(rows):
-    """Also where the processes have different numbers of targets."""
+@pytest.mark.parametrize("silent", [[], [1, 3, 5], [0, 2, 4], [0, 1, 3, 4]])
+@pytest.mark.parametrize(("rows", "processes"), [(4, 2), (5, 2), (6, 3)])
+def test_shares_of_a_batch_weigh_as_the_whole(rows, processes, silent):
+    """Loss and gradient, also where the processes have different numbers of targets, and where one has none."""
     net, tokens = model(), BATCHES[0][:rows]
     targets = tokens[:, 1:].clone()
     targets[0, 2:] = -100
+    targets[[row for row in silent if row < rows]] = -100
     batch = (tokens[:, :-1], targets)
-    parts = []
-    for rank in range(2):
-        mine, weight = training._share(batch, SimpleNamespace(process_index=rank, num_processes=2))
+    parts, parameters = [], list(net.parameters())
+    for rank in range(processes):
+        mine, weight = training._share(batch, SimpleNamespace(process_index=rank, num_processes=processes))
         parts.append(batch_loss(net, mine) * weight)
-    torch.testing.assert_close(torch.stack(parts).mean(), batch_loss(net, batch), rtol=1e-12, atol=0)
+        torch.autograd.grad(parts[-1], parameters, retain_graph=True)  # raises if one is not used: DDP waits for all
+    mean, whole = torch.stack(parts).mean(), batch_loss(net, batch)
+    torch.testing.assert_close(mean, whole, rtol=1e-12, atol=0)
+    gradients = (torch.autograd.grad(value, parameters) for value in (mean, whole))
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
+
+
+def test_a_batch_without_any_target_is_named():
+    batch = (BATCHES[0][:, :-1], torch.full((6, 8), -100))
+    with pytest.raises(ValueError, match="a batch has no target: all are -100"):
+        training._share(batch, SimpleNamespace(process_index=0, num_processes=2))
 
 
 # the batched ensemble
