@@ -273,6 +273,61 @@ def test_buffers_are_left_out(tmp_path):
     assert set(result.left_out) == set(buffers)
 
 
+def sinusoids(length, width):
+    angles = torch.arange(length)[:, None] / 10_000 ** (2 * torch.arange(width // 2) / width)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+
+
+BUFFERS = {
+    "h.0.attn.mask": torch.ones(5, 5).tril()[None, None], "sa.heads.0.tril": torch.ones(5, 5).tril(),
+    "h.0.sees": torch.ones(2, 5, 5).tril(), "h.0.added": torch.full((5, 5), -torch.inf).triu(1),
+    "h.0.hidden": torch.ones(5, 5).triu(1), "window.mask": torch.ones(5, 5).tril() - torch.ones(5, 5).tril(-2),
+    "pos_encoder.pe": sinusoids(7, 8)[:, None], "a.positional_encoding": sinusoids(7, 8)[None],
+    "b.pe": sinusoids(7, 8).view(7, 4, 2).mT.flatten(1), "rope.cos": torch.ones(3, 4), "rope.sin": torch.zeros(3, 4),
+    "rotary_emb.cos_cached": torch.ones(3, 4), "freqs_sin": torch.zeros(3, 4), "rope.cos_sin_cache": torch.ones(3, 4),
+}  # fmt: skip
+TRAINED = {
+    "mask_token": torch.randn(1, 1, 8), "pos_embed": torch.randn(1, 7, 8), "c.pe": torch.randn(7, 8),
+    "position_embeddings.weight": torch.randn(7, 8), "h.0.pos_encoding.weight": sinusoids(7, 8),
+    "d.pe": torch.zeros(1, 7, 8), "rnn.weight_hh": torch.eye(5), "lower": torch.randn(5, 5).tril(),
+    "mask.weight": torch.randn(5, 5), "one": torch.ones(1, 1), "cosine.weight": torch.ones(3), "mask": torch.ones(3),
+}  # fmt: skip
+
+
+def test_masks_and_tables_do_not_count_and_what_is_trained_under_such_a_name_does(tmp_path):
+    states = {step: {key: value * 1.5**step for key, value in TRAINED.items()} for step in (0, 1)}
+    for step, state in states.items():
+        save({**state, **BUFFERS}, tmp_path / f"step{step}")
+    result = series(tmp_path)
+    assert_is(result.table, states)
+    masks = {name for name, value in BUFFERS.items() if value.shape[-1] == 5}
+    reasons = {name: "attention mask" if name in masks else "buffer" for name in BUFFERS}
+    reasons |= dict.fromkeys(("pos_encoder.pe", "a.positional_encoding", "b.pe"), "position sinusoids")
+    assert result.left_out == reasons
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(2, 200),
+    st.sampled_from([(), (1, 1), (3,)]),
+    st.sampled_from([(1, 0), (0, 1), (0, -1e4), (0, -math.inf)]),
+    st.data(),
+)
+def test_a_causal_mask_is_known_by_its_values_and_one_other_value_makes_it_a_weight(n, before, values, data):
+    """Above n = 181 it is longer than a block."""
+    seen, unseen = values
+    mask = np.where(np.tri(n, dtype=bool), float(seen), float(unseen)) * np.ones((*before, 1, 1))
+    flat = mask.ravel()
+
+    def why():
+        stored = weights.Tensor("F64", mask.shape, lambda start, out: np.copyto(out, flat[start : start + len(out)]))
+        return weights.why_constant("any.name", stored)
+
+    assert why() == "attention mask"
+    flat[data.draw(st.integers(0, len(flat) - 1))] = 0.5
+    assert why() is None
+
+
 def test_tied_weights_count_once_and_equal_layer_norms_are_not_tied(tmp_path):
     states = make(tmp_path)
     for step, state in states.items():
