@@ -46,8 +46,9 @@ class Run:
     """What a training left behind.
 
     Args:
-        history: one row per recorded step: ``step`` (steps done), ``loss``, ``lr``, ``norm`` ‖θ‖, ``step_norm`` ‖δ‖,
-            ``inner`` θ·δ, ``alignment`` cos(θ, δ), ``projection`` θ·∇L and ``grad_norm`` ‖∇L‖, before clipping.
+        history: one row per recorded step: ``step`` (steps done), ``loss``, ``lr`` (NaN where parameters have
+            different ones), ``norm`` ‖θ‖, ``step_norm`` ‖δ‖, ``inner`` θ·δ, ``alignment`` cos(θ, δ), ``projection``
+            θ·∇L and ``grad_norm`` ‖∇L‖, before clipping.
         layers: the same by layer without loss and lr, with a column ``layer``; empty unless asked for.
         snapshots: parameters by name, by step, on the CPU.
         measures: what ``on_snapshot`` returned, with its ``step``.
@@ -117,7 +118,7 @@ def train(
     *,
     steps: int,
     optimizer: str | Optimizer = "adamw",
-    schedule: float | optimizers.Schedule = 1e-3,
+    schedule: float | optimizers.Schedule | None = None,
     loss: Callable[[nn.Module, Batch], Tensor] = batch_loss,
     gradients: str = "loss",
     noise_scale: float | Mapping[str, float] = 1.0,
@@ -139,7 +140,8 @@ def train(
     Args:
         batches: whole batches (``batch_loss`` has the forms); a list is gone through again and again.
         optimizer: a name of ``nbutils.optimizers``, or one made over the model's parameters.
-        schedule: learning rate, or a function of the number of steps done (``nbutils.optimizers.schedule``).
+        schedule: learning rate, or a function of the number of steps done (``nbutils.optimizers.schedule``), for all
+            parameters. Without it an optimizer made before keeps its rates, and one made here from a name has 1e-3.
         gradients: ``noise`` is the null model: the same loop fed pure noise of deviation ``noise_scale`` (for all, or
             by parameter as ``gradient_scales`` gives it) in the place of ∇L. The batches are then not used, the loss is
             not computed, and ``projection`` is θ·noise.
@@ -157,7 +159,8 @@ def train(
         accelerator: an ``accelerate.Accelerator``; made here under ``accelerate launch``.
 
     Raises:
-        ValueError: an unknown name, a setting that needs CUDA, too few batches.
+        ValueError: an unknown name, a setting that needs CUDA, too few batches, one schedule for parameter groups of
+            different rates.
 
     >>> net, batches = nn.Linear(2, 1, bias=False), [torch.tensor([[3.0, 4.0]])]
     >>> options = {"optimizer": "sgd", "schedule": 0.1, "device": "cpu", "progress": False}
@@ -180,7 +183,14 @@ def train(
     model.to(place)
     if isinstance(optimizer, str):
         optimizer = optimizers.optimizer(optimizer, [p for p in model.parameters() if p.requires_grad])
-    rate = schedule if callable(schedule) else lambda t: schedule
+        schedule = 1e-3 if schedule is None else schedule
+    elif schedule is not None and len(own := dict.fromkeys(g["lr"] for g in optimizer.param_groups)) > 1:
+        given = ", ".join(map(str, own))
+        raise ValueError(
+            f"the optimizer's groups have rates {given} and schedule would set all to one: leave schedule out, and "
+            "they keep theirs"
+        )
+    rate = schedule if schedule is None or callable(schedule) else lambda t: schedule
     forward = accelerator.prepare_model(model) if accelerator else model
     forward = torch.compile(forward) if compile else forward
     autocast = torch.autocast("cuda", torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
@@ -211,14 +221,14 @@ def train(
             tracker.before()  # here the gradient is still whole
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
-            for group in optimizer.param_groups:
+            for group in optimizer.param_groups if rate else ():
                 group["lr"] = rate(t)
             optimizer.step()
             tracker.after()
             if tracker.steps % every == 0:
                 # a tensor until the end: a GPU is not waited for
                 mean = float("nan") if noise is not None else _mean(value, accelerator)
-                rows.append({"step": tracker.steps, "loss": mean, "lr": rate(t)})
+                rows.append({"step": tracker.steps, "loss": mean, "lr": _rate(optimizer)})
                 if not bar.disable:
                     bar.set_postfix(loss=f"{float(mean):.3f}", refresh=False)
         if steps in wanted:
@@ -275,6 +285,13 @@ def _targets(batch: Batch) -> int:
     if len(labels) == 0:
         raise ValueError("a batch has fewer rows than there are processes")
     return int((labels != IGNORED).sum())
+
+
+def _rate(optimizer: Optimizer) -> float:
+    """The learning rate of all parameters; NaN if their groups have different ones, or find their own."""
+    rates = {group["lr"] for group in optimizer.param_groups}
+    rate = rates.pop()
+    return float("nan") if rates or rate is None else float(rate)
 
 
 def _mean(value: Tensor, accelerator: Accelerator | None) -> Tensor:

@@ -178,6 +178,37 @@ def test_clipping_shortens_the_step_and_not_the_record():
     assert history.grad_norm.iloc[0] == pytest.approx(free.step_norm, rel=1e-9) and free.step_norm > 1e-2
 
 
+def grouped(net, *rates):
+    """SGD with the embedding in a group of its own."""
+    rest = [p for name, p in net.named_parameters() if not name.startswith("embedding")]
+    groups = zip(([net.embedding.weight], rest), rates, strict=True)
+    return torch.optim.SGD([{"params": params, "lr": lr} for params, lr in groups])
+
+
+def test_an_optimizer_keeps_the_rates_of_its_groups():
+    """δ = −η ∇L with each group's η; the rate 0 moves nothing."""
+    net, fresh = model(), model()
+    rest = [p for name, p in fresh.named_parameters() if not name.startswith("embedding")]
+    gradients = torch.autograd.grad(batch_loss(fresh, BATCHES[0]), rest)
+    steps = grouped(net, 0.0, 0.5)
+    history = run(steps=1, net=net, optimizer=steps).history
+    assert torch.equal(net.embedding.weight, fresh.embedding.weight)
+    length = 0.5 * sum(float(g.square().sum()) for g in gradients) ** 0.5
+    assert history.step_norm[1] == pytest.approx(length, rel=1e-9)
+    assert [group["lr"] for group in steps.param_groups] == [0.0, 0.5] and np.isnan(history.lr[1])
+    net = model()
+    assert run(steps=2, net=net, optimizer=grouped(net, 0.25, 0.25)).history.lr.tolist()[1:] == [0.25, 0.25]
+
+
+def test_one_schedule_for_groups_of_different_rates_is_refused():
+    net = model()
+    with pytest.raises(ValueError, match=r"groups have rates 0\.5, 0\.0 and schedule would set all to one: leave"):
+        run(net=net, optimizer=grouped(net, 0.5, 0.0), schedule=0.1)
+    scheduled = run(steps=2, net=net, optimizer=grouped(net, 1.0, 1.0), schedule=lambda t: 0.1 / (t + 1))
+    assert scheduled.history.lr.tolist()[1:] == [0.1, 0.05]
+    assert run(steps=1).history.lr[1] == 1e-3, "an optimizer by name"
+
+
 def test_frozen_parameters_stay_and_do_not_count():
     net = model()
     net.norm.requires_grad_(False)
