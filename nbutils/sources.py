@@ -15,9 +15,11 @@ from typing import NamedTuple
 from nbutils.weights import ONLY_ADAPTER, ReadError, Weights, weight_files
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-_STEP = r"(?<![A-Za-z])(?:{})s?[-_= ]?(\d+(?:\.\d+)?)([kKmMbB]?)(?=$|[^A-Za-z0-9.]|\.(?!\d)|tokens)"
-_MARKERS = [re.compile(_STEP.format(m)) for m in ("(?:global_?|train_?)?step", "checkpoint|ckpt|iteration|iter|it")]
-_PLAIN = re.compile(r"(\d+(?:\.\d+)?)([kKmMbB]?)")
+_AMOUNT = r"((?:[1-9]\d{0,2}(?:[_,]\d{3})+|\d+)(?:\.\d+)?)([kKmMbB]?)"  # 1_000_000 and 1,000,000 are one number
+_END = r"(?=$|[^A-Za-z0-9.]|\.(?!\d)|tokens)"
+_WORDS = ("(?:global_?|train_?)?step", "checkpoint|ckpt|iteration|iter|it")
+_MARKERS = [re.compile(rf"(?<![A-Za-z])(?:{words})s?[-_= ]?{_AMOUNT}{_END}") for words in _WORDS]
+_PLAIN = re.compile(_AMOUNT)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 
 
@@ -26,6 +28,8 @@ def step_of(name: str) -> int | None:
 
     >>> [step_of(n) for n in ("step1000-tokens4B", "checkpoint-300000", "step_20k", "step-1.5M", "iter_0001000", "64")]
     [1000, 300000, 20000, 1500000, 1000, 64]
+    >>> step_of("step1_000_000"), step_of("step1,000")
+    (1000000, 1000)
     """
     for marker in _MARKERS:
         found = {_number(*match.groups()) for match in marker.finditer(name)}
@@ -36,7 +40,7 @@ def step_of(name: str) -> int | None:
 
 
 def _number(digits: str, unit: str) -> int | None:
-    whole, _, decimals = digits.partition(".")
+    whole, _, decimals = re.sub("[_,]", "", digits).partition(".")
     value, rest = divmod(int(whole + decimals) * _UNITS[unit.lower()], 10 ** len(decimals))
     return value if rest == 0 else None
 

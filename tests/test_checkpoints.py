@@ -76,6 +76,7 @@ def assert_is(table, states):
         ("step1000tokens4B", 1000), ("checkpoint-3-step-10", 10), ("steps_40", 40), ("checkpoint-5.safetensors", 5),
         ("step1.5", None), ("step1-step2", None), ("seed_3", None), ("main", None), ("model-00001-of-00003", None),
         ("gpt2-small-x21", None), ("footstep3", None), ("step20kb", None), ("2024-05-01", None), ("", None),
+        ("step1_000_seed2", 1000), ("step5_12", 5), ("ckpt_007_500", 7), ("step7_224px", 7), ("1,500.5k", 1_500_500),
     ],
 )  # fmt: skip
 def test_step_of(name, step):
@@ -88,6 +89,25 @@ def test_step_of(name, step):
 )
 def test_every_step_is_read_back(step, form):
     assert step_of(form.format(step)) == step
+
+
+@given(
+    st.integers(0, 10**12),
+    st.sampled_from("_,"),
+    st.sampled_from(
+        ["step{}", "checkpoint-{}", "global_step{}", "{}", "step={}", "step_{}-tokens4B", "epoch=1-step={}"]
+    ),
+)
+def test_every_step_in_groups_of_three_is_read_back(step, mark, form):
+    assert step_of(form.format(f"{step:,}".replace(",", mark))) == step
+
+
+@given(st.integers(0, 10**6), st.sampled_from([("k", 3), ("M", 6), ("b", 9)]), st.integers(0, 3))
+def test_a_step_in_thousands_millions_and_billions_is_read_back(digits, unit, places):
+    """digits/10^places of the unit: 1.25M is 1,250,000."""
+    letter, zeros = unit
+    written = f"{digits // 10**places}.{digits % 10**places:0{places}}" if places else str(digits)
+    assert step_of(f"step{written}{letter}") == digits * 10 ** (zeros - places)
 
 
 def test_series_is_what_vectors_in_memory_say(tmp_path):

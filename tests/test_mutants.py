@@ -23,7 +23,6 @@ PLAIN = {
     "profile",
     "recipes_lm",
     "recipes_t5",
-    "sources",
     "trainings",
 }
 
