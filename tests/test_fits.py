@@ -56,6 +56,16 @@ def test_r2_and_lag1_by_hand():
     assert found.lag1 == pytest.approx((residuals[1:] * residuals[:-1]).sum() / (residuals**2).sum())
 
 
+@pytest.mark.filterwarnings("ignore:Covariance of the parameters")  # any exponent fits a factor of 0
+@pytest.mark.parametrize("form", fits.FORMS)
+@pytest.mark.parametrize("rho", [0.1, 5.0, 77.7])  # the mean of 80 times 0.1 is not 0.1
+def test_a_curve_that_does_not_move_has_a_fit_and_no_r2(form, rho):
+    found = fits.fit(form, T, np.full(len(T), rho))
+    np.testing.assert_allclose(found.fitted, rho, rtol=1e-6)
+    assert np.isnan(found.r2)
+    assert np.isnan(fits.compare(T, np.full(len(T), rho), [form])["R²"]).all()
+
+
 def test_published_fit_of_t5():
     curve = data.published("t5_norm")
     found = fits.fit("sqrt", curve["step"], curve["norm"])
