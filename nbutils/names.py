@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 
 _BLOCK_NUMBER = re.compile(r"(?:^|\.)(?:h|\w*layers?|\w*blocks?)\.(\d+)(?:\.|$)")
-_EMBEDDING = re.compile(r"(?:^|\.)(?:wte|wpe|shared|(?:\w+_)?embed(?!_out)(?:_\w+)?|\w*embeddings?)(?:\.|$)")
+_EMBEDDING = re.compile(
+    r"(?:^|\.)(?!un_?embed)(?:wte|wpe|shared|(?:\w+_)?embed(?!_out)(?:_\w+)?|\w*embeddings?(?:_(?:table|layer|matrix))?)"
+    r"(?:\.|$)"
+)
 _HEAD = re.compile(
-    r"(?:^|\.)(?:lm_head|head|embed_out|cls|predictions|classifier|score|proj_out|qa_outputs|output)(?:\.|$)"
+    r"(?:^|\.)(?:lm_head|head|embed_out|un_?embed(?:ding)?|readout|cls|predictions|classifier|score|proj_out|qa_outputs"
+    r"|output)(?:\.|$)"
 )
 
 

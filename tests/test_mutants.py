@@ -19,7 +19,6 @@ PLAIN = {
     "data",
     "device",
     "figures",
-    "names",
     "profile",
     "recipes_lm",
     "recipes_t5",

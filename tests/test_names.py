@@ -26,6 +26,10 @@ from nbutils.names import layer_of, layer_order
         ("encoder.final_layer_norm.weight", "encoder rest"), ("decoder.final_layer_norm.weight", "decoder rest"),
         ("bert.encoder.layer.5.output.dense.bias", "encoder 5"), ("head.weight", "head"), ("encoder", "rest"),
         ("model.decoder.layers.12.encoder_attn.k_proj.weight", "decoder 12"), ("0.bias", "rest"),
+        ("token_embedding_table.weight", "embeddings"), ("position_embedding_table.weight", "embeddings"),
+        ("embedding_layer.weight", "embeddings"), ("pos_embed.W_pos", "embeddings"), ("readout.weight", "head"),
+        ("layers.3.autoencoder.encoder.weight", "block 3"),
+        ("unembed.W_U", "head"), ("unembedding.weight", "head"),
     ],
 )  # fmt: skip
 def test_layer_of(name, layer):
@@ -41,9 +45,11 @@ def test_order_of_a_table():
 
 def test_our_own_models_have_no_unnamed_matrix():
     """What is left over in the book's language models and T5 is final norms alone."""
-    for model in (models.small_t5(64, 16, 2, heads=2, seed=0), models.CausalLM(64, 16, 2, 2, 32)):
+    tied = (models.small_t5(64, 16, 2, heads=2, seed=0), models.CausalLM(64, 16, 2, 2, 32))
+    untied = (models.CausalLM(64, 16, 2, 2, 32, tied=False), models.Classifier(64, 16, 1, 2, 9, classes=2))
+    for model in (*tied, *untied):
         layers = {name: layer_of(name) for name, _ in model.named_parameters()}
-        assert {"embeddings"} < set(layers.values())
+        assert {"embeddings"} < set(layers.values()) and ("head" in layers.values()) == (model in untied)
         assert all("norm" in name for name, layer in layers.items() if layer.endswith("rest"))
 
 
