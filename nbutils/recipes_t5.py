@@ -9,6 +9,26 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nbutils.training import Run
 
+DRAWS = 3  # independent repetitions of one seed
+
+
+def own_seed(seed: int, draw: int) -> int:
+    """The seed of one repetition: no two of all seeds and draws share one.
+
+    Blocks of a thousand: seeds 0 to 999 have 0 to 2999 for their three draws, seeds 1000 to 1999 have 3000 to 5999.
+
+    Raises:
+        ValueError: a draw beyond ``DRAWS``, whose seed another draw has.
+
+    >>> [own_seed(seed, draw) for seed in (7, 1007) for draw in range(3)]
+    [7, 1007, 2007, 3007, 4007, 5007]
+    """
+    if not 0 <= draw < DRAWS:
+        raise ValueError(
+            f"draw = {draw}: choose one of 0 to {DRAWS - 1}, or raise DRAWS, which changes seeds from 1000"
+        )
+    return 1000 * (DRAWS * (seed // 1000) + draw) + seed % 1000
+
 
 def t5(
     alpha: float, draw: int = 0, *, null: bool = False, keep: bool = False, profile: str, seed: int, device: str
@@ -19,7 +39,7 @@ def t5(
 
     Args:
         alpha: of the schedule; T5 has 1.
-        draw: number of an independent repetition: other initial values, batches and noise.
+        draw: number of an independent repetition, 0 to 2: other initial values, batches and noise.
         null: the same network fed pure noise in the place of its gradients.
         keep: snapshots, evenly spaced.
 
@@ -37,7 +57,7 @@ def t5(
     # the kernels of 24 blocks and of the optimizer: an estimate of about 10 minutes for all eight trainings
     steps, warmup = profiles.choose(profile, smoke=(128, 16), book=(1280, 160), gpu=(1024, 128))
     parts, size = profiles.choose(profile, smoke=(8, 200_000), book=(32, 2_000_000), gpu=(8, 30_000_000))
-    own = 1000 * draw + seed
+    own = own_seed(seed, draw)
     model, batches = models.small_t5(vocab, dim, layers, heads=heads, seed=own), ()
     if not null:
         corpus = text.corpus("stdlib", size=size)
@@ -55,7 +75,7 @@ def t5(
         snapshots=range(0, steps + 1, steps // parts) if keep else (),
         device=device,
         precision="bf16" if profiles.resolve(profile) == "gpu" and devices.resolve(device) == "cuda" else "full",
-        seed=own,
+        seed=own,  # the weights' too: T5 draws them in another order than the noise, so the two are not parallel
     )
     run.settings.update(alpha=alpha, warmup=warmup, dim=dim, blocks=layers, batch=batch, length=length, vocab=vocab)
     return run

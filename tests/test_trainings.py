@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from nbutils import device, recipes_lm, training, trainings
+from nbutils import device, models, recipes_lm, recipes_t5, text, training, trainings
 
 SMALL = {"profile": "smoke", "seed": 0, "device": "cpu"}
 
@@ -47,6 +49,75 @@ def test_noise_is_not_parallel_to_the_first_weights(monkeypatch):
     weights = seen["model"].embedding.weight
     cosine = float((weights * weights.grad).sum() / weights.norm() / weights.grad.norm())
     assert abs(cosine) < 5 / weights.numel() ** 0.5
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What a T5 recipe asks for; no network is made or trained."""
+
+    def options(name, profile="smoke", seed=0):
+        seen = {}
+        monkeypatch.setattr(models, "small_t5", lambda *sizes, seed, **more: seen.update(weights=seed))
+        monkeypatch.setattr(text, "span_batches", lambda *given: seen.update(batches=given[3].initial_seed()))
+        monkeypatch.setattr(training, "train", lambda model, batches, **more: seen.update(more) or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trainings.make(name, profile=profile, seed=seed, device="cpu")
+        return seen
+
+    return options
+
+
+def test_draws_of_t5_share_no_seed_with_each_other_or_with_another_seed(asked):
+    """Each has its own weights and batches; seed 1000 is not the second draw of seed 0."""
+    names = ("t5-alpha-1", "t5-alpha-1-second", "t5-alpha-1-third")
+    seen = [asked(name, seed=seed) for name in names for seed in (0, 1, 1000, 1001, 2000, 3000)]
+    for kind in ("weights", "batches"):
+        assert len({options[kind] for options in seen}) == 18
+    same_weights = asked("t5-alpha-2")["weights"], asked("t5-null-1")["weights"]
+    assert same_weights == (asked("t5-alpha-1")["weights"],) * 2, "of one seed, rates and noise start alike"
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 2)), min_size=2, max_size=50, unique=True))
+def test_no_two_repetitions_share_a_seed(repetitions):
+    assert len({recipes_t5.own_seed(*each) for each in repetitions}) == len(repetitions)
+
+
+@given(st.integers(0, 999), st.integers(0, 2))
+def test_seeds_of_the_baselines_stay(seed, draw):
+    assert recipes_t5.own_seed(seed, draw) == 1000 * draw + seed
+
+
+def test_a_draw_too_many_is_refused():
+    with pytest.raises(ValueError, match="draw = 3: choose one of 0 to 2"):
+        recipes_t5.own_seed(0, 3)
+
+
+@pytest.mark.parametrize("profile", ["smoke", "book", "gpu"])
+def test_snapshots_of_t5_are_evenly_spaced_from_the_start_to_the_end(asked, profile):
+    options = asked("t5-null-1", profile)
+    kept = list(options["snapshots"])
+    assert kept[0] == 0 and kept[-1] == options["steps"] and len(set(np.diff(kept))) == 1
+    assert len(kept) == {"smoke": 8, "book": 32, "gpu": 8}[profile] + 1
+    assert not list(asked("t5-null-2", profile)["snapshots"])
+
+
+def test_noise_of_t5_is_not_parallel_to_its_weights():
+    """One seed for both, but in another order: cos·√n is standard normal, for each matrix and step."""
+    net, noise, cosines = models.small_t5(512, 32, 2, heads=2, seed=0), device.generator(0, "cpu"), []
+    for _ in range(3):
+        training.noise_gradients(net, noise)
+        for weights in (p for p in net.parameters() if p.ndim > 1):
+            cosine = (weights * weights.grad).sum() / weights.norm() / weights.grad.norm()
+            cosines.append(float(cosine) * weights.numel() ** 0.5)
+    assert len(cosines) > 60 and abs(np.array(cosines)).max() < 5 and np.std(cosines) == pytest.approx(1, abs=0.3)
+
+
+def test_measures_of_language_models_are_evenly_spaced_in_the_logarithm():
+    steps = recipes_lm.log_steps(10**6, 13)
+    np.testing.assert_allclose(np.diff(np.log10(steps[1:])), 0.5, atol=0.06)  # rounded to whole steps
+    for last in (80, 800, 3000):
+        kept = recipes_lm.log_steps(last)
+        assert kept[:2] == [0, 1] and kept[-1] == last and kept == sorted(set(kept)) and 9 <= len(kept) <= 13
 
 
 def test_unknown_names_are_told():
