@@ -17,11 +17,8 @@ PLAIN = {
     "__main__",
     "animation",
     "data",
-    "device",
     "figures",
     "profile",
-    "recipes_lm",
-    "recipes_t5",
     "trainings",
 }
 

@@ -77,6 +77,14 @@ def test_draws_of_t5_share_no_seed_with_each_other_or_with_another_seed(asked):
     assert same_weights == (asked("t5-alpha-1")["weights"],) * 2, "of one seed, rates and noise start alike"
 
 
+def test_every_rate_of_t5_has_its_null_model(asked):
+    for alpha, rate in (("half", 0.5), ("1", 1.0), ("2", 2.0)):
+        trained, null = asked(f"t5-alpha-{alpha}"), asked(f"t5-null-{alpha}")
+        assert (trained["gradients"], null["gradients"]) == ("loss", "noise")
+        for t in (0, 16, 64):  # α/√max(t, warm-up)
+            assert trained["schedule"](t) == null["schedule"](t) == rate / max(t, 16) ** 0.5
+
+
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 2)), min_size=2, max_size=50, unique=True))
 def test_no_two_repetitions_share_a_seed(repetitions):
     assert len({recipes_t5.own_seed(*each) for each in repetitions}) == len(repetitions)
@@ -118,6 +126,13 @@ def test_measures_of_language_models_are_evenly_spaced_in_the_logarithm():
     for last in (80, 800, 3000):
         kept = recipes_lm.log_steps(last)
         assert kept[:2] == [0, 1] and kept[-1] == last and kept == sorted(set(kept)) and 9 <= len(kept) <= 13
+
+
+def test_noise_is_as_long_as_the_gradient_that_it_stands_for(runs):
+    """In each part at the start, E‖noise‖² = ‖∇L‖² of the first batch; other batches have others of about this size."""
+    first = [run.layers[run.layers["step"] == 2].set_index("layer")["grad_norm"] for run in runs.values()]
+    assert len(first[0]) == 4 and (first[0] < 1).all()
+    np.testing.assert_allclose(np.log(first[1] / first[0]), 0, atol=np.log(2))
 
 
 def test_unknown_names_are_told():
