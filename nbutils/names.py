@@ -31,12 +31,12 @@ def layer_of(name: str) -> str:
     above = name[: number.start() + 1] if number else name
     sides = re.findall(r"(?:^|\.)(encoder|decoder)(?=\.)", above)
     if number:
-        return f"{sides[-1] if sides else 'block'} {int(number[1])}"
+        return f"{sides[0] if sides else 'block'} {int(number[1])}"
     if _EMBEDDING.search(name):
         return "embeddings"
     if _HEAD.search(name):
         return "head"
-    return f"{sides[-1]} rest" if sides else "rest"
+    return f"{sides[0]} rest" if sides else "rest"
 
 
 def layer_order(layer: str) -> tuple[int, int, int]:

@@ -29,6 +29,7 @@ from nbutils.names import layer_of, layer_order
         ("token_embedding_table.weight", "embeddings"), ("position_embedding_table.weight", "embeddings"),
         ("embedding_layer.weight", "embeddings"), ("pos_embed.W_pos", "embeddings"), ("readout.weight", "head"),
         ("layers.3.autoencoder.encoder.weight", "block 3"),
+        ("decoder.bert.encoder.layer.3.output.dense.weight", "decoder 3"),  # BERT as the decoder of a pair
         ("unembed.W_U", "head"), ("unembedding.weight", "head"),
     ],
 )  # fmt: skip
