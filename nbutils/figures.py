@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from nbutils import data
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from numpy.typing import ArrayLike
 
 # Okabe and Ito (2008): told apart with any colour vision, and in grey by their lightness.
 BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222"
@@ -54,6 +57,18 @@ def axes(xlabel: str, ylabel: str, *, log: str = "", height: float = 3.8) -> Axe
     if "y" in log:
         ax.set_yscale("log")
     return ax
+
+
+def spread(ax: Axes, x: ArrayLike, runs: ArrayLike, colour: str, *, level: float = 0.9) -> None:
+    """Shade where the middle ``level`` of independent runs lie, ``runs`` of shape ``(runs, points)``.
+
+    >>> ax = axes("t", "ρ")
+    >>> spread(ax, [1, 2], [[0.0, 1.0], [1.0, 3.0], [2.0, 2.0]], BLUE, level=1.0)
+    >>> ax.collections[0].get_datalim(ax.transData).extents.tolist()  # from the lowest run to the highest
+    [1.0, 0.0, 2.0, 3.0]
+    """
+    low, high = np.quantile(np.asarray(runs), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
 def glue(**numbers: str) -> None:
