@@ -306,6 +306,7 @@ def launched(tmp_path, monkeypatch):
     """Runs of the profile book whose notebooks are made up: ``launched(*chapters, problems=…)`` gives the status."""
     monkeypatch.setattr(launch, "BUILD", tmp_path)
     monkeypatch.setattr(launch, "ROOT", tmp_path)
+    monkeypatch.setattr(launch, "run_folder", lambda profile, seed: tmp_path / profile / f"seed-{seed}")
     monkeypatch.setattr(launch, "snakemake", lambda target, **how: True)
     monkeypatch.setattr(launch, "no_room", lambda *folders: "")
     monkeypatch.setattr(launch.notebooks, "write_readme_figure", lambda folder: None)
