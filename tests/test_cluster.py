@@ -195,32 +195,46 @@ def test_a_killed_run_on_slurm_leaves_no_writer(project, workflow, slurm):
 
 @pytest.mark.slow
 def test_baselines_through_slurm(project, workflow, slurm):
-    text = 'claims.check("one", "a number", 1.0 + 0.1 * (seed % 3), (0, 2))'
+    text = 'claims.check("one", "a number", 1.0 + seed)'  # without a band: it comes from the seeds
     (project / "book" / "01-one.md").write_text(chapter("01-one", text))
     words = ["--seeds", "3", "--executor", "slurm", "--executor-args", SLURM]
     done = workflow(project, *words, command="baselines")
     assert done.returncode == 0 and "from 3 seeds" in last_line(done), done.stdout[-4000:]
+    file = project / "tests" / "baselines" / "smoke.json"
+    assert json.loads(file.read_text())["checks"]["one/a number"] == {
+        "chapter": "01-one", "mean": 3.0, "sd": 1.0, "n": 3}  # fmt: skip
 
 
 SUBMIT = """#!/bin/sh
 # What a scheduler does: take the job, say its name, run it elsewhere. The script's arguments are what it may use.
-echo "$2 $3" >>submitted.txt
+echo "$2 $3 $4" >>submitted.txt
 nohup sh "$1" >"$1.log" 2>&1 </dev/null &
 echo $!
 """
 
 
-@pytest.mark.slow
-def test_through_a_submit_script(project, workflow):
-    """Any scheduler: the generic plugin, a script that submits, the same requests."""
+def submitted(project, workflow, *words):
+    """A run through a submit script; what it asked for, a line a job: memory, minutes, GPUs."""
     need("cluster_generic")
     (project / "submit").write_text(SUBMIT)
     (project / "submit").chmod(0o755)
     # Snakemake puts the job's script after the command and its requests
-    command = "'sh -c \"./submit \\$0 {resources.mem_mb} {resources.runtime}\"'"
-    done = workflow(
-        project, "--executor", "cluster-generic", "--executor-args", f"--cluster-generic-submit-cmd {command}"
-    )
+    command = "'sh -c \"./submit \\$0 {resources.mem_mb} {resources.runtime} {resources.gpu}\"'"
+    arguments = ["--executor", "cluster-generic", "--executor-args", f"--cluster-generic-submit-cmd {command}"]
+    done = workflow(project, *words, *arguments)
+    return done, (project / "submitted.txt").read_text().splitlines()
+
+
+@pytest.mark.slow
+def test_through_a_submit_script(project, workflow):
+    """Any scheduler: the generic plugin, a script that submits, the same requests."""
+    done, asked = submitted(project, workflow)
     assert done.returncode == 0 and "GREEN: 2 checks hold" in last_line(done), done.stdout[-4000:]
-    asked = (project / "submitted.txt").read_text().splitlines()
-    assert len(asked) == 2 and all(re.fullmatch(r"\d+00 \d+", line) for line in asked), asked
+    assert len(asked) == 2 and all(re.fullmatch(r"\d+00 \d+ 0", line) for line in asked), asked
+
+
+@pytest.mark.slow
+def test_a_gpu_is_asked_for_where_it_is_used(project, workflow):
+    """Here the jobs end in an error where there is none; what they asked for is what counts."""
+    asked = submitted(project, workflow, "--device", "cuda")[1]
+    assert len(asked) == 2 and all(line.endswith(" 1") for line in asked), asked

@@ -148,6 +148,11 @@ def test_a_notebook_past_its_time_limit(project, workflow):
     done = workflow(project, "--time-limit", "40")
     assert done.returncode == 1 and "not finished after 40 s" in done.stdout.splitlines()[-1]
     assert set(stamps(project)) == {"02-two"}
+    said = json.loads((project / "_build/smoke/metrics.json").read_text())
+    assert not said["run"]["green"] and "one" not in said["verdicts"], "what did not end is no verdict"
+    (project / "book" / "01-one.md").write_text(chapter("01-one", 'claims.check("one", "a", 1.0, (0, 2))'))
+    done = workflow(project)
+    assert done.returncode == 0 and set(stamps(project)) == {"01-one", "02-two"}, done.stdout[-3000:]
 
 
 def test_a_text_edited_while_it_runs_does_not_count(project, workflow):
@@ -260,9 +265,11 @@ def kill(project, when):
     with open(project / "killed.log", "w") as log:
         run = subprocess.Popen(words, cwd=project, stdout=log, stderr=log, start_new_session=True)
         when()
+        assert run.poll() is None, "it ended before it was killed"
         os.kill(run.pid, signal.SIGKILL)
         run.wait()
     assert nobody_works(project), alive(project)
+    assert not (executed(project).parent / "metrics.json").exists(), "no report of a run that did not end"
     for notebook in executed(project).glob("*.ipynb"):
         json.loads(notebook.read_text())  # whole, or not there
 
@@ -320,8 +327,14 @@ def test_killed_over_older_green_results(project, workflow):
 
 @pytest.mark.slow
 def test_killed_at_many_moments(project, workflow):
+    """From the first moment to the last but the pages: one random moment in each twentieth of a whole run."""
+    for name, claim in (("01-one", "one"), ("02-two", "two")):
+        (project / "book" / f"{name}.md").write_text(chapter(name, SLOW.format(seconds=2, claim=claim)))
+    started = time.monotonic()
+    assert workflow(project, "--html").returncode == 0
+    whole = 0.9 * (time.monotonic() - started)  # not all of it: a machine is not equally fast each time
     rng = random.Random(0)
-    kill_and_repair(project, workflow, [rng.uniform(0.2, 30) for _ in range(20)])
+    kill_and_repair(project, workflow, [(i + rng.random()) * whole / 20 for i in range(20)])
 
 
 def test_a_second_run_gets_one_clear_line(project, workflow):
@@ -333,12 +346,10 @@ def test_a_second_run_gets_one_clear_line(project, workflow):
     lock, deadline = project / "_build" / ".lock", time.monotonic() + 60
     while not (lock.exists() and lock.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    second = workflow(project)
-    assert second.returncode == 2
-    assert (
-        second.stdout.strip()
-        == f"error: another run is active in this checkout (process {first.pid} on {platform.node()}): wait for it"
-    )
+    said = f"error: another run is active in this checkout (process {first.pid} on {platform.node()}): wait for it"
+    for command in ("run", "baselines", "alarms"):
+        second = workflow(project, command=command)
+        assert (second.returncode, second.stdout.strip()) == (2, said)
     assert first.wait(timeout=120) == 0
 
 
@@ -472,6 +483,17 @@ def test_one_job_per_gpu(tmp_path, monkeypatch):
 def test_baselines_of_two_seeds_are_refused(project, workflow):
     done = workflow(project, "--seeds", "2", command="baselines")
     assert (done.returncode, done.stdout.strip()) == (2, "error: --seeds 2: a spread needs at least 3")
+
+
+def test_baselines_with_a_failing_seed_stay_as_they_were(project, workflow):
+    file = project / "tests" / "baselines" / "smoke.json"
+    before = file.read_bytes()
+    code = 'assert seed != 2, "a bad seed"\nclaims.check("one", "a number", float(seed))'
+    (project / "book" / "01-one.md").write_text(chapter("01-one", code))
+    done = workflow(project, "--seeds", "3", command="baselines")
+    last = done.stdout.strip().splitlines()[-1]
+    assert done.returncode == 1 and last.startswith("RED: not every notebook ran to its end; the baselines are as they")
+    assert "seed 2, 01-one" in last and "a bad seed" in last and file.read_bytes() == before
 
 
 def test_baselines_of_one_chapter(project, workflow):

@@ -7,15 +7,19 @@ without a result is red, too.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from nbutils import claims
-from workflow import ROOT, jobs, report
+from workflow import ROOT, jobs, kept, report
+from workflow import chapters as all_chapters
 from workflow.summaries import rows
 
-KEPT = ROOT / "tests" / "baselines" / "alarms.json"
+KEPT = report.ALARMS
 RATE = 0.005  # of all checks over all seeds; below this, and no check twice, is green
 
 
@@ -37,8 +41,8 @@ def measure(profile: str, seeds: Sequence[int], chapters: Sequence[str], build: 
 
     Returns:
         As ``tests/baselines/alarms.json`` keeps it: the profile, and for each chapter its seeds, a digest of what it
-        was made from, counts, the checks that failed with their seeds, the seeds without a notebook, hardware and
-        versions of the runs.
+        was made from, counts, the checks that failed with their seeds, the seeds without a notebook, mean and spread of
+        every measured value, hardware and versions of the runs.
 
     Raises:
         ValueError: none of the notebooks is there, those of a chapter have different sources, or a seed made the
@@ -58,6 +62,7 @@ def measure(profile: str, seeds: Sequence[int], chapters: Sequence[str], build: 
 def _measure_one(chapter: str, seeds: Sequence[int], folder: Path) -> dict[str, Any]:
     evaluated, left_open, names = 0, 0, set()
     failed: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    values: dict[str, list[float]] = {}
     missing, machines, versions = [], set(), {}
     sources: dict[str, int] = {}  # the first seed of each digest
     for seed in seeds:
@@ -72,6 +77,7 @@ def _measure_one(chapter: str, seeds: Sequence[int], folder: Path) -> dict[str, 
         for record in report.records_of(notebook):
             key, held = (record["claim"], record["check"]), holds(record)
             names.add(key)
+            values.setdefault("/".join(key), []).append(math.nan if held is None else float(record["measured"]))
             evaluated += held is not None
             left_open += held is None
             if held is False:
@@ -92,7 +98,16 @@ def _measure_one(chapter: str, seeds: Sequence[int], folder: Path) -> dict[str, 
         "left_open": left_open,
         "failed": [{"claim": claim, "check": check, "at": at} for (claim, check), at in sorted(failed.items())],
         "missing": missing,
+        "measured": {name: spread for name, found in sorted(values.items()) if (spread := _spread(found))},
     }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    """Mean, standard deviation (ddof 1) and number of the finite values; nothing where there are not two."""
+    finite = np.asarray(values)[np.isfinite(values)]
+    if finite.size < 2:
+        return {}
+    return {"mean": float(finite.mean()), "sd": float(finite.std(ddof=1)), "n": finite.size}
 
 
 def merge(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,6 +209,7 @@ def markdown(found: Mapping[str, Any] | None) -> str:
         ("rate", f"{100 * counts.rate:.3f} %"),
         ("checks that failed at two seeds or more", len(counts.twice)),
         ("notebooks without a result", len(counts.missing)),
+        ("chapters that have not changed since", f"{_unchanged(found)} of {len(entries)}"),
         ("hardware", ", ".join(sorted({machine for entry in entries.values() for machine in entry["hardware"]}))),
     ]
     return "\n".join([*rows(["false alarms", ""], facts), *_failed(entries)])
@@ -207,6 +223,15 @@ def _seeds(entries: Mapping[str, Mapping[str, Any]]) -> str:
     (common, _), *others = sorted(of_range.items(), key=lambda item: -len(item[1]))
     told = [f"{seeds[0]} to {seeds[-1]} in {', '.join(names)}" for seeds, names in others]
     return "; ".join([f"{common[0]} to {common[-1]}", *told])
+
+
+def _unchanged(found: Mapping[str, Any]) -> int:
+    """How many chapters have the text, modules and versions with which they were measured."""
+    return sum(
+        entry["made_from"] == kept.sources_of_chapter(name, found["profile"])
+        for name, entry in found["chapters"].items()
+        if name in all_chapters()
+    )
 
 
 def _failed(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:

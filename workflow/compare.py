@@ -109,12 +109,14 @@ def _number(value: Any) -> float:
 
 
 def scale(record: Mapping[str, Any]) -> tuple[float, str]:
-    """What one step of a check's scale is: the baseline's sd, else half the band, else the room to its one edge.
+    """One step of a check's scale: the sd that made its band, else half of the band, else the room to its one edge.
 
-    >>> scale({"baseline": None, "band": [1.0, 3.0], "measured": 2.5})
+    The sd of a check with a fixed band may be rounding alone, which is no scale.
+
+    >>> scale({"baseline": {"mean": 2.0, "sd": 1e-16, "n": 50}, "band": [1.0, 3.0], "measured": 2.5})
     (1.0, 'half band')
     """
-    if record.get("baseline"):
+    if "band_from" in record and record.get("baseline"):
         return record["baseline"]["sd"], "sd"
     low, high = record["band"] or (None, None)
     if low is not None and high is not None:

@@ -19,6 +19,7 @@ from nbutils.claims import MIME, VERDICTS, Record, baseline, format_band, format
 from workflow import ROOT, cluster, git, jobs, run_folder
 from workflow import chapters as all_chapters
 
+ALARMS = ROOT / "tests" / "baselines" / "alarms.json"  # of `make alarms`
 FIELDS = {"id", "chapters", "source", "statement", "corrected", "ours", "planned"}
 
 
@@ -194,9 +195,9 @@ def table(problems: Sequence[Problem]) -> str:
 
 
 def format_baseline(record: Record) -> str:
-    """The seed baseline that made the band of a record, as text; empty where the band is fixed.
+    """The seed baseline of a record as text; empty where there is none.
 
-    >>> format_baseline({"claim": "c", "check": "a", "profile": "smoke"})
+    >>> format_baseline({"claim": "c", "check": "a", "profile": "smoke", "chapter": "99-none"})
     ''
     """
     found = baseline_of(record)
@@ -204,11 +205,25 @@ def format_baseline(record: Record) -> str:
 
 
 def baseline_of(record: Record) -> dict[str, Any] | None:
-    """Mean, sd and number of seeds behind the band of a record; None where the band is fixed."""
-    if "band_from" not in record:
-        return None
-    found = baseline(record["profile"], record["claim"], record["check"])[1]
+    """Mean, sd and number of seeds of a check's value; None where it was not measured over seeds.
+
+    Where the band is made from seeds: of these. Where it is fixed: of the fresh seeds that counted false alarms.
+    """
+    if "band_from" in record:
+        found = baseline(record["profile"], record["claim"], record["check"])[1]
+    else:
+        of_chapter = _over_fresh_seeds(record["profile"]).get(record["chapter"], {})
+        found = of_chapter.get(f"{record['claim']}/{record['check']}")
     return {name: found[name] for name in ("mean", "sd", "n")} if found else None
+
+
+@cache
+def _over_fresh_seeds(profile: str) -> dict[str, dict[str, dict[str, float]]]:
+    """Of each chapter: mean, sd and number of seeds by ``claim/check``, where ``make alarms`` measured this profile."""
+    found = json.loads(ALARMS.read_text(encoding="utf-8")) if ALARMS.exists() else {}
+    if found.get("profile") != profile:
+        return {}
+    return {chapter: entry["measured"] for chapter, entry in found["chapters"].items()}
 
 
 def shown_by(problem: Problem) -> list[str]:
