@@ -8,6 +8,7 @@ adds to it, by the caches even to CPU time. Linux alone tells the peak (``VmHWM`
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import itertools
 import math
@@ -210,7 +211,8 @@ def _point(curve: Curve, size: int, repeats: int, connection: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         warm, work = (curve.prepare(s, Path(folder) / str(i)) for i, s in enumerate((curve.sizes[0], size)))
         warm()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)  # or the work fits into what the warm-up left, and takes nothing
             Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         before, seconds = memory("VmRSS"), []
         for _ in range(repeats):
@@ -221,12 +223,14 @@ def _point(curve: Curve, size: int, repeats: int, connection: Any) -> None:
 
 
 def measure(curve: Curve) -> dict[str, Any]:
-    """A row: the exponent of time and its interval, that of memory where it needs any, and the points."""
+    """A row: the exponent of time and its interval, that of memory if each size needs over 1 MB, and the points."""
     points = [(size, *point(curve, size)) for size in curve.sizes]
     p = exponent(curve.sizes, [seconds for _, seconds, _ in points])
     megabytes = [mb for _, _, mb in points]
     made = {"what": curve.what, "variable": curve.variable, "from": curve.sizes[0], "to": curve.sizes[-1]}
     made |= {"exponent": p.p, "low": p.low, "high": p.high, "peak_mb_first": megabytes[0], "peak_mb": megabytes[-1]}
+    if min(megabytes) > 1:
+        made["memory_exponent"] = exponent(curve.sizes, megabytes).p
     return made | {"points": [{"size": s, "seconds": t, "peak_mb": mb} for s, t, mb in points]}
 
 

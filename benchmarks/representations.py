@@ -2,39 +2,71 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import torch
+from torch import nn
 
 from benchmarks.timing import Row, compare
 from nbutils import saturation
 from nbutils.device import generator
 
+C = 1000.0
 
-def representation_similarity() -> Row:
-    """100 sentences of 8 to 39 tokens at c = 1000, a new BERT of 4 layers and width 64.
 
-    The plain side is ``similarity``, sentence by sentence; it scales the model each time, ours does so once. Ours also
-    computes the centred similarity and the anisotropy.
-    """
+def model_and_sentences() -> tuple[nn.Module, list[list[int]]]:
+    """A new BERT of 4 layers and width 64; 100 sentences of 8 to 39 tokens."""
     import transformers
 
     size = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = transformers.BertModel(transformers.BertConfig(vocab_size=2000, **size))
+        model = transformers.BertModel(transformers.BertConfig(vocab_size=2000, **size)).eval()
     rng = generator(0, "cpu")
     lengths = torch.randint(8, 40, (100,), generator=rng).tolist()
-    sentences = [torch.randint(5, 2000, (length,), generator=rng).tolist() for length in lengths]
+    return model, [torch.randint(5, 2000, (length,), generator=rng).tolist() for length in lengths]
 
-    def plain() -> torch.Tensor:
-        single = [saturation.similarity(model, {"input_ids": torch.tensor([sentence])}) for sentence in sentences]
-        return torch.stack(single).mean(0)
 
-    def ours() -> torch.Tensor:
-        return saturation.similarity_many(model, sentences).raw
+def calls(model: nn.Module, sentences: list[list[int]]) -> torch.Tensor:
+    """A call of ``similarity`` a sentence: it scales the model each time."""
+    found = [saturation.similarity(model, {"input_ids": torch.tensor([ids])}, C) for ids in sentences]
+    return torch.stack(found).mean(0)
 
-    gap = float((plain() - ours()).abs().max())
+
+@torch.no_grad()
+def scaled_copy(model: nn.Module, sentences: list[list[int]]) -> torch.Tensor:
+    """The model and one scaled copy, sentence by sentence: the least that a loop needs."""
+    other = copy.deepcopy(model)
+    for parameter in other.parameters():
+        parameter.mul_(C)
+    found = []
+    for ids in sentences:
+        both = [net(torch.tensor([ids]), output_hidden_states=True).hidden_states for net in (model, other)]
+        pairs = zip(*both, strict=True)
+        found.append(torch.stack([torch.cosine_similarity(a.double(), b.double(), dim=-1).mean() for a, b in pairs]))
+    return torch.stack(found).mean(0)
+
+
+def one_at_a_time(plain: Callable[[nn.Module, list[list[int]]], torch.Tensor], what: str) -> Row:
+    """Ours also computes the centred similarity and the anisotropy."""
+    model, sentences = model_and_sentences()
+    gap = float((plain(model, sentences) - saturation.similarity_many(model, sentences, C).raw).abs().max())
     assert gap < 1e-5, f"the two sides disagree by {gap:.2g}"
-    return compare("representation similarity, 100 sentences, against one at a time", ours, plain, 5, repeats=3)
+    return compare(
+        f"representation similarity, 100 sentences, against {what}",
+        lambda: saturation.similarity_many(model, sentences, C),
+        lambda: plain(model, sentences),
+        5,
+    )
 
 
-PAIRS = (representation_similarity,)
+def against_calls() -> Row:
+    return one_at_a_time(calls, "a call of `similarity` each")
+
+
+def against_a_scaled_copy() -> Row:
+    return one_at_a_time(scaled_copy, "a loop with a scaled copy, raw similarity alone")
+
+
+PAIRS = (against_calls, against_a_scaled_copy)

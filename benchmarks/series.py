@@ -36,10 +36,29 @@ def saved_series(steps: int = 3) -> Iterator[Path]:
         yield Path(folder)
 
 
+def weights(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/model.safetensors"))
+
+
+def new_bytes(folder: Path) -> int:
+    """All bytes, each file into memory of its own."""
+    return sum(len(file.read_bytes()) for file in weights(folder))
+
+
+def one_buffer(folder: Path) -> int:
+    """All bytes through one buffer of 1 MB: nothing is kept, no memory is new."""
+    buffer, total = memoryview(bytearray(2**20)), 0
+    for file in weights(folder):
+        with open(file, "rb", buffering=0) as stream:
+            while read := stream.readinto(buffer):
+                total += read
+    return total
+
+
 def plain_read(folder: Path) -> pd.DataFrame:
     """Each file through safetensors, each tensor squared in float64: norms alone, no neighbours."""
     norms = []
-    for file in sorted(folder.glob("*/model.safetensors")):
+    for file in weights(folder):
         square = sum(float(tensor.double().square().sum()) for tensor in load_file(file).values())
         norms.append(square**0.5)
     return pd.DataFrame({"norm": norms})
@@ -57,26 +76,72 @@ def built_models(folder: Path) -> pd.DataFrame:
         if before is not None:
             delta = theta - before
             rows[-1] |= {"displacement_sq": float(delta @ delta), "inner": float(2 * before @ delta)}
-            rows[-1] |= {"cos_similarity": float(torch.cosine_similarity(theta, before, dim=0))}
+            rows[-1] |= {"cos_similarity": float(theta @ before) / rows[-1]["norm"] / rows[-2]["norm"]}
         before = theta
     return pd.DataFrame(rows)
 
 
-def checkpoint_series(plain: Callable[[Path], pd.DataFrame], what: str, bound: float) -> Row:
-    """Three checkpoints of 87 MB; ours gives norms, cosines and the norm budget. What both give must agree."""
+def built_norms(folder: Path) -> pd.DataFrame:
+    """Each model built, and the norm of its parameters, concatenated, in float64."""
+    from transformers import GPT2LMHeadModel
+
+    nets = (GPT2LMHeadModel.from_pretrained(checkpoint) for checkpoint in sorted(folder.iterdir()))
+    return pd.DataFrame(
+        {"norm": [float(torch.cat([p.detach().flatten() for p in net.parameters()]).double().norm()) for net in nets]}
+    )
+
+
+def whole(folder: Path) -> pd.DataFrame:
+    """Ours: norms, cosines and the norm budget."""
+    return checkpoints.series(folder).table
+
+
+def each_alone(folder: Path) -> pd.DataFrame:
+    """Ours without neighbours: norms alone."""
+    return pd.concat([checkpoints.series(one).table for one in sorted(folder.iterdir())], ignore_index=True)
+
+
+Side = Callable[[Path], pd.DataFrame]
+
+
+def checkpoint_series(ours: Side, plain: Side, what: str, bound: float) -> Row:
+    """Three checkpoints of 87 MB. What both sides give must agree."""
     with saved_series() as folder:
-        ours, theirs = checkpoints.series(folder).table, plain(folder)
-        pd.testing.assert_frame_equal(ours[list(theirs.columns)], theirs, rtol=1e-9, check_dtype=False)
-        what = f"series of checkpoints, 3 × 87 MB, against {what}"
-        return compare(what, lambda: checkpoints.series(folder), lambda: plain(folder), bound, repeats=3)
+        mine, theirs = ours(folder), plain(folder)
+        pd.testing.assert_frame_equal(mine[list(theirs.columns)], theirs, rtol=1e-9, check_dtype=False)
+        return compare(f"{what}, 3 checkpoints of 87 MB", lambda: ours(folder), lambda: plain(folder), bound)
 
 
-def checkpoints_read() -> Row:
-    return checkpoint_series(plain_read, "reading the files and their norms alone", 1 / 1.2)
+def against_bytes(ours: Side, read: Callable[[Path], int], what: str) -> Row:
+    """Reading alone, from the page cache on both sides."""
+    with saved_series() as folder:
+        assert read(folder) == sum(file.stat().st_size for file in weights(folder))
+        return compare(f"{what}, 3 checkpoints of 87 MB", lambda: ours(folder), lambda: read(folder), 1 / 1.2)
 
 
-def checkpoints_built() -> Row:
-    return checkpoint_series(built_models, "building each model, the same numbers", 5)
+def built() -> Row:
+    return checkpoint_series(each_alone, built_norms, "norms against `from_pretrained` and the norm of all", 5)
 
 
-PAIRS = (checkpoints_read, checkpoints_built)
+def built_the_same() -> Row:
+    return checkpoint_series(whole, built_models, "norms, cosines and budget against the same from built models", 5)
+
+
+def opened() -> Row:
+    what = "norms, cosines and budget against safetensors and the norms alone"
+    return checkpoint_series(whole, plain_read, what, 1 / 1.2)
+
+
+def norms_against_bytes() -> Row:
+    return against_bytes(each_alone, new_bytes, "norms against reading the bytes into new memory")
+
+
+def all_against_bytes() -> Row:
+    return against_bytes(whole, new_bytes, "norms, cosines and budget against reading the bytes into new memory")
+
+
+def all_against_a_buffer() -> Row:
+    return against_bytes(whole, one_buffer, "norms, cosines and budget against reading the bytes through one buffer")
+
+
+PAIRS = (built, built_the_same, opened, norms_against_bytes, all_against_bytes, all_against_a_buffer)

@@ -79,18 +79,27 @@ def against_the_trainer(steps: int = 100) -> Row:
     return row(what, seconds["ours"], seconds["plain"], 1)
 
 
-def learning_rate_map(steps: int = 20) -> Row:
-    """64 trainings as one batched ensemble and one after another.
+def small_map() -> Row:
+    """The size of chapter 4 in ``smoke``, and more trainings."""
+    return learning_rate_map(16, 8)
 
-    The gain is the fixed cost of each operation, so it ends where arithmetic begins: on one thread about 5 times at
-    width 16, 1.5 at width 32 and 1 at width 64.
+
+def chapters_map() -> Row:
+    """The width of chapter 4 in ``book``."""
+    return learning_rate_map(32, 4)
+
+
+def learning_rate_map(width: int, rates: int, steps: int = 20) -> Row:
+    """``rates`` learning rates × as many weight decays, as one batched ensemble and one training after another.
+
+    The gain is the fixed cost of each operation, so it ends where arithmetic begins.
     """
     batches = [torch.randint(64, (8, 17), generator=generator(i, "cpu")) for i in range(4)]
-    members = ensemble.grid(np.geomspace(1e-4, 1e-2, 8), np.geomspace(0.01, 1, 8))
+    members = ensemble.grid(np.geomspace(1e-4, 1e-2, rates), np.geomspace(0.01, 1, rates))
     ended: dict[str, np.ndarray] = {}
 
     def model(seed: int) -> nn.Module:
-        return models.CausalLM(64, 16, 2, 2, 16, generator=generator(seed, "cpu"))
+        return models.CausalLM(64, width, 2, 2, 16, generator=generator(seed, "cpu"))
 
     def ours() -> None:
         history, _ = ensemble.train_ensemble(
@@ -111,8 +120,8 @@ def learning_rate_map(steps: int = 20) -> Row:
     seconds = interleaved({"ours": ours, "plain": plain}, repeats=3)
     gap = np.abs(ended["ours"] / ended["plain"] - 1).max()
     assert gap < 1e-4, f"the two sides disagree by {gap}"
-    what = f"learning rate × weight decay, {len(members)} trainings of width 16, against one after another"
+    what = f"learning rate × weight decay, {len(members)} trainings of width {width}, against one after another"
     return row(what, seconds["ours"], seconds["plain"], 3)
 
 
-PAIRS = (against_the_trainer, learning_rate_map)
+PAIRS = (against_the_trainer, small_map, chapters_map)

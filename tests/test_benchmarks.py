@@ -61,6 +61,27 @@ def grown(what, sizes):
     return growth.measure(next(curve for curve in growth.CURVES if curve.what == what)._replace(sizes=sizes))
 
 
+def test_the_exponent_of_memory_is_given_where_there_is_some():
+    room = Curve("room", "size", (10**6, 2 * 10**6, 4 * 10**6), lambda n, _: lambda: np.ones(5 * n))
+    made = growth.measure(room)
+    assert made["memory_exponent"] == pytest.approx(1, abs=0.1), "four times as much for four times the size"
+    none = growth.measure(Curve("none", "size", (1, 2, 4), lambda n, _: lambda: sum(range(n * 10**5))))
+    assert "memory_exponent" not in none
+    rows = [row | MADE_ON for row in (made, none)]
+    assert [line.split("|")[-2].strip() for line in speed.exponents(rows).splitlines()[2:4]] == ["1.00", "–"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", command.MODULES)
+def test_every_pair_runs_and_its_sides_agree(name, monkeypatch):
+    """One turn each: what they assert of their two sides is what counts here, not the time."""
+    once = timing.interleaved
+    for module in (timing, command.trainings):
+        monkeypatch.setattr(module, "interleaved", lambda sides, repeats=1: once(sides, 1))
+    for row in command.pairs([name]):
+        assert row["ratio"] > 0 and {"what", "bound", "holds", "load"} <= set(row)
+
+
 def test_a_planted_square_is_measured():
     square = Curve("a square", "size", (200, 400, 800), lambda n, _: lambda: [None for _ in range(n) for _ in range(n)])
     made = growth.measure(square)

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
+import yaml
 from conftest import ROOT
 
 from workflow import compare
@@ -121,7 +123,9 @@ laid="$LAID/$(basename "$(dirname "$(dirname "$0")")").json"
 case "$*" in
 -c*) mkdir -p "${{@: -1}}/bin" && cp "$0" "${{@: -1}}/bin/python" ;;
 *"pip list"*) echo "torch==2.13.0" ;;
-*"workflow run"*) mkdir -p _build/smoke && cp "$laid" _build/smoke/metrics.json && grep -q '"green": true' "$laid" ;;
+*"workflow run"*)
+    echo "$*" >>runs.txt && mkdir -p _build/smoke
+    cp "$laid" _build/smoke/metrics.json && grep -q '"green": true' "$laid" ;;
 *"workflow report"*) PYTHONPATH="{ROOT}" "{sys.executable}" "$@" ;;
 esac
 """
@@ -157,3 +161,21 @@ def test_upgrades_end_with_a_summary_and_are_red_where_a_run_is(tmp_path, pinned
     assert done.returncode == status, done.stderr
     summary = (root / "_build" / "upgrades" / "summary.md").read_text()
     assert said in summary and "### Packages that moved" in summary and said in done.stdout
+    run = "-m workflow run --profile smoke"
+    assert (root / "runs.txt").read_text() == f"{run}\n"
+    assert (root / "_build/upgrades/checkout/runs.txt").read_text() == f"{run} --html\n", "jupyter-book is asked, too"
+
+
+def test_the_weekly_job_runs_the_upgrades_and_all_tests():
+    """And each script and target that a workflow names is there."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    steps = {}
+    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+        jobs = yaml.safe_load(file.read_text())["jobs"]
+        steps[file.stem] = "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+        named = set(re.findall(r"(?:^|\s)make ([a-z-]+)", steps[file.stem]))
+        assert named <= targets, named - targets
+        assert all((ROOT / script).exists() for script in re.findall(r"(?<![\w./])\.ci/[\w-]+", steps[file.stem]))
+    assert "make upgrades" in steps["weekly"] and "make test-all" in steps["weekly"]
+    weekly = yaml.safe_load((ROOT / ".github" / "workflows" / "weekly.yml").read_text())
+    assert weekly[True]["schedule"], "YAML reads the key `on` as true"

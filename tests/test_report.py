@@ -13,7 +13,7 @@ from workflow import baselines, launch, report, summaries
 
 def record(claim="one", role="stated", holds=True, chapter="01-one", check="a number", **more):
     return {"claim": claim, "chapter": chapter, "check": check, "kind": "band", "role": role, "holds": holds,
-            "measured": 1.0, "expected": None, "band": [0.0, 2.0], **more}  # fmt: skip
+            "profile": "smoke", "measured": 1.0, "expected": None, "band": [0.0, 2.0], **more}  # fmt: skip
 
 
 def listed(*names, **more):

@@ -44,10 +44,11 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         spread = f" ({number(row['ratio_min'])}–{number(row['ratio_max'])})" if row.get("turns", 1) > 1 else ""
         bound = number(row["bound"]) + (f" (aim {number(row['aim'])})" if "aim" in row else "")
-        said = "holds" if row["holds"] else "**does not hold**" + (", and slower" if row["ratio"] < 1 else "")
+        said = ("holds" if row["holds"] else "**does not hold**") + (", and slower" if row["ratio"] < 1 else "")
         if row.get("clock") == "wall" and row["load"] > LOADED:
             said += f"; by the clock of a busy machine, load {row['load']:.1f} a core"
-        lines.append(f"| {row['what']} | {number(row['ratio'])}{spread} | {bound} | {said} |")
+        what = row["what"] + (f"; {row['also']}" if "also" in row else "")
+        lines.append(f"| {what} | {number(row['ratio'])}{spread} | {bound} | {said} |")
     return "\n".join([*lines, "", where(rows)])
 
 
@@ -55,10 +56,12 @@ def exponents(rows: Sequence[Mapping[str, Any]]) -> str:
     """How time and memory grow with size."""
     if not rows:
         return NONE
-    lines = ["| what | with | from … to | exponent of time | memory (MB) |", "|---|---|---:|---:|---:|"]
+    heads = ["what", "with", "from … to", "exponent of time", "memory (MB)", "its exponent"]
+    lines = [f"| {' | '.join(heads)} |", "|---|---|---:|---:|---:|---:|"]
     for row in rows:
         p = f"{row['exponent']:.2f} [{row['low']:.2f}, {row['high']:.2f}]".replace("-", "−")
         sizes = f"{number(row['from'])} … {number(row['to'])}"
         memory = f"{row['peak_mb_first']:.0f} … {row['peak_mb']:.0f}"
-        lines.append(f"| {row['what']} | {row['variable']} | {sizes} | {p} | {memory} |")
+        grows = f"{row['memory_exponent']:.2f}".replace("-", "−") if "memory_exponent" in row else "–"
+        lines.append(f"| {row['what']} | {row['variable']} | {sizes} | {p} | {memory} | {grows} |")
     return "\n".join([*lines, "", where(rows)])
