@@ -191,12 +191,42 @@ def test_no_other_run_may_start_until_all_is_judged(tmp_path, monkeypatch):
     monkeypatch.setattr("workflow.launch.ROOT", tmp_path)
     monkeypatch.setattr("workflow.launch.BUILD", tmp_path)
     monkeypatch.setattr("workflow.launch.lock", lambda: held)
-    monkeypatch.setattr("workflow.launch.snakemake", lambda *what, **how: write(tmp_path, 1000, record("fixed")))
+
+    def runs(*what, **how):
+        write(tmp_path, 1000, record("fixed"))
+        return True
+
+    monkeypatch.setattr("workflow.launch.snakemake", runs)
     measure, asked = alarms.measure, []
     monkeypatch.setattr(alarms, "measure", lambda *given: [asked.append(held.closed), measure(*given)][1])
     monkeypatch.setattr(alarms.keep, "__defaults__", (kept,))
     assert main(["alarms", "--first", "1000", "--seeds", "1"]) == 0
     assert asked == [False] and held.closed and kept.exists()
+
+
+@pytest.mark.parametrize(("told", "kept"), [(False, False), (True, True)])
+def test_an_interrupted_run_keeps_nothing_and_a_failed_notebook_counts(tmp_path, monkeypatch, capsys, told, kept):
+    """A notebook that is not there because nobody ran it says nothing of the chapter."""
+    monkeypatch.setattr("workflow.launch.chapters", lambda: ["01-one"])
+    monkeypatch.setattr("workflow.launch.ROOT", tmp_path)
+    monkeypatch.setattr("workflow.launch.BUILD", tmp_path)
+    monkeypatch.setattr("workflow.launch.run_folder", lambda profile, seed: tmp_path / profile / f"seed-{seed}")
+    monkeypatch.setattr("workflow.launch.lock", io.StringIO)
+    monkeypatch.setattr(alarms.keep, "__defaults__", (tmp_path / "alarms.json",))
+
+    def stopped(*what, **how):
+        write(tmp_path, 1000, record("fixed"))
+        logs = tmp_path / "smoke" / "seed-1001" / "logs"
+        logs.mkdir(parents=True)
+        if told:
+            (logs / "01-one.error.json").write_text(json.dumps({"job": "01-one", "what": "no"}))
+        return False
+
+    monkeypatch.setattr("workflow.launch.snakemake", stopped)
+    assert main(["alarms", "--first", "1000", "--seeds", "2"]) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert (tmp_path / "alarms.json").exists() == kept
+    assert "1 notebook(s) without a result" in last if kept else last.endswith("nothing is kept of it")
 
 
 def test_the_result_that_stands_is_told_before_hours_of_runs(tmp_path, monkeypatch, capsys):

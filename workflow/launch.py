@@ -269,6 +269,12 @@ def make_baselines(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def ended(profile: str, seed: int, names: Sequence[str]) -> bool:
+    """Whether each of these chapters has a notebook, or the logs say what failed: then it has none, and counts."""
+    folder = run_folder(profile, seed)
+    return bool(jobs.told(folder / "logs")) or all((folder / f"{name}.json").exists() for name in names)
+
+
 def measure_alarms(arguments: argparse.Namespace) -> int:
     """Run fresh seeds, or take those of ``--build``, and say how often a check that should hold does not."""
     profile, names = profiles.resolve(arguments.profile), check_chapters(arguments.chapters)
@@ -283,9 +289,10 @@ def measure_alarms(arguments: argparse.Namespace) -> int:
             made_from = {name: kept.sources_of_chapter(name, profile) for name in names}
             planned = {name: {"seeds": [seeds[0], seeds[-1]], "made_from": made_from[name]} for name in names}
             alarms.check_merge(alarms.load(), profile, planned)
-        snakemake(  # what failed has no notebook, and counts
-            "notebooks", profile=profile, seeds=seeds, names=names, device=device, options=arguments
-        )
+        done = snakemake("notebooks", profile=profile, seeds=seeds, names=names, device=device, options=arguments)
+        if not done and not all(ended(profile, seed, names) for seed in seeds):
+            print(f"RED: {no_room(BUILD) or STOPPED}; nothing is kept of it")
+            return 1
     found = alarms.measure(profile, seeds, names, Path(arguments.build or BUILD))
     if arguments.chapters:
         found = alarms.merge(alarms.load(), found)
