@@ -269,7 +269,8 @@ def kill(project, when):
         os.kill(run.pid, signal.SIGKILL)
         run.wait()
     assert nobody_works(project), alive(project)
-    assert not (executed(project).parent / "metrics.json").exists(), "no report of a run that did not end"
+    if (executed(project).parent / "metrics.json").exists():  # killed in its last moments, all of it done
+        assert {file.stem for file in executed(project).glob("*.ipynb")} == {"01-one", "02-two"}
     for notebook in executed(project).glob("*.ipynb"):
         json.loads(notebook.read_text())  # whole, or not there
 
