@@ -7,7 +7,7 @@ import nbformat
 import pytest
 
 from nbutils import claims
-from workflow import alarms, chapters, report
+from workflow import alarms, chapters, jobs, report
 from workflow.__main__ import main
 from workflow.kept import sources_of_chapter
 
@@ -204,9 +204,19 @@ def test_no_other_run_may_start_until_all_is_judged(tmp_path, monkeypatch):
     assert asked == [False] and held.closed and kept.exists()
 
 
-@pytest.mark.parametrize(("told", "kept"), [(False, False), (True, True)])
-def test_an_interrupted_run_keeps_nothing_and_a_failed_notebook_counts(tmp_path, monkeypatch, capsys, told, kept):
+@pytest.mark.parametrize(
+    ("job", "told", "kept"),
+    [
+        ("01-one", None, False),
+        ("01-one", jobs.KILLED, False),
+        ("01-one", "ValueError: no", True),
+        ("its-training", "ValueError: no", True),
+        ("another-training", "ValueError: no", False),
+    ],
+)
+def test_an_interrupted_run_keeps_nothing_and_a_failed_notebook_counts(tmp_path, monkeypatch, capsys, job, told, kept):
     """A notebook that is not there because nobody ran it says nothing of the chapter."""
+    monkeypatch.setattr("workflow.cluster.trained_for", lambda chapter, profile: {"its-training"})
     monkeypatch.setattr("workflow.launch.chapters", lambda: ["01-one"])
     monkeypatch.setattr("workflow.launch.ROOT", tmp_path)
     monkeypatch.setattr("workflow.launch.BUILD", tmp_path)
@@ -219,7 +229,7 @@ def test_an_interrupted_run_keeps_nothing_and_a_failed_notebook_counts(tmp_path,
         logs = tmp_path / "smoke" / "seed-1001" / "logs"
         logs.mkdir(parents=True)
         if told:
-            (logs / "01-one.error.json").write_text(json.dumps({"job": "01-one", "what": "no"}))
+            (logs / f"{job}.error.json").write_text(json.dumps({"job": job, "what": told}))
         return False
 
     monkeypatch.setattr("workflow.launch.snakemake", stopped)

@@ -269,8 +269,11 @@ def kill(project, when):
         os.kill(run.pid, signal.SIGKILL)
         run.wait()
     assert nobody_works(project), alive(project)
-    if (executed(project).parent / "metrics.json").exists():  # killed in its last moments, all of it done
-        assert {file.stem for file in executed(project).glob("*.ipynb")} == {"01-one", "02-two"}
+    reports = executed(project).parent
+    if (reports / "metrics.json").exists():  # the last that a run writes: all else is done, and of this run
+        assert json.loads((reports / "metrics.json").read_text())["run"]["green"]
+        assert set(stamps(project)) == {"01-one", "02-two"}
+        assert "</html>" in (reports / "html" / "02-two.html").read_text()
     for notebook in executed(project).glob("*.ipynb"):
         json.loads(notebook.read_text())  # whole, or not there
 

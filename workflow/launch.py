@@ -22,6 +22,7 @@ from workflow import (
     alarms,
     baselines,
     chapters,
+    cluster,
     html_folder,
     jobs,
     kept,
@@ -269,10 +270,29 @@ def make_baselines(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def ended(profile: str, seed: int, names: Sequence[str]) -> bool:
-    """Whether each of these chapters has a notebook, or the logs say what failed: then it has none, and counts."""
+def ended(profile: str, seed: int, chapter: str) -> bool:
+    """Whether a chapter has a notebook, or the logs say why it, or a training of it, failed: then it counts as missing.
+
+    What was killed, or never began, says nothing of the chapter.
+    """
     folder = run_folder(profile, seed)
-    return bool(jobs.told(folder / "logs")) or all((folder / f"{name}.json").exists() for name in names)
+    failed = {job for job, what in jobs.told(folder / "logs").items() if what != jobs.KILLED}
+    return (folder / f"{chapter}.json").exists() or bool(failed & {chapter, *cluster.trained_for(chapter, profile)})
+
+
+def run_fresh_seeds(arguments: argparse.Namespace, profile: str, seeds: Sequence[int], names: Sequence[str]) -> bool:
+    """Run these seeds; False, with the cause on the last line, if the run stopped before its end."""
+    device = where(arguments, profile)
+    if arguments.chapters:  # asked now as well, before hours of runs
+        bring_notebooks_in_step()
+        made_from = {name: kept.sources_of_chapter(name, profile) for name in names}
+        planned = {name: {"seeds": [seeds[0], seeds[-1]], "made_from": made_from[name]} for name in names}
+        alarms.check_merge(alarms.load(), profile, planned)
+    done = snakemake("notebooks", profile=profile, seeds=seeds, names=names, device=device, options=arguments)
+    if not done and not all(ended(profile, seed, name) for seed in seeds for name in names):
+        print(f"RED: {no_room(BUILD) or STOPPED}; nothing is kept of it")
+        return False
+    return True
 
 
 def measure_alarms(arguments: argparse.Namespace) -> int:
@@ -281,24 +301,14 @@ def measure_alarms(arguments: argparse.Namespace) -> int:
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     if len(seeds) < 1 or arguments.first < 0:
         raise ValueError(f"--first {arguments.first} --seeds {arguments.seeds}: seeds start at 0, and one is needed")
-    held = None if arguments.build else lock()
-    if held:
-        device = where(arguments, profile)
-        if arguments.chapters:  # asked now as well, before hours of runs
-            bring_notebooks_in_step()
-            made_from = {name: kept.sources_of_chapter(name, profile) for name in names}
-            planned = {name: {"seeds": [seeds[0], seeds[-1]], "made_from": made_from[name]} for name in names}
-            alarms.check_merge(alarms.load(), profile, planned)
-        done = snakemake("notebooks", profile=profile, seeds=seeds, names=names, device=device, options=arguments)
-        if not done and not all(ended(profile, seed, names) for seed in seeds):
-            print(f"RED: {no_room(BUILD) or STOPPED}; nothing is kept of it")
+    # Held until all is judged: another run in this checkout would change the notebooks that are read.
+    with contextlib.nullcontext() if arguments.build else lock():
+        if not arguments.build and not run_fresh_seeds(arguments, profile, seeds, names):
             return 1
-    found = alarms.measure(profile, seeds, names, Path(arguments.build or BUILD))
-    if arguments.chapters:
-        found = alarms.merge(alarms.load(), found)
-    print(alarms.markdown(found))
-    print(f"wrote {alarms.keep(found).relative_to(ROOT)}")
-    if held:  # until here: another run in this checkout would change what is judged
-        held.close()
+        found = alarms.measure(profile, seeds, names, Path(arguments.build or BUILD))
+        if arguments.chapters:
+            found = alarms.merge(alarms.load(), found)
+        print(alarms.markdown(found))
+        print(f"wrote {alarms.keep(found).relative_to(ROOT)}")
     print(alarms.conclusion(found))
     return 0 if alarms.pooled(found).green else 1
