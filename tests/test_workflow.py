@@ -260,12 +260,16 @@ SLOW = 'import time\ntime.sleep({seconds})\nclaims.check("{claim}", "a", 1.0, (0
 
 
 def kill(project, when):
-    """Start a whole run, kill it once ``when()`` has returned, and see that it leaves no writer and no half."""
+    """Start a whole run, kill it once ``when()`` has returned, and see that it leaves no writer and no half.
+
+    False if it ended before.
+    """
     words = [sys.executable, "-m", "workflow", "run", "--profile", "smoke", "--html"]
     with open(project / "killed.log", "w") as log:
         run = subprocess.Popen(words, cwd=project, stdout=log, stderr=log, start_new_session=True)
         when()
-        assert run.poll() is None, "it ended before it was killed"
+        if run.poll() is not None:
+            return False
         os.kill(run.pid, signal.SIGKILL)
         run.wait()
     assert nobody_works(project), alive(project)
@@ -276,6 +280,7 @@ def kill(project, when):
         assert "</html>" in (reports / "html" / "02-two.html").read_text()
     for notebook in executed(project).glob("*.ipynb"):
         json.loads(notebook.read_text())  # whole, or not there
+    return True
 
 
 def kill_and_repair(project, workflow, moments):
@@ -283,7 +288,9 @@ def kill_and_repair(project, workflow, moments):
         (project / "book" / f"{name}.md").write_text(chapter(name, SLOW.format(seconds=2, claim=claim)))
     for moment in moments:
         subprocess.run(["rm", "-rf", "_build"], cwd=project)
-        kill(project, partial(time.sleep, moment))
+        while not kill(project, partial(time.sleep, moment)):  # a machine is not equally fast each time
+            moment *= 0.8
+            subprocess.run(["rm", "-rf", "_build"], cwd=project)
         done = workflow(project, "--html")
         assert done.returncode == 0, f"killed after {moment} s:\n{done.stdout[-3000:]}"
         assert "</html>" in (project / "_build/smoke/html/02-two.html").read_text()
@@ -318,7 +325,7 @@ def test_killed_over_older_green_results(project, workflow):
         assert [words for words in alive(project) if "workflow.run_notebook" in words], "alive() sees no job"
         time.sleep(3)
 
-    kill(project, running)
+    assert kill(project, running)
     assert not notebook.exists() and stamps(project)["02-two"] == older["02-two"]
     assert not [
         name for name in ("metrics.json", "junit.xml", "summary.md") if (executed(project).parent / name).exists()
@@ -331,12 +338,12 @@ def test_killed_over_older_green_results(project, workflow):
 
 @pytest.mark.slow
 def test_killed_at_many_moments(project, workflow):
-    """From the first moment to the last but the pages: one random moment in each twentieth of a whole run."""
+    """From the first moment to the last: one random moment in each twentieth of a whole run."""
     for name, claim in (("01-one", "one"), ("02-two", "two")):
         (project / "book" / f"{name}.md").write_text(chapter(name, SLOW.format(seconds=2, claim=claim)))
     started = time.monotonic()
     assert workflow(project, "--html").returncode == 0
-    whole = 0.9 * (time.monotonic() - started)  # not all of it: a machine is not equally fast each time
+    whole = time.monotonic() - started
     rng = random.Random(0)
     kill_and_repair(project, workflow, [(i + rng.random()) * whole / 20 for i in range(20)])
 
