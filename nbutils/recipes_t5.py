@@ -41,7 +41,7 @@ def t5(
         alpha: of the schedule; T5 has 1.
         draw: number of an independent repetition, 0 to 2: other initial values, batches and noise.
         null: the same network fed pure noise in the place of its gradients.
-        keep: snapshots, evenly spaced.
+        keep: snapshots, evenly spaced; on a GPU of the first draw alone, where each takes a gigabyte.
 
     >>> history = t5(1.0, null=True, profile="smoke", seed=0, device="cpu").history
     >>> round(float(history["step_norm"][1] / history["norm"][0]), 3)  # relative steps, a warm-up of 16: α/√16
@@ -54,9 +54,10 @@ def t5(
     dim, layers, heads = profiles.choose(profile, smoke=(32, 2, 2), book=(64, 2, 4), gpu=(768, 12, 12))
     batch, length, vocab = profiles.choose(profile, smoke=(4, 32, 512), book=(8, 64, 1024), gpu=(32, 256, 32_000))
     # T5: 524,288 and 10,000. On a GPU: about 6e12 operations a step, 30 ms at 200 TFLOP/s, and as much again to start
-    # the kernels of 24 blocks and of the optimizer: an estimate of about 10 minutes for all eight trainings
+    # the kernels of 24 blocks and of the optimizer: an estimate of about 13 minutes for all ten trainings
     steps, warmup = profiles.choose(profile, smoke=(128, 16), book=(1280, 160), gpu=(1024, 128))
     parts, size = profiles.choose(profile, smoke=(8, 200_000), book=(32, 2_000_000), gpu=(8, 30_000_000))
+    keep = keep and not (draw and profiles.resolve(profile) == "gpu")
     own = own_seed(seed, draw)
     model, batches = models.small_t5(vocab, dim, layers, heads=heads, seed=own), ()
     if not null:
@@ -83,10 +84,12 @@ def t5(
 
 RECIPES: Mapping[str, Callable[..., Run]] = {
     "t5-alpha-1": partial(t5, 1.0, keep=True),
-    "t5-alpha-1-second": partial(t5, 1.0, 1),
-    "t5-alpha-1-third": partial(t5, 1.0, 2),
+    "t5-alpha-1-second": partial(t5, 1.0, 1, keep=True),
+    "t5-alpha-1-third": partial(t5, 1.0, 2, keep=True),
     "t5-alpha-half": partial(t5, 0.5),
+    "t5-alpha-half-second": partial(t5, 0.5, 1),
     "t5-alpha-2": partial(t5, 2.0),
+    "t5-alpha-2-second": partial(t5, 2.0, 1),
     "t5-null-1": partial(t5, 1.0, null=True, keep=True),
     "t5-null-half": partial(t5, 0.5, null=True),
     "t5-null-2": partial(t5, 2.0, null=True),
