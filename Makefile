@@ -15,8 +15,10 @@ DEVICE ?=
 WORKERS ?= 2
 EXECUTOR ?=
 EXECUTOR_ARGS ?=
-HOW = $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR) --executor-args="$(EXECUTOR_ARGS)")
-RUN = $(PY) -m workflow run --seed $(SEED) $(HOW) $(if $(DEVICE),--device $(DEVICE))
+TIME_LIMIT ?=
+HOW = $(if $(JOBS),--jobs $(JOBS)) $(if $(TIME_LIMIT),--time-limit $(TIME_LIMIT)) $(if $(DEVICE),--device $(DEVICE)) \
+      $(if $(EXECUTOR),--executor $(EXECUTOR)) $(if $(EXECUTOR_ARGS),--executor-args="$(EXECUTOR_ARGS)")
+RUN = $(PY) -m workflow run --seed $(SEED) $(HOW)
 BENCH ?=
 
 .PHONY: help env book smoke gpu test test-colab test-all notebooks baselines alarms report mutants upgrades bench pdf lint clean
@@ -35,7 +37,7 @@ help:
 	@echo "                any run on a cluster: EXECUTOR=slurm JOBS=20 EXECUTOR_ARGS='--default-resources slurm_partition=…'"
 	@echo "make bench      ours against the plain way (BENCH=--book the whole book, --curves how cost grows; --keep for the page)"
 	@echo "make notebooks  book/notebooks from the sources; make lint; make clean"
-	@echo "also            PYTHON=python3.12 makes .venv with that Python; DEVICE=cuda for a run; WORKERS=4 for make test"
+	@echo "also            PYTHON=python3.12 makes .venv with that Python; DEVICE=cuda and TIME_LIMIT=7200 (seconds a notebook) for runs; WORKERS=4 for make test"
 
 env: $(VENV)/.ready
 
@@ -52,7 +54,7 @@ book: env
 
 pdf: env
 	@$(PY) -m workflow pdf --check
-	$(MAKE) book
+	$(MAKE) book CHAPTERS=
 	$(PY) -m workflow pdf --profile book
 
 smoke: env

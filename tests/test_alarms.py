@@ -35,6 +35,20 @@ def write(build, seed, *records, made_from="a text"):
     )
 
 
+@pytest.fixture
+def stub(monkeypatch):
+    """A chapter that is not in the book, for the commands."""
+    monkeypatch.setattr("workflow.launch.chapters", lambda: ["01-one"])
+    monkeypatch.setattr("workflow.launch.notebooks.sync", list)
+    monkeypatch.setattr("workflow.launch.kept.sources_of_chapter", lambda name, profile: "a text")
+    monkeypatch.setattr(alarms, "all_chapters", lambda: ["01-one"])
+
+
+def keeps_in(monkeypatch, file):
+    for function in (alarms.keep, alarms.load):
+        monkeypatch.setattr(function, "__defaults__", (file,))
+
+
 def judged(build, seeds):
     return alarms.measure("smoke", seeds, ["01-one"], build)
 
@@ -132,15 +146,29 @@ def test_nothing_to_judge_is_an_error(tmp_path):
         judged(tmp_path, [1000])
 
 
-def test_the_command_keeps_what_it_found(tmp_path, monkeypatch, capsys):
+def test_the_command_keeps_what_it_found(tmp_path, monkeypatch, capsys, stub):
     kept = tmp_path / "alarms.json"
-    monkeypatch.setattr("workflow.launch.chapters", lambda: ["01-one"])
     monkeypatch.setattr("workflow.launch.ROOT", tmp_path)
-    monkeypatch.setattr(alarms.keep, "__defaults__", (kept,))
+    keeps_in(monkeypatch, kept)
     write(tmp_path, 1000, record("fixed"))
     assert main(["alarms", "--first", "1000", "--seeds", "1", "--build", str(tmp_path)]) == 0
     assert json.loads(kept.read_text())["chapters"]["01-one"]["evaluated"] == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("GREEN: 0 of 1 checks did not hold (0.000 %)")
+    write(tmp_path, 2000, record("fixed"))
+    assert main(["alarms", "--first", "2000", "--seeds", "1", "--build", str(tmp_path)]) == 2, "other seeds, same text"
+    assert "01-one has not changed since seeds 1000 to 1000 were judged" in capsys.readouterr().err
+    assert main(["alarms", "--profile", "book", "--build", str(tmp_path)]) == 2, "another profile would replace all"
+
+
+def test_the_last_line_and_the_table_name_chapters_that_changed(tmp_path, monkeypatch, stub):
+    write(tmp_path, 1000, record("fixed"))
+    found = judged(tmp_path, [1000])
+    monkeypatch.setattr(alarms.kept, "sources_of_chapter", lambda name, profile: "a text")
+    assert "changed" not in alarms.conclusion(found)
+    assert "| chapters that have changed since | none |" in alarms.markdown(found)
+    monkeypatch.setattr(alarms.kept, "sources_of_chapter", lambda name, profile: "a new text")
+    assert alarms.conclusion(found).endswith("; changed since: 01-one")
+    assert "| chapters that have changed since | 01-one |" in alarms.markdown(found)
 
 
 def test_some_chapters_anew_leave_the_others(tmp_path):
@@ -184,10 +212,9 @@ def test_a_chapter_that_has_not_changed_keeps_its_result(tmp_path):
     assert alarms.merge(old, mended) == mended, "kept before sources were"
 
 
-def test_no_other_run_may_start_until_all_is_judged(tmp_path, monkeypatch):
+def test_no_other_run_may_start_until_all_is_judged(tmp_path, monkeypatch, stub):
     """It would change the notebooks that are read."""
     held, kept = io.StringIO(), tmp_path / "alarms.json"
-    monkeypatch.setattr("workflow.launch.chapters", lambda: ["01-one"])
     monkeypatch.setattr("workflow.launch.ROOT", tmp_path)
     monkeypatch.setattr("workflow.launch.BUILD", tmp_path)
     monkeypatch.setattr("workflow.launch.lock", lambda: held)
@@ -199,7 +226,7 @@ def test_no_other_run_may_start_until_all_is_judged(tmp_path, monkeypatch):
     monkeypatch.setattr("workflow.launch.snakemake", runs)
     measure, asked = alarms.measure, []
     monkeypatch.setattr(alarms, "measure", lambda *given: [asked.append(held.closed), measure(*given)][1])
-    monkeypatch.setattr(alarms.keep, "__defaults__", (kept,))
+    keeps_in(monkeypatch, kept)
     assert main(["alarms", "--first", "1000", "--seeds", "1"]) == 0
     assert asked == [False] and held.closed and kept.exists()
 
@@ -214,15 +241,16 @@ def test_no_other_run_may_start_until_all_is_judged(tmp_path, monkeypatch):
         ("another-training", "ValueError: no", False),
     ],
 )
-def test_an_interrupted_run_keeps_nothing_and_a_failed_notebook_counts(tmp_path, monkeypatch, capsys, job, told, kept):
+def test_an_interrupted_run_keeps_nothing_and_a_failed_notebook_counts(
+    tmp_path, monkeypatch, capsys, stub, job, told, kept
+):
     """A notebook that is not there because nobody ran it says nothing of the chapter."""
     monkeypatch.setattr("workflow.cluster.trained_for", lambda chapter, profile: {"its-training"})
-    monkeypatch.setattr("workflow.launch.chapters", lambda: ["01-one"])
     monkeypatch.setattr("workflow.launch.ROOT", tmp_path)
     monkeypatch.setattr("workflow.launch.BUILD", tmp_path)
     monkeypatch.setattr("workflow.launch.run_folder", lambda profile, seed: tmp_path / profile / f"seed-{seed}")
     monkeypatch.setattr("workflow.launch.lock", io.StringIO)
-    monkeypatch.setattr(alarms.keep, "__defaults__", (tmp_path / "alarms.json",))
+    keeps_in(monkeypatch, tmp_path / "alarms.json")
 
     def stopped(*what, **how):
         write(tmp_path, 1000, record("fixed"))

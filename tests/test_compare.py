@@ -50,6 +50,13 @@ def test_a_number_that_became_none_has_moved_most():
     assert found.moved[0].key[2] == "a" and found.moved[0].distance == float("inf") and found.red
 
 
+@pytest.mark.parametrize("band", [("nan", "nan"), (None, "inf"), ("-inf", "inf")])
+def test_a_band_that_is_no_number_is_no_scale(band):
+    """The ledger keeps what is not finite as text: that of a fit that failed."""
+    found = compare.compare(a_run(record(band=band)), a_run(record(measured=1.5, band=band)))
+    assert [move.distance for move in found.moved] == [float("inf")]
+
+
 def test_a_check_that_fails_in_one_run_is_red():
     good, bad = a_run(record()), a_run(record(measured=3.0, holds=False))
     assert compare.compare(good, bad).red and compare.compare(bad, good).red

@@ -107,6 +107,9 @@ def test_planned_claims_and_chapters_that_did_not_run_are_left_alone():
             "claim 'a': unknown field 'verdict'",
         ),
         ("- {chapters: [x]}\n", "has no id"),
+        ("- one\n", "has no id"),
+        ("one: {chapters: [x]}\n", "a list of entries is expected"),
+        ("- {id: a, chapters: [x\n", "claims.yml: while parsing"),
     ],
 )
 def test_bad_claims_file(tmp_path, text, said):
@@ -123,6 +126,7 @@ def test_bad_claims_file(tmp_path, text, said):
         "{verdict: confirmed}",
         "{verdict: failed, reason: r}",
         "{verdict: open or maybe, reason: r}",
+        "confirmed",
     ],
 )
 def test_bad_verdicts_file(tmp_path, entry):
@@ -175,13 +179,23 @@ def test_baselines_need_a_finite_number_at_every_seed():
             baselines.summarise({1: [drawn], 2: [drawn | {"measured": value}], 3: [drawn]})
 
 
-def test_baselines_name_the_machines_that_ran_them(tmp_path):
-    files = [tmp_path / name for name in "abc"]
-    for file, hardware, torch in zip(files, ("H1", "H2", "H1"), ("2.13", "2.13", "2.14"), strict=True):
-        file.write_text(json.dumps({"hardware": hardware, "versions": {"torch": torch}}))
-    assert baselines.machines(files[:2]) == {"hardware": "H1, H2", "versions": {"torch": "2.13"}}
+def test_baselines_name_the_machines_that_ran_them_and_are_of_one_program(tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines.kept, "sources_of_chapter", lambda chapter, profile: f"{chapter} in {profile}")
+
+    def machines(*changes):
+        files = [tmp_path / str(number) for number in range(len(changes))]
+        for file, change in zip(files, changes, strict=True):
+            plain = {"chapter": "01-one", "made_from": "01-one in smoke", "device": "cpu", "hardware": "H1"}
+            file.write_text(json.dumps({**plain, "versions": {"torch": "2.13"}, **change}))
+        return baselines.machines(files, "smoke")
+
+    assert machines({}, {"hardware": "H2"}) == {"hardware": "H1, H2", "versions": {"torch": "2.13"}}
     with pytest.raises(ValueError, match="different versions of torch"):
-        baselines.machines(files)
+        machines({}, {"versions": {"torch": "2.14"}})
+    with pytest.raises(ValueError, match="01-one changed while the seeds ran"):
+        machines({}, {"made_from": "an older text"})
+    with pytest.raises(ValueError, match="different devices, cpu and cuda"):
+        machines({}, {"device": "cuda"})
 
 
 def kept_baselines(**changed):
@@ -197,6 +211,8 @@ def test_baselines_of_some_chapters_leave_the_others():
     assert list(found["checks"]) == ["a/x", "a/z", "b/x"] and found["hardware"] == "H1, H2"
     with pytest.raises(ValueError, match="from seeds 1 to 20, these from 1 to 3: take SEEDS=20"):
         baselines.merge(kept_baselines(), kept_baselines(seeds=[1, 3]), ["01-one"])
+    with pytest.raises(ValueError, match="a/x is checked in 01-one and in 02-two: give it two names"):
+        baselines.merge(kept_baselines(), kept_baselines(checks={"a/x": {"chapter": "02-two"}}), ["02-two"])
     with pytest.raises(ValueError, match="other versions of torch: measure all chapters"):
         baselines.merge(kept_baselines(), kept_baselines(versions={"torch": "2.14"}), ["01-one"])
 
@@ -309,6 +325,7 @@ def launched(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "run_folder", lambda profile, seed: tmp_path / profile / f"seed-{seed}")
     monkeypatch.setattr(launch, "snakemake", lambda target, **how: True)
     monkeypatch.setattr(launch, "no_room", lambda *folders: "")
+    monkeypatch.setattr(launch.kept, "remove_unsound", lambda *what: [])
     monkeypatch.setattr(launch.notebooks, "write_readme_figure", lambda folder: None)
 
     def run(*names, problems=()):

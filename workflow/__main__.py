@@ -12,13 +12,19 @@ from workflow import ROOT, cluster, compare, notebooks, pdf, template
 from workflow.launch import cores, make_baselines, measure_alarms, run
 
 
+def positive(text: str) -> int:
+    """A whole number from 1, for the parser."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: at least 1")
+    return number
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run_parser = commands.add_parser("run", help="execute, check, render")
     run_parser.add_argument("chapters", nargs="*", help="only these chapters, without pages and reports")
     run_parser.add_argument("--profile", default="book")
-    run_parser.add_argument("--device", default="", help="auto, cpu or cuda; cpu unless the profile is gpu")
     run_parser.add_argument("--seed", type=int, default=0)
     run_parser.add_argument("--html", action="store_true", help="render the pages too")
     seeds_parser = commands.add_parser("baselines", help="run over seeds and write tests/baselines/<profile>.json")
@@ -35,10 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     compare_parser.add_argument("a", type=Path, help="a metrics.json, or a folder that has one")
     compare_parser.add_argument("b", type=Path)
     for each in (run_parser, seeds_parser, alarms_parser):
-        each.add_argument("--jobs", type=int, default=min(2, cores()), help="notebooks at once")
+        each.add_argument("--device", default="", help="auto, cpu or cuda; cpu unless the profile is gpu")
+        each.add_argument("--jobs", type=positive, default=min(2, cores()), help="notebooks at once")
         each.add_argument("--executor", default="local", help="a Snakemake executor plugin, such as slurm")
         each.add_argument("--executor-args", default="", help="more arguments for Snakemake, as on its command line")
-        each.add_argument("--time-limit", type=int, default=3600, help="seconds for one notebook")
+        each.add_argument("--time-limit", type=positive, default=3600, help="seconds for one notebook")
     pdf_parser = commands.add_parser("pdf", help="the rendered pages as one PDF")
     pdf_parser.add_argument("--profile", default="book")
     pdf_parser.add_argument("--check", action="store_true", help="only look for the browser that prints")

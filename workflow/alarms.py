@@ -134,7 +134,10 @@ def check_merge(old: Mapping[str, Any] | None, profile: str, chapters: Mapping[s
     if old is None:
         return
     if old["profile"] != profile:
-        raise ValueError(f"what is kept is of {old['profile']}, this of {profile}: measure all chapters")
+        raise ValueError(
+            f"what is kept is of {old['profile']}, this of {profile}: "
+            f"if it may go, remove {KEPT.relative_to(ROOT)} first"
+        )
     for chapter, entry in chapters.items():
         before = old["chapters"].get(chapter, {})
         if not entry["made_from"] or before.get("made_from") != entry["made_from"]:
@@ -200,6 +203,8 @@ def markdown(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "Not measured yet: `make alarms`."
     counts, entries = pooled(found), found["chapters"]
+    varying = sum(map(_varying, entries.values()))
+    share = f"{100 * counts.failures / varying:.3f} %" if varying else "none varies"
     facts = [
         ("seeds", _seeds(entries)),
         ("profile", f"`{found['profile']}`"),
@@ -207,12 +212,24 @@ def markdown(found: Mapping[str, Any] | None) -> str:
         ("checks judged, all seeds", f"{counts.evaluated:,}"),
         ("that did not hold", counts.failures),
         ("rate", f"{100 * counts.rate:.3f} %"),
+        ("the same over those whose value varies with the seed", share),
         ("checks that failed at two seeds or more", len(counts.twice)),
         ("notebooks without a result", len(counts.missing)),
-        ("chapters that have not changed since", f"{_unchanged(found)} of {len(entries)}"),
+        ("chapters that have changed since", ", ".join(changed(found)) or "none"),
         ("hardware", ", ".join(sorted({machine for entry in entries.values() for machine in entry["hardware"]}))),
     ]
     return "\n".join([*rows(["false alarms", ""], facts), *_failed(entries)])
+
+
+def _varying(entry: Mapping[str, Any]) -> int:
+    """How many of a chapter's judged checks could have come out otherwise: their values differ by more than rounding.
+
+    >>> spreads = {"a": {"mean": 1.0, "sd": 1e-17, "n": 50}, "b": {"mean": 0.0, "sd": 0.1, "n": 50}}
+    >>> _varying({"measured": spreads})
+    50
+    """
+    spreads = entry["measured"].values()
+    return sum(spread["n"] for spread in spreads if spread["sd"] > 1e-12 * max(1.0, abs(spread["mean"])))
 
 
 def _seeds(entries: Mapping[str, Mapping[str, Any]]) -> str:
@@ -225,13 +242,14 @@ def _seeds(entries: Mapping[str, Mapping[str, Any]]) -> str:
     return "; ".join([f"{common[0]} to {common[-1]}", *told])
 
 
-def _unchanged(found: Mapping[str, Any]) -> int:
-    """How many chapters have the text, modules and versions with which they were measured."""
-    return sum(
-        entry["made_from"] == kept.sources_of_chapter(name, found["profile"])
+def changed(found: Mapping[str, Any]) -> list[str]:
+    """The chapters whose text, modules or versions are not those with which they were measured, or that are gone."""
+    known = all_chapters()
+    return [
+        name
         for name, entry in found["chapters"].items()
-        if name in all_chapters()
-    )
+        if name not in known or entry["made_from"] != kept.sources_of_chapter(name, found["profile"])
+    ]
 
 
 def _failed(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -250,10 +268,11 @@ def _failed(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def conclusion(found: Mapping[str, Any]) -> str:
     """The last line of the command."""
-    counts = pooled(found)
+    counts, since = pooled(found), changed(found)
     said = (
         f"{counts.failures} of {counts.evaluated:,} checks did not hold ({100 * counts.rate:.3f} %), "
         f"{len(counts.twice)} at two seeds or more, {len(counts.missing)} notebook(s) without a result"
+        + (f"; changed since: {', '.join(since)}" if since else "")
     )
     return (
         f"GREEN: {said}" if counts.green else f"RED: {said}; green is below {100 * RATE:g} %, none twice, none missing"

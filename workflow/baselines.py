@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from workflow import ROOT, jobs, report, run_folder
+from workflow import ROOT, jobs, kept, report, run_folder
 
 
 def summarise(runs: Mapping[int, Sequence[report.Record]]) -> dict[str, dict]:
@@ -53,13 +53,20 @@ def summarise(runs: Mapping[int, Sequence[report.Record]]) -> dict[str, dict]:
     }
 
 
-def machines(stats: Iterable[Path]) -> dict[str, Any]:
+def machines(stats: Iterable[Path], profile: str) -> dict[str, Any]:
     """Hardware and versions of the jobs that wrote these statistics: on a cluster, not those of this process.
 
     Raises:
-        ValueError: versions differ between the jobs; the message names the packages.
+        ValueError: versions or devices differ between the jobs, or a chapter was run with another text or module than
+            today's: a spread over two programs is none over seeds. The message names which.
     """
     found = [json.loads(file.read_text(encoding="utf-8")) for file in stats]
+    names = sorted({each["chapter"] for each in found})
+    today = {name: kept.sources_of_chapter(name, profile) for name in names}
+    if older := sorted({each["chapter"] for each in found if each["made_from"] != today[each["chapter"]]}):
+        raise ValueError(f"{', '.join(older)} changed while the seeds ran: run them again with today's text")
+    if len(devices := sorted({each["device"] for each in found})) > 1:
+        raise ValueError(f"runs on different devices, {' and '.join(devices)}: run all of them on one")
     first = found[0]["versions"]
     differ = {name for each in found for name, version in each["versions"].items() if first.get(name) != version}
     if differ:
@@ -101,10 +108,13 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any], chapters: Sequence[str
     """``new`` baselines of these chapters, and the ``old`` ones of all others.
 
     Raises:
-        ValueError: the two have different seeds or versions.
+        ValueError: the two have different seeds or versions, or two chapters the same check of a claim.
     """
     check_same(old, new["seeds"], new["versions"])
     others = {key: found for key, found in old["checks"].items() if found["chapter"] not in chapters}
+    for key in sorted(others.keys() & new["checks"].keys()):
+        where = others[key]["chapter"], new["checks"][key]["chapter"]
+        raise ValueError(f"{key} is checked in {' and in '.join(where)}: give it two names")
     hardware = sorted({*old["hardware"].split(", "), *new["hardware"].split(", ")})
     return {**new, "hardware": ", ".join(hardware), "checks": dict(sorted({**others, **new["checks"]}.items()))}
 
@@ -131,10 +141,10 @@ def write(profile: str, seeds: Iterable[int], chapters: Sequence[str], *, some: 
     made = {
         "profile": profile,
         "seeds": [seeds[0], seeds[-1]],
-        **machines(run_folder(profile, seed) / f"{chapter}.json" for seed in seeds for chapter in chapters),
+        **machines([run_folder(profile, seed) / f"{name}.json" for seed in seeds for name in chapters], profile),
         "checks": summarise(runs),
     }
     old = load(profile) if some else None
-    kept = merge(old, made, chapters) if old else made
-    jobs.put(path(profile), json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    whole = merge(old, made, chapters) if old else made
+    jobs.put(path(profile), json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
     return path(profile)

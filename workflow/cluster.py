@@ -95,6 +95,10 @@ def record(profile: str) -> Path:
         trained = [found[training]["seconds"] for training in dependencies.trainings_of(name) if training in found]
         found[name]["alone_seconds"] = round(found[name]["seconds"] + sum(trained), 2)
     kept = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
-    kept[profile] = {"hardware": sorted(hardware), "jobs": dict(sorted(found.items()))}
+    before = kept.get(profile, {"hardware": [], "jobs": {}})
+    known = {*chapters(), *trainings.RECIPES}  # what is no longer in the book goes; what did not run here stays
+    stays = {name: entry for name, entry in before["jobs"].items() if name in known - set(found)}
+    machines = {*hardware, *(before["hardware"] if stays else ())}
+    kept[profile] = {"hardware": sorted(machines), "jobs": dict(sorted({**stays, **found}.items()))}
     jobs.put(FILE, json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
     return FILE

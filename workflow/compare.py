@@ -118,11 +118,11 @@ def scale(record: Mapping[str, Any]) -> tuple[float, str]:
     """
     if "band_from" in record and record.get("baseline"):
         return record["baseline"]["sd"], "sd"
-    low, high = record["band"] or (None, None)
-    if low is not None and high is not None:
+    low, high = (_number(edge) for edge in record["band"] or (None, None))
+    if math.isfinite(low) and math.isfinite(high):
         return (high - low) / 2, "half band"
-    edge, measured = low if low is not None else high, _number(record["measured"])
-    return (0.0 if edge is None else abs(measured - edge)), "room to the edge"
+    room = abs(_number(record["measured"]) - (low if math.isfinite(low) else high))
+    return (room if math.isfinite(room) else 0.0), "room to the edge"
 
 
 def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, str]]:

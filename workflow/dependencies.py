@@ -43,9 +43,19 @@ def of_chapter(chapter: str) -> list[str]:
 
 @cache
 def _code(chapter: str) -> ast.Module:
-    """From the notebook, which every run brings in step with the text first: it is read 40 times as fast."""
+    """From the notebook, which every run brings in step with the text first: it is read 40 times as fast.
+
+    Raises:
+        ValueError: a cell is no Python.
+    """
     notebook = json.loads((ROOT / "book" / "notebooks" / f"{chapter}.ipynb").read_text(encoding="utf-8"))
-    return ast.parse("\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for number, cell in enumerate(cells, 1):
+        try:
+            ast.parse(cell)
+        except SyntaxError as error:
+            raise ValueError(f"{chapter}: code cell {number}, line {error.lineno}: {error.msg}") from None
+    return ast.parse("\n".join(cells))
 
 
 def _closure(direct: Iterable[str]) -> set[str]:
@@ -137,7 +147,7 @@ def of_pages() -> list[str]:
     static = [path for path in (ROOT / "book" / "_static").rglob("*") if path.is_file()]
     code = [*(ROOT / "workflow").glob("*.py"), *(ROOT / "nbutils").glob("*.py")]
     kept = [
-        *(ROOT / "tests" / "baselines" / f"{name}.json" for name in ("alarms", "bench", "mutants")),
+        *(ROOT / "tests" / "baselines" / f"{name}.json" for name in ("alarms", "bench", "mutants", "smoke")),
         ROOT / "tests" / "baselines" / "verdicts.yml",
         ROOT / "_config.yml",
         ROOT / "_toc.yml",

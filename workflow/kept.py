@@ -17,6 +17,8 @@ from pathlib import Path
 from nbutils import device
 from workflow import ROOT, dependencies, run_folder
 
+OLDER = "of an older text"
+
 
 def digest(content: bytes) -> str:
     """SHA-256 in hexadecimal."""
@@ -50,19 +52,23 @@ def environment() -> bytes:
     return json.dumps(device.versions(), sort_keys=True).encode()
 
 
-def fault(folder: Path, stats: Path, made_from: str) -> str:
-    """Why a kept result must not count: "damaged" or "of an older text"; "" if it is sound."""
+def fault(folder: Path, stats: Path, made_from: str, device: str) -> str:
+    """Why a kept result must not count: "damaged", "of an older text" or "of another device"; "" if it is sound."""
     try:
         said = json.loads(stats.read_text(encoding="utf-8"))
         for name, expected in said["files"].items():
             if digest((folder / name).read_bytes()) != expected:
                 return "damaged"
-        return "" if said["made_from"] == made_from else "of an older text"
+        if said["made_from"] != made_from:
+            return OLDER
+        return "" if said["device"] == device else "of another device"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "damaged"
 
 
-def remove_unsound(profile: str, seeds: Iterable[int], chapters: Sequence[str]) -> Iterator[tuple[Path, str]]:
+def remove_unsound(
+    profile: str, seeds: Iterable[int], chapters: Sequence[str], device: str
+) -> Iterator[tuple[Path, str]]:
     """Remove every kept notebook and training of these chapters that is not sound. Yields each, and why.
 
     Raises:
@@ -75,12 +81,12 @@ def remove_unsound(profile: str, seeds: Iterable[int], chapters: Sequence[str]) 
         run = run_folder(profile, seed)
         for name in trainings:
             folder = run / "trainings" / name
-            if folder.exists() and (why := fault(folder, folder / "stats.json", recipes[name])):
+            if folder.exists() and (why := fault(folder, folder / "stats.json", recipes[name], device)):
                 shutil.rmtree(folder)
                 yield folder, why
         for chapter in chapters:
             notebook, stats = run / f"{chapter}.ipynb", run / f"{chapter}.json"
-            if (notebook.exists() or stats.exists()) and (why := fault(run, stats, texts[chapter])):
+            if (notebook.exists() or stats.exists()) and (why := fault(run, stats, texts[chapter], device)):
                 notebook.unlink(missing_ok=True)
                 stats.unlink(missing_ok=True)
                 yield notebook, why

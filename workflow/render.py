@@ -75,4 +75,5 @@ def _seen_elsewhere(page: Path) -> Iterator[str]:
     for cell in nbformat.read(page, as_version=4).cells:
         if cell.cell_type == "markdown":
             yield from SEEN_ELSEWHERE.findall(cell.source)
-        yield str(cell.metadata.get("mystnb", {}).get("figure", {}).get("name", ""))
+        if name := cell.metadata.get("mystnb", {}).get("figure", {}).get("name"):
+            yield str(name)

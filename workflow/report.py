@@ -52,8 +52,8 @@ def load_claims(file: Path = ROOT / "book" / "claims.yml") -> dict[str, dict[str
         ValueError: a duplicated id, an unknown or missing field; the message names the claim.
     """
     claims: dict[str, dict[str, Any]] = {}
-    for entry in yaml.safe_load(file.read_text(encoding="utf-8")):
-        name = entry.get("id")
+    for entry in _entries(file, list):
+        name = entry.get("id") if isinstance(entry, dict) else None
         if not name:
             raise ValueError(f"{file.name}: an entry has no id: {entry}")
         if name in claims:
@@ -68,6 +68,21 @@ def load_claims(file: Path = ROOT / "book" / "claims.yml") -> dict[str, dict[str
     return claims
 
 
+def _entries(file: Path, kind: type) -> Any:
+    """What a YAML file lists; an empty one lists nothing.
+
+    Raises:
+        ValueError: it is no YAML, or neither a list nor a mapping as ``kind`` wants.
+    """
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8")) or kind()
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from None
+    if not isinstance(found, kind):
+        raise ValueError(f"{file.name}: a {kind.__name__} of entries is expected; got {str(found)[:80]}")
+    return found
+
+
 @cache
 def load_verdicts(file: Path = ROOT / "tests" / "baselines" / "verdicts.yml") -> dict[str, str]:
     """The expected verdict of each claim; ``open or refined`` where it is open only if something cannot be had.
@@ -75,9 +90,10 @@ def load_verdicts(file: Path = ROOT / "tests" / "baselines" / "verdicts.yml") ->
     Raises:
         ValueError: a verdict that is none of the four, or that gives no reason.
     """
-    kept = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    kept = _entries(file, dict)
     for claim, entry in kept.items():
-        if not {*str(entry.get("verdict")).split(" or ")} <= {*VERDICTS} or not entry.get("reason"):
+        said = entry if isinstance(entry, dict) else {}
+        if not {*str(said.get("verdict")).split(" or ")} <= {*VERDICTS} or not said.get("reason"):
             raise ValueError(
                 f"{file.name}: {claim!r} needs a verdict ({', '.join(VERDICTS)}) and a reason; got {entry}"
             )
