@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from workflow import dependencies, kept, launch, report
+from workflow import anew, dependencies, kept, launch, report
 
 
 @pytest.fixture
@@ -34,25 +34,25 @@ def test_a_result_counts_if_it_is_whole_of_this_text_and_of_this_device(result):
 )
 def test_what_was_left_open_for_want_of_the_hub_is_tried_again(result, monkeypatch, capsys, expected, answers, again):
     """A claim that is open by its nature is not: its chapter would run anew each time."""
-    monkeypatch.setattr(launch, "run_folder", lambda profile, seed: result.parent)
-    monkeypatch.setattr(launch.report, "load_claims", lambda: {"one": {"chapters": ["01-one"]}})
-    monkeypatch.setattr(launch.report, "load_verdicts", lambda: {"one": expected, "gone": "open or refined"})
-    monkeypatch.setattr(launch, "hub_answers", lambda: answers)
-    launch.retry_open("smoke", 0, ["02-two"])
+    monkeypatch.setattr(anew, "run_folder", lambda profile, seed: result.parent)
+    monkeypatch.setattr(anew.report, "load_claims", lambda: {"one": {"chapters": ["01-one"]}})
+    monkeypatch.setattr(anew.report, "load_verdicts", lambda: {"one": expected, "gone": "open or refined"})
+    monkeypatch.setattr(anew, "hub_answers", lambda: answers)
+    anew.retry_open("smoke", 0, ["02-two"])
     assert result.exists(), "another chapter was asked for"
-    launch.retry_open("smoke", 0, ["01-one"])
+    anew.retry_open("smoke", 0, ["01-one"])
     assert result.exists() == result.with_suffix(".json").exists() == (not again)
     assert ("01-one left one open; the Hub answers now" in capsys.readouterr().out) == again
-    launch.retry_open("smoke", 0, ["01-one"])  # also where there is no result
+    anew.retry_open("smoke", 0, ["01-one"])  # also where there is no result
 
 
 def test_a_hub_that_is_not_there_or_not_wanted_does_not_answer(monkeypatch):
     for address in ("http://127.0.0.1:9", "no address"):  # nobody listens on the first
         monkeypatch.setenv("HF_ENDPOINT", address)
-        assert not launch.hub_answers()
-    monkeypatch.setattr(launch.urllib.request, "urlopen", lambda *what, **how: pytest.fail("it asked"))
+        assert not anew.hub_answers()
+    monkeypatch.setattr(anew.urllib.request, "urlopen", lambda *what, **how: pytest.fail("it asked"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert not launch.hub_answers()
+    assert not anew.hub_answers()
 
 
 def test_a_cell_that_is_no_python_is_named(tmp_path, monkeypatch):

@@ -9,7 +9,6 @@ import os
 import platform
 import shlex
 import time
-import urllib.request
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from workflow import (
     BUILD,
     ROOT,
     alarms,
+    anew,
     baselines,
     chapters,
     cluster,
@@ -143,33 +143,6 @@ def snakemake(
     return True
 
 
-def retry_open(profile: str, seed: int, names: Sequence[str]) -> None:
-    """Remove results that left a claim open for want of the Hub, if it answers now: then they are made anew."""
-    claims, expected = report.load_claims(), report.load_verdicts()
-    waiting = {claim for claim, verdict in expected.items() if verdict.startswith("open or ")}
-    for name in sorted({name for claim in waiting & set(claims) for name in claims[claim]["chapters"]} & set(names)):
-        notebook = run_folder(profile, seed) / f"{name}.ipynb"
-        try:
-            left = {record["claim"] for record in report.records_of(notebook) if record["role"] == "open"}
-        except (OSError, ValueError, KeyError):
-            continue  # none, or damaged
-        if left & waiting and hub_answers():
-            print(f"{name} left {', '.join(sorted(left & waiting))} open; the Hub answers now, so it is made anew")
-            notebook.unlink()
-            notebook.with_suffix(".json").unlink(missing_ok=True)
-
-
-def hub_answers(timeout: float = 3.0) -> bool:
-    """Whether the Hub of models can be asked now; False if it is not wanted (``HF_HUB_OFFLINE``)."""
-    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-        return False
-    try:
-        with urllib.request.urlopen(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=timeout):
-            return True
-    except (OSError, ValueError):  # no network; an address that is none
-        return False
-
-
 def where(options: argparse.Namespace, profile: str) -> str:
     """The device of a run. On a cluster only the scheduler knows where the GPUs are, so there nothing is looked for."""
     asked = getattr(options, "device", "") or ("cuda" if profile == "gpu" else "cpu")
@@ -199,18 +172,6 @@ def withdraw(profile: str) -> None:
         (BUILD / "metrics.json").unlink(missing_ok=True)
 
 
-def tell_edited(profile: str, seed: int, names: Sequence[str], device: str) -> None:
-    """Remove what was made from a text or module that changed later in the same run, and say so as of a failed job.
-
-    A job looks at its own end alone; a report of all must not mix old code with new.
-    """
-    for path, why in list(kept.remove_unsound(profile, [seed], names, device)):
-        error = run_folder(profile, seed) / "logs" / f"{path.stem}.error.json"
-        if why == kept.OLDER and not error.exists():
-            error.parent.mkdir(parents=True, exist_ok=True)
-            jobs.tell(error, path.stem, "it, or a module of it, changed while the run went on: run it again")
-
-
 STOPPED = "the workflow stopped before its end: see the messages above"
 
 
@@ -222,7 +183,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.seed < 2**31:
         raise ValueError(f"seed {arguments.seed}: a seed is a whole number from 0 to {2**31 - 1}")
     held = lock()
-    retry_open(profile, arguments.seed, names)
+    anew.retry_open(profile, arguments.seed, names)
     if not arguments.chapters:
         withdraw(profile)
     elif (BUILD / profile / "metrics.json").exists() and not summaries.say_red(BUILD / profile):
@@ -237,7 +198,7 @@ def run(arguments: argparse.Namespace) -> int:
         device=device,
         options=arguments,
     )
-    tell_edited(profile, arguments.seed, names, device)
+    anew.tell_edited(profile, arguments.seed, names, device)
     result = report.collect(profile, arguments.seed, names)
     if not done:
         result = report.stopped(
