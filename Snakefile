@@ -76,7 +76,6 @@ rule execute:
         "_build/{profile}/seed-{seed}/logs/{chapter}.ipynb",
     params:
         device=config["device"],
-        baseline=lambda wildcards: dependencies.baseline_of(wildcards.chapter, wildcards.profile),
     threads: 1
     resources:
         gpu=1 if config["device"] == "cuda" else 0,

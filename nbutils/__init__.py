@@ -43,6 +43,7 @@ __all__ = [
     "rates",
     "recipes_lm",
     "recipes_t5",
+    "samples",
     "saturation",
     "scale_invariant",
     "scaling",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nbutils import profile as profiles
 from workflow import ROOT, cluster, compare, notebooks, pdf, template
-from workflow.launch import cores, make_baselines, measure_alarms, run
+from workflow.launch import cores, measure_alarms, run
 
 
 def positive(text: str) -> int:
@@ -27,10 +27,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_parser.add_argument("--profile", default="book")
     run_parser.add_argument("--seed", type=int, default=0)
     run_parser.add_argument("--html", action="store_true", help="render the pages too")
-    seeds_parser = commands.add_parser("baselines", help="run over seeds and write tests/baselines/<profile>.json")
-    seeds_parser.add_argument("chapters", nargs="*", help="only these chapters; the file keeps the others as they are")
-    seeds_parser.add_argument("--profile", default="smoke")
-    seeds_parser.add_argument("--seeds", type=int, default=20)
     alarms_parser = commands.add_parser("alarms", help="how often a check fails on fresh seeds")
     alarms_parser.add_argument("chapters", nargs="*", help="only these chapters; the file keeps the others as they are")
     alarms_parser.add_argument("--profile", default="smoke")
@@ -40,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     compare_parser = commands.add_parser("report", help="compare two runs")
     compare_parser.add_argument("a", type=Path, help="a metrics.json, or a folder that has one")
     compare_parser.add_argument("b", type=Path)
-    for each in (run_parser, seeds_parser, alarms_parser):
+    for each in (run_parser, alarms_parser):
         each.add_argument("--device", default="", help="auto, cpu or cuda; cpu unless the profile is gpu")
         each.add_argument("--jobs", type=positive, default=min(2, cores()), help="notebooks at once")
         each.add_argument("--executor", default="local", help="a Snakemake executor plugin, such as slurm")
@@ -77,8 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return compare.run(arguments.a, arguments.b)
             case "alarms":
                 return measure_alarms(arguments)
-            case "baselines":
-                return make_baselines(arguments)
             case _:
                 return run(arguments)
     except (ValueError, RuntimeError, OSError) as error:

@@ -12,10 +12,11 @@ from typing import NamedTuple
 from nbutils import trainings
 from workflow import ROOT
 
-# Read by every chapter's run: how text becomes code, how code is run, and with which packages.
-ALWAYS = (
+# Read by every run: how text becomes code, how code is run, and with which packages.
+HOW_IT_IS_RUN = (
     "workflow/notebooks.py",
     "workflow/run_notebook.py",
+    "workflow/train.py",
     "workflow/jobs.py",
     "constraints.txt",
     "nbutils/__init__.py",
@@ -35,7 +36,7 @@ def of_chapter(chapter: str) -> list[str]:
     direct = _uses(_code(chapter))
     modules = _closure(direct.modules)
     tables = direct.tables.union(*(_of_module(name).tables for name in modules))
-    files = {*ALWAYS, *(f"nbutils/{name}.py" for name in modules), *(f"book/data/{table}.csv" for table in tables)}
+    files = {*HOW_IT_IS_RUN, *(f"nbutils/{name}.py" for name in modules), *(f"book/data/{table}.csv" for table in tables)}
     if "figures" in modules:
         files.add("book/book.mplstyle")
     return sorted(files)
@@ -97,8 +98,7 @@ def of_training(training: str) -> list[str]:
     """Files, relative to the root, whose change means that this shared training must run again."""
     recipe = trainings.RECIPES[training]
     module = getattr(recipe, "func", recipe).__module__.removeprefix("nbutils.")
-    fixed = ("workflow/train.py", "workflow/jobs.py", "constraints.txt", "nbutils/__init__.py")
-    return sorted({*fixed, *(f"nbutils/{name}.py" for name in _closure([module]))})
+    return sorted({*HOW_IT_IS_RUN, *(f"nbutils/{name}.py" for name in _closure([module]))})
 
 
 def _uses(tree: ast.AST) -> Uses:
@@ -128,17 +128,6 @@ def _uses(tree: ast.AST) -> Uses:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in packages:
             modules.add(node.attr)
     return Uses(frozenset(modules & known), frozenset(read & tables))
-
-
-def baseline_of(chapter: str, profile: str) -> str:
-    """The chapter's own part of the seed baselines, as text: its bands depend on nothing else there."""
-    names = ("gpu", "book") if profile == "gpu" else (profile,)
-    parts = {}
-    for name in names:
-        file = Path(ROOT / "tests" / "baselines" / f"{name}.json")
-        checks = json.loads(file.read_text(encoding="utf-8"))["checks"] if file.exists() else {}
-        parts[name] = {key: value for key, value in checks.items() if value["chapter"] == chapter}
-    return json.dumps(parts, sort_keys=True)
 
 
 def of_pages() -> list[str]:

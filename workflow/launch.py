@@ -21,7 +21,6 @@ from workflow import (
     ROOT,
     alarms,
     anew,
-    baselines,
     chapters,
     cluster,
     html_folder,
@@ -249,40 +248,6 @@ def conclude(result: report.Report, pages: Path | None) -> int:
     return 0
 
 
-def make_baselines(arguments: argparse.Namespace) -> int:
-    """Run chapters, all unless some are named, over seeds 1 … N and keep mean and spread of each measured value."""
-    if arguments.seeds < 3:
-        raise ValueError(f"--seeds {arguments.seeds}: a spread needs at least 3")
-    profile = profiles.resolve(arguments.profile)
-    device = where(arguments, profile)
-    seeds, names = range(1, arguments.seeds + 1), check_chapters(arguments.chapters)
-    some = bool(arguments.chapters)
-    if some:  # asked now as well, before hours of runs
-        baselines.check_same(baselines.load(profile), seeds, devices.versions())
-    held = lock()
-    done = snakemake(
-        "notebooks",
-        profile=profile,
-        seeds=seeds,
-        names=names,
-        device=device,
-        options=arguments,
-    )
-    if not done:
-        told = [jobs.told(run_folder(profile, seed) / "logs") for seed in seeds]
-        causes = [
-            f"seed {seed}, {job}: {what}" for seed, said in zip(seeds, told, strict=True) for job, what in said.items()
-        ]
-        cause = causes[0] if causes else no_room(*(run_folder(profile, seed) for seed in seeds)) or STOPPED
-        print(f"RED: not every notebook ran to its end; the baselines are as they were; the first: {cause}")
-        return 1
-    path = baselines.write(profile, seeds, names, some=some)
-    held.close()
-    which = f": {', '.join(names)} anew, the others as they were" if some else ""
-    print(f"wrote {path.relative_to(ROOT)} from {len(seeds)} seeds{which}")
-    return 0
-
-
 def ended(profile: str, seed: int, chapter: str) -> bool:
     """Whether a chapter has a notebook, or the logs say why it, or a training of it, failed: then it counts as missing.
 
@@ -297,7 +262,7 @@ def run_fresh_seeds(arguments: argparse.Namespace, profile: str, seeds: Sequence
     """Run these seeds; False, with the cause on the last line, if the run stopped before its end."""
     device = where(arguments, profile)
     bring_notebooks_in_step()
-    made_from = {name: kept.sources_of_chapter(name, profile) for name in names}
+    made_from = {name: kept.sources_of_chapter(name) for name in names}
     planned = {name: {"seeds": [seeds[0], seeds[-1]], "made_from": made_from[name]} for name in names}
     alarms.check_merge(alarms.load(), profile, planned)  # asked now as well, before hours of runs
     done = snakemake("notebooks", profile=profile, seeds=seeds, names=names, device=device, options=arguments)

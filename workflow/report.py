@@ -15,12 +15,16 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from nbutils.claims import MIME, VERDICTS, Record, baseline, format_band, format_number, verdict
+from nbutils.claims import MIME, VERDICTS, Record, format_band, format_number, verdict
 from workflow import ROOT, cluster, git, jobs, run_folder
 from workflow import chapters as all_chapters
 
-ALARMS = ROOT / "tests" / "baselines" / "alarms.json"  # of `make alarms`
 FIELDS = {"id", "chapters", "source", "statement", "corrected", "ours", "planned"}
+
+
+def alarms_file(profile: str) -> Path:
+    """What ``make alarms`` keeps of a profile."""
+    return ROOT / "tests" / "baselines" / f"alarms-{profile}.json"
 
 
 class Problem(NamedTuple):
@@ -221,24 +225,16 @@ def format_baseline(record: Record) -> str:
 
 
 def baseline_of(record: Record) -> dict[str, Any] | None:
-    """Mean, sd and number of seeds of a check's value; None where it was not measured over seeds.
-
-    Where the band is made from seeds: of these. Where it is fixed: of the fresh seeds that counted false alarms.
-    """
-    if "band_from" in record:
-        found = baseline(record["profile"], record["claim"], record["check"])[1]
-    else:
-        of_chapter = _over_fresh_seeds(record["profile"]).get(record["chapter"], {})
-        found = of_chapter.get(f"{record['claim']}/{record['check']}")
-    return {name: found[name] for name in ("mean", "sd", "n")} if found else None
+    """Mean, sd and number of seeds of a check's value over fresh seeds; None where they were not measured."""
+    found = _over_fresh_seeds(record["profile"]).get(record["chapter"], {})
+    return found.get(f"{record['claim']}/{record['check']}")
 
 
 @cache
 def _over_fresh_seeds(profile: str) -> dict[str, dict[str, dict[str, float]]]:
     """Of each chapter: mean, sd and number of seeds by ``claim/check``, where ``make alarms`` measured this profile."""
-    found = json.loads(ALARMS.read_text(encoding="utf-8")) if ALARMS.exists() else {}
-    if found.get("profile") != profile:
-        return {}
+    file = alarms_file(profile)
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"chapters": {}}
     return {chapter: entry["measured"] for chapter, entry in found["chapters"].items()}
 
 

@@ -32,12 +32,12 @@ def execute_chapter(arguments: argparse.Namespace) -> None:
     """Run the notebook into the log file, then move it and its statistics into place, each in one step."""
     chapter, log = arguments.chapter, Path(arguments.log)
     os.environ["NBUTILS_TRAININGS"] = str(Path(arguments.output).resolve().parent / "trainings")
-    started, made_from = datetime.now(UTC), kept.sources_of_chapter(chapter, arguments.profile)
+    started, made_from = datetime.now(UTC), kept.sources_of_chapter(chapter)
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / f"{chapter}.ipynb"
         nbformat.write(notebooks.executable(ROOT / "book" / f"{chapter}.md"), source)
         run_kernel(source, log, scratch, arguments)
-    if kept.sources_of_chapter(chapter, arguments.profile) != made_from:
+    if kept.sources_of_chapter(chapter) != made_from:
         # Snakemake would take the old result for that of the new text
         raise jobs.JobError("cell ? raised: the chapter or a module of it changed while it ran: run it again")
     notebook = log.read_text(encoding="utf-8")
