@@ -426,10 +426,11 @@ def line(record: Record) -> tuple[str, str]:
         interval = ""
     body = f"({record['role']}) {record['check']}: {what}{format_number(record['measured'])}{interval}"
     body += f", band {format_band(record)}"
-    if record.get("noted"):
-        others = ", ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record["noted"])
-        return "◐", f"{body}; noted: it does not hold at this seed and held at two others ({others})"
-    return "✓" if record["holds"] else "✗", body
+    if record.get("further"):
+        others = " and ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record["further"])
+        told = "it does not hold at this seed, and held at two others" if record["noted"] else "looked at again"
+        body += f"; {told}: {others}"
+    return "✓" if record["holds"] else "◐" if record.get("noted") else "✗", body
 
 
 COLOURS = {"✓": "#1a7f37", "✗": "#cf222e", "○": "#8a6d00", "◐": "#8a6d00"}

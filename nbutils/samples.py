@@ -40,7 +40,9 @@ def mean(values: ArrayLike, confidence: float = CONFIDENCE) -> Estimate:
     [4.5, 2.452, 6.548, 8]
     """
     found = _replicates(values)
-    centre = float(found.mean()) if np.isfinite(found).all() else math.nan
+    if not np.isfinite(found).all():
+        return Estimate(math.nan, math.nan, math.nan, found.size)
+    centre = float(found.mean())
     half = float(stdtrit(found.size - 1, 0.5 + confidence / 2)) * float(found.std(ddof=1)) / math.sqrt(found.size)
     return Estimate(centre, centre - half, centre + half, found.size)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbutils import claims
-from nbutils.claims import Ledger, prediction_band, verdict
+from nbutils.claims import Ledger, verdict
 
 
 @pytest.fixture
@@ -18,103 +18,130 @@ def ledger():
 
 
 def test_band_right_and_wrong(ledger):
-    assert ledger.check("c", "inside", 1.0, (0.9, 1.1))
-    assert ledger.check("c", "at the edge", 1.1, (0.9, 1.1))
-    assert not ledger.check("c", "above", 1.2, (0.9, 1.1))
-    assert not ledger.check("c", "below", 0.8, (0.9, 1.1))
+    assert ledger.check("c", "inside", 1.0, (0.9, 1.1), kind="derived")
+    assert ledger.check("c", "at the edge", 1.1, (0.9, 1.1), kind="derived")
+    assert not ledger.check("c", "above", 1.2, (0.9, 1.1), kind="derived")
+    assert not ledger.check("c", "below", 0.8, (0.9, 1.1), kind="derived")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_band_refuses_what_is_no_number(ledger, value):
-    assert not ledger.check("c", "not finite", value, (0, None))
+    assert not ledger.check("c", "not finite", value, (0, None), kind="derived")
 
 
 def test_band_that_passes_anything_is_an_error(ledger):
     with pytest.raises(ValueError, match="would pass anything"):
-        ledger.check("c", "no bounds", 1.0, (None, None))
+        ledger.check("c", "no bounds", 1.0, (None, None), kind="derived")
     with pytest.raises(ValueError, match="would pass anything"):
-        ledger.check("c", "infinite bounds", 1.0, (-math.inf, math.inf))
+        ledger.check("c", "infinite bounds", 1.0, (-math.inf, math.inf), kind="derived")
     with pytest.raises(ValueError, match="empty band"):
-        ledger.check("c", "crossed", 1.0, (2, 1))
+        ledger.check("c", "crossed", 1.0, (2, 1), kind="derived")
 
 
 def test_inequality_over_all_samples(ledger):
-    assert ledger.check_all("c", "all positive", np.array([0.5, 0.0, 2.0]))
-    assert not ledger.check_all("c", "one sample fails", np.array([0.5, -1e-9, 2.0]))
-    assert ledger.check_all("c", "within rounding", np.array([0.5, -1e-9, 2.0]), slack=1e-8)
-    assert not ledger.check_all("c", "a NaN", np.array([0.5, math.nan]))
-    assert ledger.check_all("c", "logarithm of an error of exactly 0", np.array([0.5, math.inf]))
-    assert not ledger.check_all("c", "no samples", np.array([]))
+    assert ledger.check_all("c", "all positive", np.array([0.5, 0.0, 2.0]), kind="exact")
+    assert not ledger.check_all("c", "one sample fails", np.array([0.5, -1e-9, 2.0]), kind="exact")
+    assert ledger.check_all("c", "within rounding", np.array([0.5, -1e-9, 2.0]), slack=1e-8, kind="exact")
+    assert not ledger.check_all("c", "a NaN", np.array([0.5, math.nan]), kind="exact")
+    assert ledger.check_all("c", "logarithm of an error of exactly 0", np.array([0.5, math.inf]), kind="exact")
+    assert not ledger.check_all("c", "no samples", np.array([]), kind="exact")
 
 
 def test_exponent_with_interval(ledger):
-    assert ledger.check_exponent("c", "right", 0.50, (0.49, 0.51), expected=0.5, max_width=0.05)
-    assert not ledger.check_exponent("c", "excluded", 0.60, (0.59, 0.61), expected=0.5, max_width=0.05)
-    assert not ledger.check_exponent("c", "too wide to say", 0.60, (0.0, 1.2), expected=0.5, max_width=0.05)
-    assert not ledger.check_exponent("c", "no interval", 0.5, (math.nan, math.nan), expected=0.5, max_width=0.05)
-    assert not ledger.check_exponent("c", "no estimate", math.nan, (0.49, 0.51), expected=0.5, max_width=0.05)
+    assert ledger.check_exponent("c", "right", 0.50, (0.49, 0.51), expected=0.5, max_width=0.05, kind="exact")
+    assert not ledger.check_exponent("c", "excluded", 0.60, (0.59, 0.61), expected=0.5, max_width=0.05, kind="exact")
+    assert not ledger.check_exponent(
+        "c", "too wide to say", 0.60, (0.0, 1.2), expected=0.5, max_width=0.05, kind="exact"
+    )
+    assert not ledger.check_exponent(
+        "c", "no interval", 0.5, (math.nan, math.nan), expected=0.5, max_width=0.05, kind="exact"
+    )
+    assert not ledger.check_exponent(
+        "c", "no estimate", math.nan, (0.49, 0.51), expected=0.5, max_width=0.05, kind="exact"
+    )
 
 
 def test_order(ledger):
-    assert not ledger.check_order("c", "one that overflowed", [0.0, 1.0, math.inf])
-    assert ledger.check_order("c", "rising", [1.0, 2.0, 3.0])
-    assert not ledger.check_order("c", "falling once", [1.0, 2.0, 1.9])
-    assert not ledger.check_order("c", "a tie", [1.0, 1.0, 2.0])
-    assert not ledger.check_order("c", "too little", [1.0, 1.1, 1.2], margin=0.2)
-    assert not ledger.check_order("c", "one value", [1.0])
+    assert not ledger.check_order("c", "one that overflowed", [0.0, 1.0, math.inf], kind="exact")
+    assert ledger.check_order("c", "rising", [1.0, 2.0, 3.0], kind="exact")
+    assert not ledger.check_order("c", "falling once", [1.0, 2.0, 1.9], kind="exact")
+    assert not ledger.check_order("c", "a tie", [1.0, 1.0, 2.0], kind="exact")
+    assert not ledger.check_order("c", "too little", [1.0, 1.1, 1.2], margin=0.2, kind="exact")
+    assert not ledger.check_order("c", "one value", [1.0], kind="exact")
 
 
 def test_counterexample(ledger):
-    assert ledger.check("c", "works", 0.8, (0.75, 0.85), role="counterexample", claimed=1.0)
-    assert not ledger.check("c", "does not work", 1.0, (0.75, 0.85), role="counterexample", claimed=1.0)
+    assert ledger.check("c", "works", 0.8, (0.75, 0.85), role="counterexample", claimed=1.0, kind="derived")
+    assert not ledger.check("c", "does not work", 1.0, (0.75, 0.85), role="counterexample", claimed=1.0, kind="derived")
     with pytest.raises(ValueError, match="has the claimed"):
-        ledger.check("c", "band holds the claim", 0.8, (0.75, 1.05), role="counterexample", claimed=1.0)
+        ledger.check("c", "band holds the claim", 0.8, (0.75, 1.05), role="counterexample", claimed=1.0, kind="derived")
     with pytest.raises(ValueError, match="name the value"):
-        ledger.check("c", "no claimed value", 0.8, (0.75, 0.85), role="counterexample")
+        ledger.check("c", "no claimed value", 0.8, (0.75, 0.85), role="counterexample", kind="derived")
 
 
 def test_names_and_roles(ledger):
-    ledger.check("c", "once", 1.0, (0, 2))
+    ledger.check("c", "once", 1.0, (0, 2), kind="derived")
     with pytest.raises(ValueError, match="unique"):
-        ledger.check("c", "once", 1.0, (0, 2))
+        ledger.check("c", "once", 1.0, (0, 2), kind="derived")
     with pytest.raises(ValueError, match="unknown role"):
-        ledger.check("c", "role", 1.0, (0, 2), role="mine")
+        ledger.check("c", "role", 1.0, (0, 2), role="mine", kind="derived")
 
 
-def seeds(monkeypatch, **checks):
-    monkeypatch.setattr(claims, "_baselines", lambda name: checks if name == "smoke" else {})
+def test_a_check_says_its_kind(ledger):
+    with pytest.raises(TypeError, match="kind"):
+        ledger.check("c", "none", 1.0, (0, 2))
+    with pytest.raises(ValueError, match=r"unknown kind 'certain'.*exact, derived, empirical"):
+        ledger.check("c", "wrong", 1.0, (0, 2), kind="certain")
+    with pytest.raises(ValueError, match="on how many trainings"):
+        ledger.check("c", "of how many?", 1.0, (0, 2), kind="empirical")
+    assert ledger.check("c", "of one", 1.0, (0, 2), kind="empirical", n=1)
 
 
-def test_seed_band_right_and_wrong(ledger, monkeypatch):
-    kept = {"mean": 1.02, "sd": 0.01, "n": 20}
-    seeds(monkeypatch, **{"c/theory": kept, "c/mean": kept, "c/far": kept})
-    assert ledger.check("c", "theory", 1.03, expected=1.0)
-    assert not ledger.check("c", "far", 1.05, expected=1.0)
-    assert ledger.check("c", "mean", 1.05)  # around the mean over seeds
+def test_mean_of_replicates_against_theory(ledger):
+    """The band is the replicates' own error: ±4.78 standard errors for 10 (Student's 0.05 % point, 9 degrees)."""
+    sample = np.array([0.9, 1.1] * 5)  # mean 1, sd 0.1054, standard error 1/30
+    assert ledger.check_mean("c", "right", sample, expected=1.15, resolution=0.2)
+    assert not ledger.check_mean("c", "beyond the error", sample, expected=1.17, resolution=0.2)
+    assert not ledger.check_mean("c", "too noisy to tell", sample, expected=1.0, resolution=0.15)
+    assert not ledger.check_mean("c", "a NaN", [*sample, math.nan], expected=1.0, resolution=0.2)
+    with pytest.raises(ValueError, match="at least 8"):
+        ledger.check_mean("c", "few", sample[:7], expected=1.0, resolution=0.2)
 
 
-def test_no_baseline_does_not_hold(ledger, monkeypatch):
-    seeds(monkeypatch)
-    assert not ledger.check("c", "unknown", 1.0, expected=1.0)
+def test_mean_that_refutes(ledger):
+    sample = np.array([0.9, 1.1] * 5)
+    more = {"role": "counterexample", "resolution": 0.2}
+    assert ledger.check_mean("c", "excludes 2", sample, expected=1.0, claimed=2.0, **more)
+    assert not ledger.check_mean("c", "cannot exclude 1.1", sample, expected=1.0, claimed=1.1, **more)
+    with pytest.raises(ValueError, match="name the value"):
+        ledger.check_mean("c", "nothing claimed", sample, expected=1.0, **more)
 
 
-def test_noise_that_covers_the_claim_refutes_nothing(ledger, monkeypatch):
-    seeds(monkeypatch, **{"c/noisy": {"mean": 0.8, "sd": 0.2, "n": 20}})
-    assert not ledger.check("c", "noisy", 0.8, expected=0.8, role="counterexample", claimed=1.0)
+def test_a_population_is_asked_by_its_interval(ledger):
+    nine = [1, 1, 2, 3, 4, 5, 5, 6, 9]  # the median's interval leaves out one value at each end
+    assert ledger.check_population("c", "median", nine, (1, 6))
+    assert not ledger.check_population("c", "the median alone is inside", nine, (2, 6))
+    assert not ledger.check_population("c", "too high", nine, (None, 5))
+    assert not ledger.check_population("c", "a NaN", [*nine, math.nan], (0, 10))
+    assert ledger.check_population("c", "share", [True] * 12, (0.7, None), statistic="share")
+    assert not ledger.check_population("c", "a share of few", [True] * 8, (0.7, None), statistic="share")
+    with pytest.raises(ValueError, match="at least 8"):
+        ledger.check_population("c", "few", nine[:7], (0, 10))
+    with pytest.raises(ValueError, match="unknown statistic 'mode'"):
+        ledger.check_population("c", "mode", nine, (0, 10), statistic="mode")
+    with pytest.raises(ValueError, match="would pass anything"):
+        ledger.check_population("c", "any", nine, (None, None))
 
 
-def test_prediction_band_has_its_coverage():
-    rng, outside, trials = np.random.default_rng(0), 0, 20_000
-    for _ in range(trials):
-        sample = rng.normal(size=12)
-        low, high = prediction_band(sample.mean(), sample.std(ddof=1), 12)
-        outside += not low <= rng.normal() <= high
-    assert outside / trials == pytest.approx(claims.FALSE_ALARM, abs=7e-4)
-
-
-def test_a_band_needs_seeds():
-    with pytest.raises(ValueError, match="at least 3"):
-        prediction_band(1.0, 0.1, 2)
+def test_a_noted_check_counts_as_held_and_says_so():
+    values = [{"seed": 1, "measured": 0.5, "holds": True}, {"seed": 2, "measured": 0.6, "holds": True}]
+    noted = {"role": "stated", "holds": False, "noted": True, "further": values}
+    assert verdict([noted]) == "confirmed" and verdict([noted | {"noted": False}]) == "failed"
+    shown = {**noted, "claim": "c", "check": "a", "form": "band", "measured": 2.0, "band": [0.0, 1.0], "anchor": None}
+    mark, text = claims.line(shown)
+    assert mark == "◐" and "0.5 at seed 1 and 0.6 at seed 2" in text and "held at two others" in text
+    mark, text = claims.line(shown | {"noted": False})
+    assert mark == "✗" and "looked at again" in text
 
 
 ROLE_VERDICTS = [
@@ -146,9 +173,9 @@ def test_one_failing_check_is_never_a_verdict(roles, data):
 
 def test_record_is_whole_and_is_json(capsys, monkeypatch):
     kept = []
-    monkeypatch.setattr(claims, "_show", lambda record, anchor: kept.append(record))
+    monkeypatch.setattr(claims, "_show", kept.append)
     ledger = Ledger("01-test", profile="smoke", seed=3, device="cpu")
-    ledger.check("c", "number", math.nan, (0, 1), expected=0.5)
+    ledger.check("c", "number", math.nan, (0, 1), expected=0.5, kind="derived")
     ledger.leave_open("d", "no network")
     record = json.loads(json.dumps(kept[0]))
     assert {
@@ -169,23 +196,15 @@ def test_record_is_whole_and_is_json(capsys, monkeypatch):
 
 
 def test_outside_a_notebook_a_check_prints_one_line(ledger, capsys):
-    ledger.check("c", "number", 1.0, (0, 2))
+    ledger.check("c", "number", 1.0, (0, 2), kind="derived")
     assert capsys.readouterr().out == "✓ c (stated) number: 1, band [0, 2]\n"
-
-
-def test_prediction_band_by_hand():
-    from scipy import stats
-
-    half = stats.t.ppf(0.9995, 4) * 0.2 * math.sqrt(1.2)
-    assert prediction_band(3.0, 0.2, 5) == pytest.approx((3 - half, 3 + half))
-    assert prediction_band(3.0, 0.2, 5, expected=2.5) == pytest.approx((2.5 - half, 2.5 + half))
 
 
 def test_records_are_kept_where_the_reader_says(tmp_path, monkeypatch):
     monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path))
     for _ in range(2):  # running the notebook again replaces the records
         ledger = claims.Ledger("03-t5", profile="smoke", seed=4, device="cpu")
-        ledger.check("some-claim", "a number", 1.0, (0, 2))
+        ledger.check("some-claim", "a number", 1.0, (0, 2), kind="exact")
     (file,) = (tmp_path / "records").iterdir()
     (record,) = map(json.loads, file.read_text(encoding="utf-8").splitlines())
     assert file.name == "03-t5-smoke-cpu-seed-4.jsonl" and record["measured"] == 1.0 and record["holds"]

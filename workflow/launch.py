@@ -10,7 +10,7 @@ import platform
 import shlex
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -22,7 +22,6 @@ from workflow import (
     alarms,
     anew,
     chapters,
-    cluster,
     html_folder,
     jobs,
     kept,
@@ -188,34 +187,53 @@ def run(arguments: argparse.Namespace) -> int:
     elif (BUILD / profile / "metrics.json").exists() and not summaries.say_red(BUILD / profile):
         withdraw(profile)  # some chapters alone get no reports, but a green one of all may be wrong from now on
         print("the green reports of all chapters are withdrawn: a run of all writes new ones")
-    pages = arguments.html and not arguments.chapters
-    done = snakemake(
-        "html" if pages else "notebooks",
-        profile=profile,
-        seeds=[arguments.seed],
-        names=names,
-        device=device,
-        options=arguments,
-    )
+    settings = {"profile": profile, "names": names, "device": device, "options": arguments}
+    done = snakemake("notebooks", seeds=[arguments.seed], **settings)
     anew.tell_edited(profile, arguments.seed, names, device)
+    look_again([arguments.seed], **settings)
     result = report.collect(profile, arguments.seed, names)
     if not done:
         result = report.stopped(
             result, no_room(run_folder(profile, arguments.seed)) or ("" if result.problems else STOPPED)
         )
+    pages = arguments.html and not arguments.chapters and done
     if not arguments.chapters:
-        try:
-            if done and profile == "book":
-                notebooks.write_readme_figure(run_folder(profile, arguments.seed))
-            summaries.write(result, BUILD / profile)
-            if profile == "book":
-                jobs.put(BUILD / "metrics.json", (BUILD / profile / "metrics.json").read_text(encoding="utf-8"))
-        except OSError as error:
-            with contextlib.suppress(OSError):  # what is there by now may say green
-                withdraw(profile)
-            result = report.stopped(result, f"the reports were not written: {error.strerror}")
+        result = keep(result, profile)
+    if pages and not snakemake("html", seeds=[arguments.seed], **settings):
+        told = jobs.told(run_folder(profile, arguments.seed) / "logs").get("pages", STOPPED)
+        result = keep(report.stopped(result, f"no pages: {told}"), profile)
+        pages = False
     held.close()
     return conclude(result, html_folder(profile) if pages else None)
+
+
+def keep(result: report.Report, profile: str) -> report.Report:
+    """Write the reports of a run of all chapters; pages, last line and exit status follow them."""
+    try:
+        if profile == "book" and len(result.run["chapters"]) == len(chapters()):
+            notebooks.write_readme_figure(run_folder(profile, result.run["seed"]))
+        summaries.write(result, BUILD / profile)
+        if profile == "book":
+            jobs.put(BUILD / "metrics.json", (BUILD / profile / "metrics.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        with contextlib.suppress(OSError):  # what is there by now may say green
+            withdraw(profile)
+        return report.stopped(result, f"the reports were not written: {error.strerror}")
+    return result
+
+
+def look_again(
+    seeds: Iterable[int], *, profile: str, names: Sequence[str], device: str, options: argparse.Namespace
+) -> None:
+    """Run each chapter in which only derived or empirical checks fail at two further seeds (``report.looked_at``)."""
+    for seed in seeds:
+        folder = run_folder(profile, seed)
+        present = [name for name in names if (folder / f"{name}.ipynb").exists()]
+        found = [name for name in present if report.doubtful(report.records_of(folder / f"{name}.ipynb"))]
+        if found:
+            print(f"looked at again, at two further seeds: {', '.join(found)} (seed {seed})", flush=True)
+            further = report.further(seed)
+            snakemake("notebooks", profile=profile, seeds=further, names=found, device=device, options=options)
 
 
 def conclude(result: report.Report, pages: Path | None) -> int:
@@ -242,49 +260,45 @@ def conclude(result: report.Report, pages: Path | None) -> int:
         return 1
     counts = ", ".join(f"{count} {name}" for name, count in sorted(result.run["verdict_counts"].items()))
     hold = sum(record["holds"] is True for record in result.records)  # one left open does not
-    print(f"GREEN: {hold} checks hold; {counts}")
+    noted = f", {result.run['noted']} noted (failed here, held at two further seeds)" if result.run["noted"] else ""
+    print(f"GREEN: {hold} checks hold{noted}; {counts}")
     if pages:
         print(f"The book: {pages.relative_to(ROOT)}/index.html")
     return 0
 
 
-def ended(profile: str, seed: int, chapter: str) -> bool:
-    """Whether a chapter has a notebook, or the logs say why it, or a training of it, failed: then it counts as missing.
-
-    What was killed, or never began, says nothing of the chapter.
-    """
-    folder = run_folder(profile, seed)
-    failed = {job for job, what in jobs.told(folder / "logs").items() if what != jobs.KILLED}
-    return (folder / f"{chapter}.json").exists() or bool(failed & {chapter, *cluster.trained_for(chapter, profile)})
-
-
-def run_fresh_seeds(arguments: argparse.Namespace, profile: str, seeds: Sequence[int], names: Sequence[str]) -> bool:
-    """Run these seeds; False, with the cause on the last line, if the run stopped before its end."""
-    device = where(arguments, profile)
-    bring_notebooks_in_step()
-    made_from = {name: kept.sources_of_chapter(name) for name in names}
-    planned = {name: {"seeds": [seeds[0], seeds[-1]], "made_from": made_from[name]} for name in names}
-    alarms.check_merge(alarms.load(), profile, planned)  # asked now as well, before hours of runs
-    done = snakemake("notebooks", profile=profile, seeds=seeds, names=names, device=device, options=arguments)
-    if not done and not all(ended(profile, seed, name) for seed in seeds for name in names):
-        print(f"RED: {no_room(BUILD) or STOPPED}; nothing is kept of it")
-        return False
-    return True
+BLOCK = 5  # seeds that are run before what they say is kept
 
 
 def measure_alarms(arguments: argparse.Namespace) -> int:
-    """Run fresh seeds, or take those of ``--build``, and say how often a check that should hold does not."""
+    """Run what fresh seeds still miss, keep what they say, and tell the share of red runs. May be broken off."""
     profile, names = profiles.resolve(arguments.profile), check_chapters(arguments.chapters)
-    seeds = range(arguments.first, arguments.first + arguments.seeds)
-    if len(seeds) < 1 or arguments.first < 0:
+    if arguments.seeds < 1 or arguments.first < 0:
         raise ValueError(f"--first {arguments.first} --seeds {arguments.seeds}: seeds start at 0, and one is needed")
-    # Held until all is judged: another run in this checkout would change the notebooks that are read.
-    with contextlib.nullcontext() if arguments.build else lock():
-        if not arguments.build and not run_fresh_seeds(arguments, profile, seeds, names):
-            return 1
-        found = alarms.measure(profile, seeds, names, Path(arguments.build or BUILD))
-        found = alarms.merge(alarms.load(), found)
-        print(alarms.markdown(found))
-        print(f"wrote {alarms.keep(found).relative_to(ROOT)}")
+    device, found, done = where(arguments, profile), alarms.load(profile), True
+    asked = range(arguments.first, arguments.first + arguments.seeds)
+    with contextlib.closing(lock()):  # held until all is judged: another run would change the notebooks that are read
+        bring_notebooks_in_step()
+        for start in range(0, len(asked), BLOCK):
+            block = asked[start : start + BLOCK]
+            groups: dict[tuple[int, ...], list[str]] = {}
+            for name in names:
+                groups.setdefault(tuple(alarms.missing(found, name, block)), []).append(name)
+            for seeds, group in groups.items():
+                if not seeds:
+                    continue
+                settings = {"profile": profile, "names": group, "device": device, "options": arguments}
+                done &= snakemake("notebooks", seeds=seeds, **settings)
+                look_again(seeds, **settings)
+                for name in group:
+                    alarms.add(found, name, seeds)
+                alarms.keep(found)
+    print(alarms.markdown(found))
+    left = [
+        name for name in names if alarms.missing(found, name, range(arguments.first, arguments.first + arguments.seeds))
+    ]
+    if left and not done:
+        print(f"RED: {no_room(BUILD) or STOPPED}; not every seed was run in {', '.join(left)}")
+        return 1
     print(alarms.conclusion(found))
     return 0 if alarms.pooled(found).green else 1

@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # at run time where they are used: a run with nothing to do n
     from pybtex.database import Entry
 
 NUMBERS = "*Numbers of the run stand in the text by their names, in `this type`; the cells above or below print them.*"
+# sentences that pages show only for the verdict they belong to: claims, each with "=verdict" or the expected one; text
+FINDING = re.compile(r"^:::\{finding\}[ ]+([^\n]+)\n(.*?)^:::$", re.M | re.S)
 HIDDEN = ("jupytext",)  # metadata that says how the text was written, not what the notebook is
 
 
@@ -78,6 +80,7 @@ def to_markdown(text: str, labels: dict[str, str], figures: dict[str, str]) -> s
     text = re.sub(
         r"```\{(admonition|note|tip|warning)\}[ ]?([^\n]*)\n((?::\w+:[^\n]*\n)*)(.*?)\n```", _quote, text, flags=re.S
     )
+    text = FINDING.sub(lambda m: "" if m[1].endswith("=open") else m[2].rstrip("\n"), text)
     text = re.sub(r"\{eq\}`([^`]+)`", lambda m: f"({labels[m[1]]})", text)
     text = re.sub(r"\{numref\}`([^`]+)`", lambda m: f"Figure {figures[m[1]]}", text)
     text = re.sub(r"\{glue:text\}`([^`]+)`", r"`\1`", text)

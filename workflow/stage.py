@@ -10,7 +10,7 @@ import ast
 import html
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ import nbformat
 import yaml
 
 import nbutils
+from nbutils.claims import KINDS, MIME, as_html
 from workflow import BUILD, ROOT, alarms, chapters, git, html_folder, mutants, report, run_folder, speed
+from workflow.findings import FAILED, banner, below_title, bind, corrected, evidence
 from workflow.jobs import die_with_run, telling
 from workflow.render import render
 
@@ -68,12 +70,6 @@ def badge(verdict: str) -> str:
     return f'<span class="verdict verdict-{verdict}">{verdict}</span>'
 
 
-def evidence(claim: str, result: report.Report) -> tuple[str, str]:
-    """Page and anchor of the first check of a claim."""
-    first = next(record for record in result.records if record["claim"] == claim)
-    return f"{first['chapter']}.html", f"claim-{claim}"
-
-
 def held(claim: str, result: report.Report) -> str:
     """How many checks of a claim hold, as text."""
     if result.verdicts[claim] == "open":
@@ -95,24 +91,34 @@ def verdict_box(chapter: str, result: report.Report, claims: Mapping[str, Mappin
         claim = claims[name]
         link = f'<a href="#claim-{name}"><code>{name}</code></a>'
         text = f"- {badge(result.verdicts[name])} {link} ({origin(claim)}): {claim['statement']}"
-        if claim.get("corrected"):
-            text += f" *We find:* {claim['corrected']}"
-        lines.append(text)
+        lines.append(text + corrected(claim, result.verdicts[name]))
+    noted = [record for record in result.records if record["chapter"] == chapter and record.get("noted")]
+    if noted:
+        lines += [
+            "",
+            f"Marked ◐ below: {len(noted)} that did not hold at this seed and held at two others.",
+        ]
     return "\n".join([*lines, "```"])
 
 
-def with_box(notebook: Path, box: str) -> nbformat.NotebookNode:
-    """An executed notebook as it is shown: no injected parameters, the verdicts below the title."""
+def with_box(notebook: Path, boxes: Sequence[str], result: report.Report) -> nbformat.NotebookNode:
+    """An executed notebook as it is shown: no injected parameters, boxes below the title, checks as judged."""
     node = nbformat.read(notebook, as_version=4)
     node.cells = [cell for cell in node.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
-    first = node.cells[0]
-    if first.cell_type != "markdown" or not first.source.startswith("# "):
-        raise ValueError(f"{notebook.name}: a chapter begins with its title in a Markdown cell")
+    judged = {
+        (record["claim"], record["check"]): record for record in result.records if record["chapter"] == notebook.stem
+    }
     for cell in node.cells:
         if cell.cell_type == "markdown":
-            cell.source = to_notebooks(cell.source)
-    title, _, rest = first.source.partition("\n")
-    first.source = f"{title}\n\n{box}\n{rest}"
+            cell.source = to_notebooks(bind(cell.source, result))
+        for output in cell.get("outputs", ()):
+            if MIME in output.get("data", {}):
+                record = judged[output["data"][MIME]["claim"], output["data"][MIME]["check"]]
+                output["data"]["text/html"] = as_html(record)
+    first = node.cells[0]
+    if first.cell_type != "markdown":
+        raise ValueError(f"{notebook.name}: a chapter begins with its title in a Markdown cell")
+    first.source = below_title(first.source, *boxes)
     return node
 
 
@@ -134,8 +140,7 @@ def scorecard(result: report.Report, claims: Mapping[str, Mapping[str, Any]]) ->
     for rank, (name, claim) in enumerate(claims.items()):
         verdict = result.verdicts.get(name, "planned")
         statement = html.escape(claim["statement"])
-        if claim.get("corrected"):
-            statement += f"<br><em>We find:</em> {html.escape(claim['corrected'])}"
+        statement += html.escape(corrected(claim, verdict, "\n")).replace("\n", "<br><em>We find:</em> ", 1)
         if name in result.verdicts and any(record["claim"] == name for record in result.records):
             page, anchor = evidence(name, result)
             label, checks = f'<a href="{page}#{anchor}"><code>{name}</code></a>', held(name, result)
@@ -171,7 +176,14 @@ def verdict_counts(result: report.Report, claims: Mapping[str, Any]) -> str:
         parts = [f"{counts[name]} {badge(name)}" for name in (*VERDICT_ORDER, "planned") if counts[name]]
         if names:
             lines.append(f"**{len(names)} {title}:** " + ", ".join(parts) + ".")
-    return "\n".join([*lines, f"{len(result.records)} checks in this run."])
+    kinds = ", ".join(f"{result.run['kinds'].get(kind, 0)} {kind}" for kind in KINDS)
+    noted = (
+        f" {result.run['noted']} noted: it did not hold at this seed and held at two others."
+        if result.run["noted"]
+        else ""
+    )
+    failed = f" {FAILED}" if "failed" in result.verdicts.values() else ""
+    return "\n".join([*lines, f"{len(result.records)} checks in this run: {kinds}.{noted}{failed}"])
 
 
 def beyond(result: report.Report, claims: Mapping[str, Mapping[str, Any]], ours: bool) -> str:
@@ -181,8 +193,7 @@ def beyond(result: report.Report, claims: Mapping[str, Mapping[str, Any]], ours:
         if bool(claim.get("ours")) is not ours or name not in result.verdicts or not (ours or claim.get("corrected")):
             continue
         text = f"- {badge(result.verdicts[name])} {claim['statement']}"
-        if claim.get("corrected"):
-            text += f" *We find:* {claim['corrected']}"
+        text += corrected(claim, result.verdicts[name])
         if any(record["claim"] == name for record in result.records):
             page, anchor = evidence(name, result)
             text += f' <a href="{page}#{anchor}">{html.escape(origin(claim)) if not ours else "checks"}</a>'
@@ -232,7 +243,7 @@ def placeholders(result: report.Report, claims: Mapping[str, Any], run: Path) ->
         "own_questions": lambda: beyond(result, claims, ours=True),
         "run_table": lambda: run_table(result),
         "run_versions": lambda: run_versions(result),
-        "alarms": lambda: alarms.markdown(alarms.load()),
+        "alarms": lambda: "\n\n".join(alarms.markdown(alarms.load(name)) for name in ("smoke", "book")),
         "mutants": mutants.sentence,
         "bench_table": lambda: speed.ratios(speed.kept("pairs")),
         "bench_curves": lambda: speed.exponents(speed.kept("curves")),
@@ -275,7 +286,7 @@ def fill(text: str, value: Callable[[str], str]) -> str:
 def stage(profile: str, seed: int, target: Path) -> None:
     """Write the sources of the pages. What has not changed keeps its time, so that it is not rendered anew."""
     run, claims = run_folder(profile, seed), report.load_claims()
-    result = report.collect(profile, seed, chapters())
+    result = report.load(BUILD / profile)
     value = placeholders(result, claims, run)
     content = {path.name: path.read_bytes() for path in (ROOT / "book" / "references.bib", ROOT / "_toc.yml")}
     content["_config.yml"] = yaml.safe_dump(configuration(), sort_keys=False).encode()
@@ -283,11 +294,13 @@ def stage(profile: str, seed: int, target: Path) -> None:
         if path.is_file():
             content[str(path.relative_to(ROOT / "book"))] = path.read_bytes()
     for chapter in chapters():
-        notebook = with_box(run / f"{chapter}.ipynb", verdict_box(chapter, result, claims))
+        boxes = banner(result), verdict_box(chapter, result, claims)
+        notebook = with_box(run / f"{chapter}.ipynb", boxes, result)
         content[f"{chapter}.ipynb"] = nbformat.writes(notebook).encode()
     for page in (ROOT / "book").glob("*.md"):
         if page.stem not in chapters():
-            content[page.name] = to_notebooks(fill(page.read_text(encoding="utf-8"), value)).encode()
+            text = below_title(bind(page.read_text(encoding="utf-8"), result), banner(result))
+            content[page.name] = to_notebooks(fill(text, value)).encode()
     for path in target.rglob("*"):
         if path.is_file() and str(path.relative_to(target)) not in content:
             path.unlink()

@@ -1,0 +1,88 @@
+"""What a page may say of a run: a sentence that states a finding is shown with the verdict that it belongs to."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from workflow import report
+from workflow.notebooks import FINDING
+
+
+def evidence(claim: str, result: report.Report) -> tuple[str, str]:
+    """Page and anchor of the first check of a claim."""
+    first = next(record for record in result.records if record["claim"] == claim)
+    return f"{first['chapter']}.html", f"claim-{claim}"
+
+
+FAILED = (
+    "*Failed* is no verdict on the paper: a check of the claim did not hold in this run, so the run says nothing about "
+    "the claim, and sentences that rest on it are left out."
+)
+
+
+def corrected(claim: Mapping[str, Any], verdict: str, between: str = " *We find:* ") -> str:
+    """What we say instead of the paper; nothing where the run does not bear it."""
+    return f"{between}{claim['corrected']}" if claim.get("corrected") and verdict != "failed" else ""
+
+
+def banner(result: report.Report) -> str:
+    """The box at the top of every page of a red run, with a link to each check that failed; "" for a green one."""
+    if result.run["green"]:
+        return ""
+    lines = ["```{danger} This run is red", "", f"{len(result.problems)} problem(s). {FAILED}", ""]
+    for record in result.records:
+        if record["holds"] is False and not record.get("noted"):
+            place = f"{record['chapter']}.html#{record.get('anchor') or 'claim-' + record['claim']}"
+            shown = html.escape(f"{record['chapter']}: {record['claim']}: {record['check']}")
+            lines.append(f'- <a href="{place}">{shown}</a>')
+    lines += [
+        f"- {html.escape(each.chapter)}: {html.escape(each.what)}" for each in result.problems if not each.measured
+    ]
+    return "\n".join([*lines, "```"])
+
+
+def below_title(text: str, *boxes: str) -> str:
+    """A page with boxes below its title.
+
+    Raises:
+        ValueError: it does not begin with a title.
+    """
+    title, _, rest = text.partition("\n")
+    if not title.startswith("# "):
+        raise ValueError(f"a page begins with its title; got {title[:60]!r}")
+    return "\n\n".join([title, *filter(None, boxes), rest.lstrip("\n")])
+
+
+def bind(text: str, result: report.Report) -> str:
+    """Show each ``:::{finding} claim …`` only if the claims have the verdicts that its sentences are about.
+
+    That is the one kept in ``verdicts.yml``, or the one named by ``claim=verdict``. What does not come true is left
+    out: with a word in its place, unless another block stands for the other verdict.
+
+    Raises:
+        ValueError: a claim without a verdict in this run.
+    """
+    return FINDING.sub(lambda match: _bound(match, result), text)
+
+
+def _bound(match: re.Match[str], result: report.Report) -> str:
+    for word in match[1].split():
+        claim, _, asked = word.partition("=")
+        if claim not in result.verdicts:
+            raise ValueError(f":::{{finding}} {match[1]}: no claim {claim!r} in this run")
+        kept = report.load_verdicts().get(claim, "none")
+        wanted = asked or " or ".join(each for each in kept.split(" or ") if each != "open") or kept
+        found = result.verdicts[claim]
+        if found not in wanted.split(" or "):
+            if asked:
+                return ""
+            page, anchor = evidence(claim, result)
+            return (
+                f"```{{admonition}} Left out\n:class: warning\n\n"
+                f"In this run the verdict on `{claim}` is *{found}*, not *{wanted}*: "
+                f'sentences that rest on it are left out. See <a href="{page}#{anchor}">its checks</a>.\n```\n'
+            )
+    return match[2]
