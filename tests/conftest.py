@@ -57,6 +57,10 @@ two: {verdict: confirmed, reason: a test}
 """
 
 
+CHECK = 'claims.check("{}", "a number", {}, (0, 2), kind="exact")'
+HOLDS, FAILS = CHECK.format("one", 1.0), CHECK.format("one", 5.0)  # the cell of a chapter
+
+
 def chapter(name: str, code: str, imports: str = "from nbutils import norms") -> str:
     """Source of a small chapter."""
     return CHAPTER.format(title=name, name=name, code=code, imports=imports)
@@ -90,9 +94,11 @@ def project(tmp_path: Path) -> Path:
     shutil.rmtree(root / "book" / "notebooks")
     for old in (root / "book").glob("[0-9][0-9]-*.md"):
         old.unlink()
-    (root / "book" / "01-one.md").write_text(chapter("01-one", 'claims.check("one", "a number", 1.0, (0, 2))'))
+    (root / "book" / "01-one.md").write_text(chapter("01-one", HOLDS))
     (root / "book" / "02-two.md").write_text(
-        chapter("02-two", 'claims.check("two", "a number", 1.0, (0, 2))', "from nbutils import profile as p")
+        chapter(
+            "02-two", 'claims.check("two", "a number", 1.0, (0, 2), kind="exact")', "from nbutils import profile as p"
+        )
     )
     (root / "book" / "claims.yml").write_text(CLAIMS)
     (root / "book" / "index.md").write_text("# A book\n\n{{ verdict_counts }}\n")

@@ -16,9 +16,9 @@ from workflow.__main__ import main
 
 
 def record(check="a", measured=1.0, *, holds=True, band=(0.0, 2.0), baseline=None, claim="one"):
-    made_from = {"band_from": "smoke, 20 seeds"} if baseline else {}
-    return {"chapter": "01-one", "claim": claim, "check": check, "kind": "band", "role": "stated", "measured": measured,
-            "band": list(band), "holds": holds, "baseline": baseline, **made_from}  # fmt: skip
+    kind = "derived" if baseline else "exact"
+    return {"chapter": "01-one", "claim": claim, "check": check, "kind": kind, "role": "stated", "measured": measured,
+            "band": list(band), "holds": holds, "baseline": baseline}  # fmt: skip
 
 
 def a_run(*records, verdicts=None, problems=(), **run):

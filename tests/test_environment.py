@@ -152,18 +152,18 @@ def test_readme_links_every_chapter_on_colab():
 
 
 def test_wheel_carries_what_a_chapter_reads(tmp_path):
-    """On Colab there is no checkout: data, style and bands come from the wheel."""
+    """On Colab there is no checkout: data, style and recorded times come from the wheel."""
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("nbutils-*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (
-        "from nbutils import claims, data, figures; figures.use_style();"
-        "print(data.__file__, len(data.published('t5_norm')), len(claims._baselines('book')))"
+        "from nbutils import data, figures; figures.use_style();"
+        "print(data.__file__, len(data.published('t5_norm')), len(data.path('baselines/resources.json').read_text()))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    place, rows, bands = done.stdout.split()
-    assert place.startswith(str(tmp_path)) and rows == "104" and int(bands) > 10
+    place, rows, times = done.stdout.split()
+    assert place.startswith(str(tmp_path)) and rows == "104" and int(times) > 10

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import ROOT, chapter, copy_project
+from conftest import FAILS, HOLDS, ROOT, chapter, copy_project
 
 from benchmarks import __main__ as benchmarks
-from workflow import alarms, jobs, mutants
+from workflow import jobs, mutants
 
 RUN = f'"{sys.executable}" -m workflow run --profile smoke'
-PRINTS = 'print("x" * 3_000_000)\nclaims.check("one", "a", 1.0, (0, 2))'
+PRINTS = 'print("x" * 3_000_000)\nclaims.check("one", "a", 1.0, (0, 2), kind="exact")'
 
 
 class Outcome(NamedTuple):
@@ -144,12 +144,11 @@ def test_a_read_only_folder(project, folder):
 @pytest.mark.parametrize(
     "keep",
     [
-        lambda file: alarms.keep({"new": 1}, file),
         lambda file: mutants.keep({"new": 1}, file),
         lambda file: benchmarks.keep("pairs", [{"what": "new"}], file),
         lambda file: benchmarks.write(file, [{"what": "new"}]),
     ],
-    ids=["alarms", "mutants", "bench --keep", "bench"],
+    ids=["mutants", "bench --keep", "bench"],
 )
 def test_a_disk_that_fills_up_leaves_the_kept_result_whole(tmp_path, monkeypatch, keep):
     """The pages read these files: half of one would end every later run."""
@@ -203,13 +202,13 @@ def test_a_kernel_of_another_environment_is_not_taken(project, workflow, monkeyp
     ids=["kernel", "job"],
 )
 def test_killed_as_for_want_of_memory(project, workflow, code, said):
-    code = f'import os, signal\nclaims.check("one", "a", 1.0, (0, 2))\n{code}'
+    code = f'import os, signal\nclaims.check("one", "a", 1.0, (0, 2), kind="exact")\n{code}'
     (project / "book" / "01-one.md").write_text(chapter("01-one", code))
     done = workflow(project)
     assert done.returncode == 1 and "01-one" in last_line(done) and said in last_line(done), done.stdout[-2000:]
     metrics = json.loads((project / "_build/smoke/metrics.json").read_text())
     assert metrics["verdicts"] == {"two": "confirmed"} and not metrics["run"]["green"]
-    (project / "book" / "01-one.md").write_text(chapter("01-one", 'claims.check("one", "a", 1.0, (0, 2))'))
+    (project / "book" / "01-one.md").write_text(chapter("01-one", HOLDS))
     assert workflow(project).returncode == 0
 
 
@@ -228,7 +227,7 @@ RECIPES = {{"quick": _quick}}
 """
 LOADS = """
 run = trainings.load("quick", profile=profile, seed=seed, device=device)["quick"]
-claims.check("one", "a", run.history.norm.iloc[-1], (1.4, 1.6))
+claims.check("one", "a", run.history.norm.iloc[-1], (1.4, 1.6), kind="exact")
 """
 
 
@@ -271,7 +270,7 @@ def test_damaged_results_are_made_anew(project, workflow):
 def test_results_of_an_older_text_do_not_count(project, workflow):
     """The workflow does not even start, and what lies there is green."""
     assert workflow(project).returncode == 0
-    (project / "book" / "01-one.md").write_text(chapter("01-one", 'claims.check("one", "a", 5.0, (0, 2))'))
+    (project / "book" / "01-one.md").write_text(chapter("01-one", FAILS))
     rules = (project / "Snakefile").read_text()
     (project / "Snakefile").write_text(rules + "\nthis is no rule\n")
     done = workflow(project)

@@ -199,7 +199,7 @@ def test_launch_and_download_buttons(html, soups):
 
 
 def test_placeholder_for_nothing_is_an_error(smoke):
-    result = report.collect("smoke", 0, chapters())
+    result = report.load(smoke)
     value = placeholders(result, report.load_claims(), smoke / "seed-0")
     with pytest.raises(ValueError, match=r"nothing stands for {{ no-such-claim }}"):
         fill("{{ no-such-claim }}", value)

@@ -8,12 +8,13 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from workflow import baselines, launch, report, summaries
+from workflow import launch, report, summaries
 
 
 def record(claim="one", role="stated", holds=True, chapter="01-one", check="a number", **more):
-    return {"claim": claim, "chapter": chapter, "check": check, "kind": "band", "role": role, "holds": holds,
-            "profile": "smoke", "measured": 1.0, "expected": None, "band": [0.0, 2.0], **more}  # fmt: skip
+    return {"claim": claim, "chapter": chapter, "check": check, "form": "band", "kind": "exact", "role": role,
+            "holds": holds, "profile": "smoke", "measured": 1.0, "expected": None, "band": [0.0, 2.0],
+            **more}  # fmt: skip
 
 
 def listed(*names, **more):
@@ -22,17 +23,6 @@ def listed(*names, **more):
 
 def problems(claims, expected, records, chapters=("01-one",)):
     return [problem.what for problem in report.audit(claims, expected, records, chapters)[1]]
-
-
-def test_one_check_of_two_chapters_makes_no_band():
-    """Their values would be mixed, and both bands wrong."""
-    from workflow import baselines
-
-    record = {"claim": "c", "check": "a", "band_from": "seeds", "measured": 1.0}
-    runs = {seed: [record | {"chapter": chapter} for chapter in ("01-one", "02-two")] for seed in (1, 2, 3)}
-    with pytest.raises(ValueError, match="c/a is checked in 01-one and in 02-two"):
-        baselines.summarise(runs)
-    assert baselines.summarise({seed: run[:1] for seed, run in runs.items()})["c/a"]["n"] == 3
 
 
 def test_green():
@@ -142,7 +132,7 @@ def test_claims_and_verdicts_of_the_book_agree():
 
 
 def whole(records, found):
-    run = {"profile": "smoke", "seed": 0, "green": not found, "verdict_counts": {}}
+    run = {"profile": "smoke", "seed": 0, "green": not found, "verdict_counts": {}, "noted": 0, "chapters": ["01-one"]}
     return report.Report(run, records, {"one": "failed"}, found, [])
 
 
@@ -162,59 +152,6 @@ def test_summaries_name_chapter_claim_value_and_band():
     found = [report.Problem("01-one", "one", "does not hold", "1.23", "[0, 1]")]
     for text in (summaries.markdown(whole([record(holds=False)], found)), report.table(found)):
         assert all(part in text for part in ("01-one", "one", "1.23", "[0, 1]"))
-
-
-def test_baselines_from_records():
-    runs = {seed: [record(band_from="none") | {"measured": float(seed)}, record(check="exact")] for seed in (1, 2, 3)}
-    assert baselines.summarise(runs) == {"one/a number": {"chapter": "01-one", "mean": 2.0, "sd": 1.0, "n": 3}}
-
-
-def test_baselines_need_a_finite_number_at_every_seed():
-    """One of three makes a spread of nan, and a band of that holds nothing."""
-    drawn = record(band_from="none")
-    with pytest.raises(ValueError, match=r"one/a number in 01-one is not checked at seeds \[1, 3\]: .* \[1, 2, 3\]"):
-        baselines.summarise({1: [record(check="exact")], 2: [drawn], 3: []})
-    for value in ("nan", "inf", float("-inf")):  # the ledger keeps what is not finite as text
-        with pytest.raises(ValueError, match=rf"one/a number in 01-one measured {{2: {float(value)}}}"):
-            baselines.summarise({1: [drawn], 2: [drawn | {"measured": value}], 3: [drawn]})
-
-
-def test_baselines_name_the_machines_that_ran_them_and_are_of_one_program(tmp_path, monkeypatch):
-    monkeypatch.setattr(baselines.kept, "sources_of_chapter", lambda chapter, profile: f"{chapter} in {profile}")
-
-    def machines(*changes):
-        files = [tmp_path / str(number) for number in range(len(changes))]
-        for file, change in zip(files, changes, strict=True):
-            plain = {"chapter": "01-one", "made_from": "01-one in smoke", "device": "cpu", "hardware": "H1"}
-            file.write_text(json.dumps({**plain, "versions": {"torch": "2.13"}, **change}))
-        return baselines.machines(files, "smoke")
-
-    assert machines({}, {"hardware": "H2"}) == {"hardware": "H1, H2", "versions": {"torch": "2.13"}}
-    with pytest.raises(ValueError, match="different versions of torch"):
-        machines({}, {"versions": {"torch": "2.14"}})
-    with pytest.raises(ValueError, match="01-one changed while the seeds ran"):
-        machines({}, {"made_from": "an older text"})
-    with pytest.raises(ValueError, match="different devices, cpu and cuda"):
-        machines({}, {"device": "cuda"})
-
-
-def kept_baselines(**changed):
-    checks = {"a/x": {"chapter": "01-one", "mean": 1.0}, "a/y": {"chapter": "01-one"}, "b/x": {"chapter": "02-two"}}
-    return {"seeds": [1, 20], "hardware": "H1", "versions": {"torch": "2.13"}, "checks": checks} | changed
-
-
-def test_baselines_of_some_chapters_leave_the_others():
-    checks = {"a/x": {"chapter": "01-one", "mean": 2.0}, "a/z": {"chapter": "01-one"}}
-    new = kept_baselines(hardware="H2", checks=checks)
-    found = baselines.merge(kept_baselines(), new, ["01-one"])
-    assert found["checks"] == {**checks, "b/x": {"chapter": "02-two"}}, "a check that is gone goes"
-    assert list(found["checks"]) == ["a/x", "a/z", "b/x"] and found["hardware"] == "H1, H2"
-    with pytest.raises(ValueError, match="from seeds 1 to 20, these from 1 to 3: take SEEDS=20"):
-        baselines.merge(kept_baselines(), kept_baselines(seeds=[1, 3]), ["01-one"])
-    with pytest.raises(ValueError, match="a/x is checked in 01-one and in 02-two: give it two names"):
-        baselines.merge(kept_baselines(), kept_baselines(checks={"a/x": {"chapter": "02-two"}}), ["02-two"])
-    with pytest.raises(ValueError, match="other versions of torch: measure all chapters"):
-        baselines.merge(kept_baselines(), kept_baselines(versions={"torch": "2.14"}), ["01-one"])
 
 
 def test_nothing_is_found_before_it_is_run():
@@ -257,14 +194,12 @@ def test_a_verdict_of_two_chapters_is_shown_again_by_both(monkeypatch, capsys):
 
 
 @pytest.fixture
-def run_with_a_seed_band(monkeypatch):
-    """A run of one listed claim whose band comes from 20 seeds, and does not hold."""
-    from nbutils import claims as ledger
-
-    kept = {"one/a number": {"mean": 1.5, "sd": 0.125, "n": 20}}
-    monkeypatch.setattr(ledger, "_baselines", lambda name: kept)
+def run_measured_before(monkeypatch):
+    """A run of one listed claim that was measured at 20 fresh seeds, and does not hold."""
+    kept = {"01-one": {"one/a number": {"mean": 1.5, "sd": 0.125, "n": 20}}}
+    monkeypatch.setattr(report, "_over_fresh_seeds", lambda profile: kept)
     monkeypatch.setattr(summaries, "load_claims", lambda: listed("one") | {"one": {"source": "Eq. 5"}})
-    records = [record(holds=False, profile="smoke", band_from="smoke, 20 seeds", measured=3.25)]
+    records = [record(holds=False, profile="smoke", measured=3.25)]
     found = report.audit(listed("one"), {"one": "failed"}, records, ["01-one"])[1]
     run = {"profile": "smoke", "seed": 7, "device": "cpu", "green": False, "verdict_counts": {}}
     return report.Report(run, records, {"one": "failed"}, found, [])
@@ -282,24 +217,24 @@ NAMED = (
 )
 
 
-def test_every_report_names_all_of_a_failed_check(run_with_a_seed_band):
+def test_every_report_names_all_of_a_failed_check(run_measured_before):
     """Chapter, claim, source, measured, band, baseline, seed, and the command that runs that one again."""
-    page = summaries.markdown(run_with_a_seed_band)
+    page = summaries.markdown(run_measured_before)
     problem = next(line for line in page.splitlines() if line.startswith("| 01-one | one |"))
     assert all(part in problem for part in NAMED), problem
-    case = ET.fromstring(summaries.junit(run_with_a_seed_band)).find(".//testcase")
+    case = ET.fromstring(summaries.junit(run_measured_before)).find(".//testcase")
     properties = {entry.get("name"): entry.get("value") for entry in case.iter("property")}
     assert {case.get("classname"), *properties.values()} >= set(NAMED)
     assert all(part in case.find("failure").text for part in NAMED[2:])
-    metrics = summaries.metrics(run_with_a_seed_band)
+    metrics = summaries.metrics(run_measured_before)
     assert metrics["records"][0] | {"chapter": "01-one", "claim": "one", "source": "Eq. 5", "measured": 3.25,
         "band": [0.0, 2.0], "baseline": {"mean": 1.5, "sd": 0.125, "n": 20},
         "again": NAMED[-1]} == metrics["records"][0]  # fmt: skip
     assert metrics["problems"][0]["baseline"] == NAMED[5] and metrics["problems"][0]["again"] == NAMED[-1]
 
 
-def test_the_summary_lists_a_check_that_holds_too(run_with_a_seed_band):
-    good = run_with_a_seed_band._replace(problems=[])
+def test_the_summary_lists_a_check_that_holds_too(run_measured_before):
+    good = run_measured_before._replace(problems=[])
     row = next(line for line in summaries.markdown(good).splitlines() if "| a number |" in line)
     assert all(part in row for part in NAMED[1:6])
 
@@ -327,6 +262,7 @@ def launched(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "no_room", lambda *folders: "")
     monkeypatch.setattr(launch.anew.kept, "remove_unsound", lambda *what: [])
     monkeypatch.setattr(launch.notebooks, "write_readme_figure", lambda folder: None)
+    monkeypatch.setattr(launch, "look_again", lambda seeds, **how: None)
 
     def run(*names, problems=()):
         result = whole([record()], list(problems))

@@ -109,14 +109,15 @@ def _number(value: Any) -> float:
 
 
 def scale(record: Mapping[str, Any]) -> tuple[float, str]:
-    """One step of a check's scale: the sd that made its band, else half of the band, else the room to its one edge.
+    """One step of a check's scale: its sd over fresh seeds, else half of the band, else the room to its one edge.
 
-    The sd of a check with a fixed band may be rounding alone, which is no scale.
+    The sd of an exact check is rounding alone, which is no scale.
 
-    >>> scale({"baseline": {"mean": 2.0, "sd": 1e-16, "n": 50}, "band": [1.0, 3.0], "measured": 2.5})
+    >>> sd = {"mean": 2.0, "sd": 1e-16, "n": 50}
+    >>> scale({"kind": "exact", "baseline": sd, "band": [1.0, 3.0], "measured": 2.5})
     (1.0, 'half band')
     """
-    if "band_from" in record and record.get("baseline"):
+    if record["kind"] != "exact" and record.get("baseline"):
         return record["baseline"]["sd"], "sd"
     low, high = (_number(edge) for edge in record["band"] or (None, None))
     if math.isfinite(low) and math.isfinite(high):

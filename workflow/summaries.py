@@ -87,7 +87,7 @@ def junit(report: Report) -> bytes:
         element = case(record["chapter"], name, shown, claim=record["claim"], **said)
         if record["role"] == "open":
             ET.SubElement(element, "skipped", message=record["reason"])
-        elif not record["holds"]:
+        elif not record["holds"] and not record.get("noted"):
             message = f"measured {said['measured']}, band {said['band']}"
             failure = ET.SubElement(element, "failure", message=message)
             failure.text = "\n".join(f"{key}: {value}" for key, value in said.items() if value)
@@ -134,10 +134,17 @@ def markdown(report: Report) -> str:
         mine = [record for record in report.records if record["chapter"] == chapter]
         lines += ["", "<details>", f"<summary>{chapter}: {len(mine)} checks, seed {run['seed']}</summary>", ""]
         lines += [f"Run again: `{_again(report, [chapter])}`", ""]
-        marks = {True: "yes", False: "**no**", None: "open"}
+        marks = {True: "yes", "noted": "noted", False: "**no**", None: "open"}
         lines += rows(
-            ["claim", "source", "check", "role", "measured", "band", "baseline", "holds"],
-            ((record["claim"], *_facts(record, sources).values(), marks[record["holds"]]) for record in mine),
+            ["claim", "source", "check", "kind", "role", "measured", "band", "baseline", "looked at again", "holds"],
+            (
+                (
+                    record["claim"],
+                    *_facts(record, sources).values(),
+                    marks["noted" if record.get("noted") else record["holds"]],
+                )
+                for record in mine
+            ),
         )
         lines += ["", "</details>"]
     return "\n".join(lines) + "\n"
@@ -160,10 +167,12 @@ def _facts(record: Record, sources: dict[str, str]) -> dict[str, str]:
     return {
         "source": sources.get(record["claim"], ""),
         "check": record["check"],
+        "kind": record["kind"] or "",
         "role": record["role"],
         "measured": "" if record["role"] == "open" else format_number(record["measured"]),
         "band": "" if record["role"] == "open" else format_band(record),
         "baseline": format_baseline(record),
+        "noted": ", ".join(f"{format_number(r['measured'])} at seed {r['seed']}" for r in record.get("further", ())),
     }
 
 
