@@ -141,7 +141,7 @@ def of_pages() -> list[str]:
     kept = [
         *(
             ROOT / "tests" / "baselines" / f"{name}.json"
-            for name in ("alarms-smoke", "alarms-book", "bench", "mutants")
+            for name in ("alarms-smoke", "alarms-book", "platforms-smoke", "bench", "mutants")
         ),
         ROOT / "tests" / "baselines" / "verdicts.yml",
         ROOT / "_config.yml",

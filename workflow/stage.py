@@ -19,7 +19,7 @@ import yaml
 
 import nbutils
 from nbutils.claims import KINDS, MIME, as_html
-from workflow import BUILD, ROOT, alarms, chapters, git, html_folder, mutants, report, run_folder, speed
+from workflow import BUILD, ROOT, alarms, chapters, git, html_folder, mutants, platforms, report, run_folder, speed
 from workflow.findings import FAILED, banner, below_title, bind, corrected, evidence
 from workflow.jobs import die_with_run, telling
 from workflow.render import render
@@ -244,6 +244,7 @@ def placeholders(result: report.Report, claims: Mapping[str, Any], run: Path) ->
         "run_table": lambda: run_table(result),
         "run_versions": lambda: run_versions(result),
         "alarms": lambda: "\n\n".join(alarms.markdown(alarms.load(name)) for name in ("smoke", "book")),
+        "platforms": lambda: platforms.markdown("smoke"),
         "mutants": mutants.sentence,
         "bench_table": lambda: speed.ratios(speed.kept("pairs")),
         "bench_curves": lambda: speed.exponents(speed.kept("curves")),
