@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
+from nbutils import samples
 from nbutils.norms import NormTracker, drift_free_cap, norm_budget
 
 
@@ -279,34 +280,41 @@ def test_tracker_skips_frozen_and_views_that_are_not_contiguous():
     assert (row.step_norm, row.inner) == (pytest.approx(math.sqrt(6)), pytest.approx(15))
 
 
+def exact_dot(a, b):
+    """The sum of products of float32 numbers, which float64 holds exactly, rounded once."""
+    return math.fsum((a.double() * b.double()).ravel().tolist())
+
+
 def moved(parameters, tracker, factor=0.5):
-    """One step θ' = (1 + factor)·θ; the last row against whole vectors in float64."""
-    before = [p.detach().double().clone() for p in parameters]
+    """One step θ' = (1 + factor)·θ; the last row against sums that are rounded once."""
+    before = [p.detach().clone() for p in parameters]
     with tracker.step(), torch.no_grad():
         for p in parameters:
             p.mul_(1 + factor)
     row = tracker.history().iloc[-1]
-    deltas = [p.detach().double() - old for p, old in zip(parameters, before, strict=True)]
-    length = math.sqrt(sum(float(delta.square().sum()) for delta in deltas))
-    inner = sum(float((old * delta).sum()) for old, delta in zip(before, deltas, strict=True))
+    deltas = [p.detach().double() - old.double() for p, old in zip(parameters, before, strict=True)]
+    length = math.sqrt(sum(exact_dot(delta, delta) for delta in deltas))
+    inner = sum(exact_dot(old, delta) for old, delta in zip(before, deltas, strict=True))
     return row.step_norm / length - 1, row.inner / inner - 1
 
 
 VALUES = {"normal": lambda x: x, "heavy": lambda x: x.mul(3).exp(), "equal": lambda x: torch.full_like(x, 1 / 3)}
 
 
-@pytest.mark.parametrize(("sums", "bound"), [("compiled", 1e-12), ("as on CUDA", 1e-7)])
+@pytest.mark.parametrize(
+    ("sums", "bound"), [("compiled", samples.rounding(1_111_000)), ("as on CUDA", samples.rounding(3, bits=24))]
+)
 @pytest.mark.parametrize("values", VALUES)
-def test_sums_of_a_large_tensor_are_right_to_what_is_said(values, sums, bound):
-    """One large tensor alone, without small ones."""
+def test_sums_of_a_large_tensor_are_right_in_any_order(values, sums, bound):
+    """One large tensor alone, without small ones; the bound holds for every order of the sum, so everywhere."""
     theta = nn.Parameter(VALUES[values](torch.randn(1000, 1111, generator=torch.Generator().manual_seed(3))))
     tracker = NormTracker([("theta", theta)], by=None, check=1)
     if sums == "as on CUDA":
         as_on_cuda(tracker)
-    exact = float(theta.detach().double().norm())
+    exact = math.sqrt(exact_dot(theta.detach(), theta.detach()))
     assert abs(tracker.history().norm[0] / exact - 1) < bound
     assert max(map(abs, moved([theta], tracker))) < bound
-    assert tracker.identity_error() < 2 * bound
+    assert tracker.identity_error() < 4 * bound  # four sums
 
 
 def test_small_tensors_are_gathered_by_their_own_layer():

@@ -1,7 +1,7 @@
 """Planted defects: does wrong mathematics in ``nbutils`` turn a test red? The list is ``tests/mutants.yml``.
 
 ``python -m workflow.mutants [WORD ...]`` (only those whose id has one of the words) works on copies of the checkout and
-writes ``_build/mutants.md`` and ``_build/mutants.json``; a whole run keeps its count in ``tests/baselines/``.
+writes ``_build/mutants.md`` and ``_build/mutants.json``; ``tests/baselines/`` keeps the count over the whole list.
 """
 
 from __future__ import annotations
@@ -255,6 +255,17 @@ def keep(found: dict[str, Any], file: Path = KEPT) -> None:
     put(file, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
+def merged(listed: Sequence[Mutant], chosen: Sequence[Mutant], outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
+    """The kept summary with these mutants judged anew; None if one of the list was never planted."""
+    before = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {"ids": [], "survived": []}
+    survived = {text.partition(":")[0] for text in before["survived"]}
+    known = {name: Outcome(name, "survived" if name in survived else "killed", "", 0.0) for name in before["ids"]}
+    known |= {outcome.id: outcome for outcome in outcomes}
+    if any(mutant.id not in known for mutant in listed):
+        return None
+    return summary(listed, [known[mutant.id] for mutant in listed])
+
+
 def sentence() -> str:
     """The kept result, for the page on how the book is run."""
     if not KEPT.exists():
@@ -301,8 +312,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     kept = {"share": share(chosen, outcomes), "outcomes": [outcome._asdict() for outcome in outcomes]}
     put(BUILD / "mutants.json", json.dumps(kept, indent=1) + "\n")
     found = problems(chosen, outcomes)
-    if chosen == listed:
-        keep(summary(chosen, outcomes))
+    if (whole := merged(listed, chosen, outcomes)) is not None:
+        keep(whole)
     killed = f"{100 * kept['share']:.1f} % of {sum(not mutant.equivalent for mutant in chosen)} killed"
     print("\n".join([*found, f"{'RED' if found else 'GREEN'}: {killed}"]))
     return int(bool(found))

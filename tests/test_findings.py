@@ -1,0 +1,80 @@
+"""Sentences follow verdicts: shown with the one they belong to, left out with a word otherwise."""
+
+import pytest
+
+from nbutils.claims import as_html
+from workflow import findings, report
+from workflow.notebooks import to_markdown
+
+TEXT = "Before.\n\n:::{finding} one two\nWe find **so**.\n\n- and so\n:::\n\nAfter.\n"
+
+
+def record(claim, holds=True, **more):
+    return {"claim": claim, "chapter": "01-one", "check": "a < b", "form": "band", "kind": "derived", "role": "stated",
+            "measured": 3.0, "band": [0.0, 2.0], "holds": holds, "anchor": f"claim-{claim}", **more}  # fmt: skip
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """A run whose claims have these verdicts: ``one`` and ``two`` are to be refined, ``far`` open or refined."""
+    kept = {"one": "refined", "two": "refined", "far": "open or refined", "never": "open"}
+    monkeypatch.setattr(report, "load_verdicts", lambda: kept)
+
+    def made(problems=(), records=None, **verdicts):
+        found = {**dict.fromkeys(kept, "refined"), "never": "open", **verdicts}
+        records = [record(name, found[name] != "failed") for name in found] if records is None else records
+        return report.Report({"green": not problems}, records, found, list(problems), [])
+
+    return made
+
+
+def test_a_finding_is_shown_with_its_verdict(run):
+    assert findings.bind(TEXT, run()) == "Before.\n\nWe find **so**.\n\n- and so\n\n\nAfter.\n"
+
+
+@pytest.mark.parametrize("verdict", ["failed", "refuted", "confirmed"])
+def test_a_finding_is_left_out_with_another_verdict(run, verdict):
+    shown = findings.bind(TEXT, run(two=verdict))
+    assert "We find" not in shown and "and so" not in shown and shown.startswith("Before.") and "After." in shown
+    assert f"the verdict on `two` is *{verdict}*, not *refined*" in shown and "01-one.html#claim-two" in shown
+
+
+def test_a_claim_that_waits_for_the_network_has_two_sentences(run):
+    text = ":::{finding} far\nMeasured.\n:::\n\n:::{finding} far=open\nNot here.\n:::\n"
+    assert findings.bind(text, run()).split() == ["Measured."]
+    shown = findings.bind(text, run(far="open"))
+    assert "Not here." in shown and "Measured." not in shown and "*open*, not *refined*" in shown
+    assert findings.bind(":::{finding} never\nNobody knows.\n:::\n", run()).split() == ["Nobody", "knows."]
+
+
+def test_a_finding_of_no_claim_is_an_error(run):
+    with pytest.raises(ValueError, match="no claim 'three' in this run"):
+        findings.bind(":::{finding} three\nWe find.\n:::\n", run())
+
+
+def test_what_we_say_instead_is_not_said_of_a_failed_claim():
+    claim = {"corrected": "It is so."}
+    assert findings.corrected(claim, "refined") == " *We find:* It is so." and findings.corrected(claim, "failed") == ""
+    assert findings.corrected({}, "confirmed") == ""
+
+
+def test_the_banner_links_every_failed_check_and_no_noted_one(run):
+    assert findings.banner(run()) == ""
+    noted = record("two", False, check="chance", noted=True, further=[])
+    bad = [record("one", False), record("one", False, check="c", anchor="failed-one-7"), noted]
+    problems = [report.Problem("03-t5", "", "cell [1] raised <E>"), report.Problem("01-one", "one", "x", "3", "[0, 2]")]
+    text = findings.banner(run(problems, bad, one="failed"))
+    assert '<a href="01-one.html#claim-one">01-one: one: a &lt; b</a>' in text and "#failed-one-7" in text
+    assert "chance" not in text and "cell [1] raised &lt;E&gt;" in text and "no verdict on the paper" in text
+    assert f'id="{bad[1]["anchor"]}"' in as_html(bad[1])
+
+
+def test_a_box_stands_below_the_title():
+    assert findings.below_title("# T\n\ntext", "", "box") == "# T\n\nbox\n\ntext"
+    with pytest.raises(ValueError, match="begins with its title"):
+        findings.below_title("text")
+
+
+def test_notebooks_show_what_is_bound_to_the_expected_verdict():
+    text = "a\n\n:::{finding} one\nWe find.\n:::\n\n:::{finding} one=open\nNot here.\n:::\n\nb"
+    assert to_markdown(text, {}, {}).split() == ["a", "We", "find.", "b"]
