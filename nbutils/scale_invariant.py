@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
+from transformers.optimization import Adafactor
 
 from nbutils import fits
 
@@ -98,12 +99,13 @@ def losses(weights: Sequence[Tensor], x: Tensor, y: Tensor, *, eps: float = 0.0)
 
 
 Gradients = Callable[[list[Tensor]], None]
+Loss = Callable[[list[Tensor], Tensor, Tensor], Tensor]  # of weights, x and y; (runs,)
 
 
 def loss_gradients(
-    data: Problem, *, batch: int | None = None, eps: float = 0.0, generator: torch.Generator
+    data: Problem, *, batch: int | None = None, loss: Loss = losses, generator: torch.Generator
 ) -> Gradients:
-    """Puts the gradient of ``losses`` into ``.grad``: over all samples, or over a random batch for each run.
+    """Puts the gradient of ``loss`` into ``.grad``: over all samples, or over a random batch for each run.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> data = problem(1, generator=generator)
@@ -119,7 +121,7 @@ def loss_gradients(
         if batch is not None:
             pick = torch.randint(samples, (runs, batch), generator=generator, device=generator.device)
             y, x = y.gather(1, pick), x.gather(1, pick[..., None].expand(-1, -1, x.shape[-1]))
-        for w, grad in zip(theta, torch.autograd.grad(losses(theta, x, y, eps=eps).sum(), theta), strict=True):
+        for w, grad in zip(theta, torch.autograd.grad(loss(theta, x, y).sum(), theta), strict=True):
             w.grad = grad
 
     return fill
@@ -166,6 +168,45 @@ def unit_steps(gradients: Gradients) -> Gradients:
     return fill
 
 
+def sized_noise(sizes: Array, *, generator: torch.Generator) -> Gradients:
+    """The null model of a training: at its t-th call, gradients of the length ``sizes[t]`` in random directions.
+
+    Args:
+        sizes: length of the whole gradient at each step, shape ``(steps, runs)``.
+
+    >>> theta = [torch.ones(2, 3, 4, requires_grad=True) for _ in range(2)]
+    >>> sized_noise(np.array([[1.0, 2.0]]), generator=torch.Generator().manual_seed(0))(theta)
+    >>> (sum(w.grad.square().sum((1, 2)) for w in theta) ** 0.5).numpy().round(6).tolist()
+    [1.0, 2.0]
+    """
+    rows = iter(torch.as_tensor(sizes))
+
+    def fill(theta: list[Tensor]) -> None:
+        noise = [torch.randn(w.shape, generator=generator, dtype=w.dtype, device=w.device) for w in theta]
+        length = sum(g.square().sum((1, 2)) for g in noise) ** 0.5
+        scale = next(rows).to(length) / length
+        for w, g in zip(theta, noise, strict=True):
+            w.grad = g * scale[:, None, None]
+
+    return fill
+
+
+class RunwiseAdafactor(Adafactor):
+    """Adafactor of ``transformers`` for runs side by side, each matrix ``(runs, rows, columns)``.
+
+    Its update is scaled by root mean squares of a whole tensor; here by those of each run, so runs do not touch.
+    """
+
+    @staticmethod
+    def _rms(tensor: Tensor) -> Tensor:
+        return tensor.detach().square().mean((1, 2), keepdim=True).sqrt()
+
+    @staticmethod
+    def _get_lr(group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        rate = min(1e-2, 1 / state["step"] ** 0.5) if group["relative_step"] else group["lr"]
+        return rate * state["RMS"].clamp(min=group["eps"][1])
+
+
 def train(
     weights: Sequence[Tensor],
     gradients: Gradients,
@@ -181,7 +222,7 @@ def train(
         weights: the start, each ``(runs, rows, columns)``; not changed.
         gradients: fills ``.grad``.
         optimizer: from parameters to the optimizer. One that works element by element treats the runs apart from each
-            other; Adafactor does not, so give it one run at a time.
+            other; for Adafactor take ``RunwiseAdafactor``.
         rate: learning rate at step t = 1, 2, …; ``None`` for the optimizer's own.
         name: label of a progress bar; ``None`` for none.
 

@@ -199,6 +199,7 @@ class Exponent(NamedTuple):
 
     estimate: float
     interval: tuple[float, float]
+    each: NDArray[np.float64]  # of each independent batch
 
 
 def growth_exponent(
@@ -224,7 +225,7 @@ def growth_exponent(
     log_t = np.log(times) - np.log(times).mean()
     curves = np.array([np.log(statistic(batch, axis=0)) for batch in np.array_split(norms, batches)])
     slopes = curves @ log_t / (log_t @ log_t)
-    return Exponent(*fits.mean_interval(slopes, level=level))
+    return Exponent(*fits.mean_interval(slopes, level=level), slopes)
 
 
 def interval_shares(theta: NDArray[np.float64], spans: NDArray[np.int64]) -> NDArray[np.float64]:

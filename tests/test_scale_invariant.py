@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers.optimization import Adafactor
 
 from nbutils import scale_invariant as si
 from nbutils.device import generator
@@ -104,3 +105,28 @@ def test_products_of_float32_are_summed_in_float64():
     found = si.train([start], si.noise_gradients(generator=rng), lambda theta: SGD(theta, lr=0.0), 1)
     assert found.before[0, 0, 0] == pytest.approx(float((start.double() ** 2).sum()), rel=1e-9)
     assert found.inner[0, 0, 0] == 0 and found.step[0, 0, 0] == 0
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("options", [{}, {"lr": 1.0, "relative_step": False}])
+def test_adafactor_treats_runs_as_it_treats_one_alone(options):
+    rng = generator(8, "cpu")
+    start = [size * torch.randn(3, 6, 5, generator=rng, dtype=torch.float64) for size in (1.0, 1e-5)]  # ε₂ = 1e-3
+    sizes = np.random.default_rng(0).lognormal(size=(20, 3))
+    noise = [g for _ in range(20) for g in torch.randn(2, 3, 6, 5, generator=rng, dtype=torch.float64)]
+
+    def given(runs):
+        rows = iter(zip(noise[::2], noise[1::2], sizes, strict=True))
+
+        def fill(theta):
+            *parts, size = next(rows)
+            for w, g in zip(theta, parts, strict=True):
+                w.grad = (g * torch.as_tensor(size)[:, None, None])[runs].clone()
+
+        return fill
+
+    together = si.train(start, given(slice(None)), lambda p: si.RunwiseAdafactor(p, **options), 20)
+    for r in range(3):
+        own = [w[r : r + 1] for w in start]
+        alone = si.train(own, given(slice(r, r + 1)), lambda p: Adafactor(p, **options), 20)
+        np.testing.assert_allclose(together.after[..., r], alone.after[..., 0], rtol=1e-10)

@@ -101,7 +101,7 @@ def test_exponent_of_an_exact_power():
     rng, times = np.random.default_rng(0), np.array([1, 10, 100])
     norms = rng.uniform(1, 2, size=(400, 1)) * times**0.7
     found = walks.growth_exponent(times, norms)
-    assert found.estimate == pytest.approx(0.7, abs=1e-12)
+    assert found.estimate == pytest.approx(0.7, abs=1e-12) and found.each.shape == (20,)
     noisy = walks.growth_exponent(times, norms * rng.uniform(0.5, 1.5, size=norms.shape))
     assert noisy.interval[0] < 0.7 < noisy.interval[1]
     with pytest.raises(ValueError, match="too few"):
