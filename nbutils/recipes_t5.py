@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
@@ -9,19 +10,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nbutils.training import Run
 
-DRAWS = 3  # independent repetitions of one seed
+DRAWS = 9  # independent repetitions of one seed: a population
 
 
 def own_seed(seed: int, draw: int) -> int:
     """The seed of one repetition: no two of all seeds and draws share one.
 
-    Blocks of a thousand: seeds 0 to 999 have 0 to 2999 for their three draws, seeds 1000 to 1999 have 3000 to 5999.
+    Blocks of a thousand: seeds 0 to 999 have 0 to 8,999 for their nine draws, seeds 1000 to 1999 the next 9,000.
 
     Raises:
         ValueError: a draw beyond ``DRAWS``, whose seed another draw has.
 
-    >>> [own_seed(seed, draw) for seed in (7, 1007) for draw in range(3)]
-    [7, 1007, 2007, 3007, 4007, 5007]
+    >>> [own_seed(seed, draw) for seed in (7, 1007) for draw in (0, 1, 8)]
+    [7, 1007, 8007, 9007, 10007, 17007]
     """
     if not 0 <= draw < DRAWS:
         raise ValueError(
@@ -35,29 +36,32 @@ def t5(
 ) -> Run:
     """Span corruption as T5 has it: Adafactor with rate α/√max(t, warm-up), tied embeddings, no dropout.
 
-    Each step is recorded by layer. Text is the standard library's, since it is on every machine.
+    Each step is recorded by layer, of noise by parameter: there each matrix is a walk of its own. Text is the standard
+    library's, since it is on every machine.
 
     Args:
         alpha: of the schedule; T5 has 1.
-        draw: number of an independent repetition, 0 to 2: other initial values, batches and noise.
+        draw: number of an independent repetition, 0 to 8: other initial values, batches and noise.
         null: the same network fed pure noise in the place of its gradients.
-        keep: snapshots, evenly spaced; on a GPU of the first draw alone, where each takes a gigabyte.
+        keep: look at the path at evenly spaced steps: ``measures`` are points with its lengths and angles, as
+            ``growth.path`` finds them. Of the first draw the snapshots are kept, too.
 
     >>> history = t5(1.0, null=True, profile="smoke", seed=0, device="cpu").history
     >>> round(float(history["step_norm"][1] / history["norm"][0]), 3)  # relative steps, a warm-up of 16: α/√16
     0.25
     """
+    import pandas as pd
+
     from nbutils import device as devices
-    from nbutils import models, optimizers, text, training
+    from nbutils import growth, models, optimizers, text, training
     from nbutils import profile as profiles
 
     dim, layers, heads = profiles.choose(profile, smoke=(32, 2, 2), book=(64, 2, 4), gpu=(768, 12, 12))
     batch, length, vocab = profiles.choose(profile, smoke=(4, 32, 512), book=(8, 64, 1024), gpu=(32, 256, 32_000))
     # T5: 524,288 and 10,000. On a GPU: about 6e12 operations a step, 30 ms at 200 TFLOP/s, and as much again to start
-    # the kernels of 24 blocks and of the optimizer: an estimate of about 13 minutes for all ten trainings
-    steps, warmup = profiles.choose(profile, smoke=(128, 16), book=(1280, 160), gpu=(1024, 128))
+    # the kernels of 24 blocks and of the optimizer: an estimate of about 18 minutes for all fourteen trainings
+    steps, warmup = profiles.choose(profile, smoke=(128, 16), book=(640, 80), gpu=(1024, 128))
     parts, size = profiles.choose(profile, smoke=(8, 200_000), book=(32, 2_000_000), gpu=(8, 30_000_000))
-    keep = keep and not (draw and profiles.resolve(profile) == "gpu")
     own = own_seed(seed, draw)
     model, batches = models.small_t5(vocab, dim, layers, heads=heads, seed=own), ()
     if not null:
@@ -72,24 +76,25 @@ def t5(
         optimizer="adafactor",
         schedule=optimizers.schedule("inverse-sqrt", alpha, warmup=warmup),
         gradients="noise" if null else "loss",
-        by_layer=True,
+        by_layer=str if null else True,
         snapshots=range(0, steps + 1, steps // parts) if keep else (),
         device=device,
         precision="bf16" if profiles.resolve(profile) == "gpu" and devices.resolve(device) == "cuda" else "full",
         seed=own,  # the weights' too: T5 draws them in another order than the noise, so the two are not parallel
     )
+    if keep:
+        marks, points = growth.path(run.snapshots)
+        measures = pd.DataFrame(points, columns=[f"x{i}" for i in range(len(marks))]).assign(step=marks)
+        run = dataclasses.replace(run, measures=measures, snapshots={} if draw else run.snapshots)
     run.settings.update(alpha=alpha, warmup=warmup, dim=dim, blocks=layers, batch=batch, length=length, vocab=vocab)
     return run
 
 
 RECIPES: Mapping[str, Callable[..., Run]] = {
     "t5-alpha-1": partial(t5, 1.0, keep=True),
-    "t5-alpha-1-second": partial(t5, 1.0, 1, keep=True),
-    "t5-alpha-1-third": partial(t5, 1.0, 2, keep=True),
+    **{f"t5-alpha-1-{draw + 1}": partial(t5, 1.0, draw, keep=True) for draw in range(1, DRAWS)},
     "t5-alpha-half": partial(t5, 0.5),
-    "t5-alpha-half-second": partial(t5, 0.5, 1),
     "t5-alpha-2": partial(t5, 2.0),
-    "t5-alpha-2-second": partial(t5, 2.0, 1),
     "t5-null-1": partial(t5, 1.0, null=True, keep=True),
     "t5-null-half": partial(t5, 0.5, null=True),
     "t5-null-2": partial(t5, 2.0, null=True),

@@ -140,11 +140,11 @@ def gaussian_mean_norm(n: int, variance: float = 1.0) -> float:
 
 
 class OrthogonalWalk(NamedTuple):
-    """A walk whose every step is orthogonal to θ."""
+    """Walks whose every step is orthogonal to θ."""
 
-    theta: NDArray[np.float64]  # every point, (steps + 1, n)
+    theta: NDArray[np.float64]  # every point, (walks, steps + 1, n)
     worst_alignment: float  # largest |cos(θ, δ)| over all steps: zero up to rounding
-    squares: float  # Σ‖δ‖² over all steps
+    squares: NDArray[np.float64]  # Σ‖δ‖² over all steps of each walk
 
 
 def orthogonal_walk(
@@ -154,44 +154,46 @@ def orthogonal_walk(
     lr: float,
     pull: float,
     turn: float,
+    walks: int,
     generator: torch.Generator,
 ) -> OrthogonalWalk:
     """SGD on a scale-invariant toy loss, float64: every step has θ·δ = 0, whatever its direction on the sphere.
 
     The loss is −pull · θ₁/‖θ‖ with unit Gaussian noise on its gradient; ``turn`` adds a unit force that circles in the
     planes (θ₁, θ₂), (θ₃, θ₄), … The step is δ = lr · P g / ρ with g = pull·e₁ + turn·Jθ/ρ + noise, J the quarter turn
-    in those planes and P the projection orthogonal to θ. Starts at θ = e₂ with ρ = 1.
+    in those planes and P the projection orthogonal to θ. Starts at θ = e₂ with ρ = 1; ``walks`` are independent.
 
     Raises:
         ValueError: ``n`` is odd, or less than 2.
 
     >>> generator = torch.Generator().manual_seed(0)
-    >>> walk = orthogonal_walk(n=4, steps=100, lr=0.1, pull=1.0, turn=1.0, generator=generator)
-    >>> rho_sq = (walk.theta**2).sum(1)
-    >>> bool(np.isclose(rho_sq[-1] - rho_sq[0], walk.squares))  # Pythagoras, step by step
+    >>> walk = orthogonal_walk(n=4, steps=100, lr=0.1, pull=1.0, turn=1.0, walks=2, generator=generator)
+    >>> rho_sq = (walk.theta**2).sum(2)
+    >>> bool(np.allclose(rho_sq[:, -1] - rho_sq[:, 0], walk.squares))  # Pythagoras, step by step
     True
     """
     if n < 2 or n % 2:
         raise ValueError(f"n = {n}: the planes of the turn need an even dimension of at least 2")
-    theta = torch.zeros(n, dtype=torch.float64)
-    theta[1] = 1.0
-    rows, worst, total = [theta], 0.0, 0.0
-    for _ in range(steps):
-        rho = theta.norm()
+    theta = torch.zeros(walks, n, dtype=torch.float64)
+    theta[:, 1] = 1.0
+    points = torch.empty(walks, steps + 1, n, dtype=torch.float64)
+    points[:, 0] = theta
+    worst, total = 0.0, torch.zeros(walks, dtype=torch.float64)
+    for t in range(steps):
+        rho = theta.norm(dim=1, keepdim=True)
         unit = theta / rho
-        g = torch.randn(n, dtype=torch.float64, generator=generator)
-        g[0] += pull
-        g += turn * torch.stack([-unit[1::2], unit[0::2]], dim=1).flatten()
-        delta = g - (g @ unit) * unit
-        delta -= (delta @ unit) * unit  # a second projection takes the rounding error of the first
+        g = torch.randn(walks, n, dtype=torch.float64, generator=generator)
+        g[:, 0] += pull
+        g += turn * torch.stack([-unit[:, 1::2], unit[:, 0::2]], dim=2).flatten(1)
+        delta = g - (g * unit).sum(1, keepdim=True) * unit
+        delta -= (delta * unit).sum(1, keepdim=True) * unit  # takes the rounding error of the first projection
         delta *= lr / rho
-        length = delta.norm()
-        worst = max(worst, float((delta @ unit).abs() / length))
-        total += float(length**2)
+        length = delta.norm(dim=1)
+        worst = max(worst, float(((delta * unit).sum(1).abs() / length).max()))
+        total += length**2
         theta = theta + delta
-        rows.append(theta)
-    snapshots = torch.stack(rows).numpy()
-    return OrthogonalWalk(snapshots, worst, total)
+        points[:, t + 1] = theta
+    return OrthogonalWalk(points.numpy(), worst, total.numpy())
 
 
 class Exponent(NamedTuple):

@@ -118,6 +118,13 @@ def test_t5_recipes_differ_where_they_should():
     again = trainings.make("t5-null-1", **kept)
     assert isinstance(null, training.Run) and null.history["norm"].equals(again.history["norm"])
     assert null.history["loss"].isna().all() and len(null.snapshots) == 9
+    assert {"shared.weight", "encoder.final_layer_norm.weight"} < set(null.layers["layer"]), "noise, by parameter"
+    points = null.measures.drop(columns="step").to_numpy()
+    np.testing.assert_allclose(
+        np.linalg.norm(points, axis=1),
+        growth.total(null.layers[null.layers["layer"] != "shared.weight"])["norm"][null.measures["step"]],
+        rtol=1e-6,
+    )
     half = trainings.make("t5-null-half", **kept)
     assert half.history["norm"][0] == null.history["norm"][0] and half.settings["alpha"] == 0.5
     np.testing.assert_allclose(half.history["lr"][1:], null.history["lr"][1:] / 2)

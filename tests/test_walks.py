@@ -119,16 +119,18 @@ def test_the_interval_of_an_exponent_is_as_wide_as_its_noise():
 
 
 def toy(pull, turn, seed=0):
-    return walks.orthogonal_walk(n=20, steps=3000, lr=0.1, pull=pull, turn=turn, generator=generator(seed, "cpu"))
+    rng = generator(seed, "cpu")
+    return walks.orthogonal_walk(n=20, steps=3000, lr=0.1, pull=pull, turn=turn, walks=2, generator=rng)
 
 
 @pytest.mark.parametrize(("pull", "turn"), [(0, 0), (3, 0), (0, 2), (1, 1)])
 def test_every_step_of_the_toy_is_orthogonal(pull, turn):
     walk = toy(pull, turn)
-    step, before = np.diff(walk.theta, axis=0), walk.theta[:-1]
-    cosine = (step * before).sum(1) / np.linalg.norm(step, axis=1) / np.linalg.norm(before, axis=1)
+    step, before = np.diff(walk.theta, axis=1), walk.theta[:, :-1]
+    cosine = (step * before).sum(2) / np.linalg.norm(step, axis=2) / np.linalg.norm(before, axis=2)
     assert abs(cosine).max() < 1e-10 and walk.worst_alignment < 1e-12
-    assert (walk.theta[-1] ** 2).sum() - 1 == pytest.approx(walk.squares, rel=1e-10)
+    assert (walk.theta[:, -1] ** 2).sum(1) - 1 == pytest.approx(walk.squares, rel=1e-10)
+    assert not np.isclose(*walk.theta[:, -1]).any(), "the walks are independent"
 
 
 def test_interval_shares_of_known_paths():
@@ -144,14 +146,14 @@ def test_interval_shares_of_known_paths():
 
 def test_what_holds_the_direction_lowers_the_share_and_what_turns_it_raises_it():
     spans = np.array([1, 300])
-    free, held, turning = (walks.interval_shares(toy(*force).theta, spans) for force in ((0, 0), (3, 0), (0, 1)))
+    free, held, turning = (walks.interval_shares(toy(*force).theta[0], spans) for force in ((0, 0), (3, 0), (0, 1)))
     assert held[1] < 0.8 < free[1] < 1.2 < turning[1]
     assert [share[0] for share in (free, held, turning)] == pytest.approx([1, 1, 1])
 
 
 def test_the_toy_needs_an_even_dimension():
     with pytest.raises(ValueError, match="even dimension"):
-        walks.orthogonal_walk(n=3, steps=1, lr=0.1, pull=0, turn=0, generator=generator(0, "cpu"))
+        walks.orthogonal_walk(n=3, steps=1, lr=0.1, pull=0, turn=0, walks=1, generator=generator(0, "cpu"))
 
 
 def test_a_million_steps_in_a_hundred_thousand_dimensions():
