@@ -257,9 +257,10 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, k
     fits all outputs; both are NaN where f has no derivative, as √x at 0.
     ``log_ratio`` is ln(‖f(c'θ)‖/‖f(cθ)‖) / ln(c'/c) with the next scale c', NaN at the last one.
 
-    The derivative is asked of the module's own code: where that detaches a value or leaves float64 it may be wrong, with
-    a residual of 0. So the outputs at c·e^±0.001 are asked as well, and a ``RuntimeWarning`` names the scales at which
-    the two differ by more than 1 %: believe ``log_ratio`` there. (A bias that opens a unit just there differs, too.)
+    The derivative is asked of the module's own code: where that detaches a value or leaves float64 it may be wrong,
+    with a residual of 0. So the outputs at c·e^±0.001 are asked as well, and a ``RuntimeWarning`` names the scales at
+    which the two differ by more than 1 %: believe ``log_ratio`` there. (A bias that opens a unit just there differs,
+    too.)
 
     Args:
         module: runs in its present mode (dropout must be off), in float64, with its buffers as they are.
