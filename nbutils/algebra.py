@@ -27,6 +27,8 @@ Degree = Fraction | float
 MASK_READERS = """add iadd add_ sub masked_fill masked_fill_ where MultiheadAttention TransformerEncoderLayer
     TransformerEncoder scaled_dot_product_attention invert logical_not bitwise_not getitem unsqueeze squeeze expand view
     reshape transpose permute repeat contiguous getattr size dim embedding Embedding"""
+PARAMETERS = """weight bias in_proj_weight in_proj_bias q_proj_weight k_proj_weight v_proj_weight bias_k
+    bias_v"""  # what the rules of torch.nn read
 OPERANDS = ("input", "tensors", "other")  # keywords under which functions take what they work on, in order
 IN_PLACE = {"iadd": "add", "isub": "sub", "imul": "mul", "itruediv": "div", "imatmul": "matmul", "ipow": "pow"}
 RULES: dict[Any, Callable[..., Any]] = {}
@@ -61,6 +63,7 @@ def rule(*targets: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     A rule takes the ``Algebra`` and the arguments of the operation (a module rule: the module before them), in which
     values of the graph are replaced by their degrees. It returns the degree of the result, or a tuple of degrees.
+    Arguments that it does not read it takes under a name with a ``_``, as in ``*_``: they may not change with scale.
 
     >>> @rule(torch.sinc, "sinc")
     ... def sinc(algebra, x):
@@ -178,6 +181,8 @@ class Algebra:
 
     def normalized(self, x: Any, eps: float | None = None) -> Degree:
         """x over its own size: 0. With ε > 0 (None: machine ε) exact only where x does not change with scale."""
+        if isinstance(eps, Fraction) or eps == EVERY:
+            self.fail("ε is a value of the graph, not a number", x, eps)
         if self.of(x) not in (ZERO, EVERY) and (eps is None or eps > 0):
             if self.approximate and self.of(x) < 0:
                 self.fail("ε outgrows x", x)
@@ -222,13 +227,15 @@ class Algebra:
         in_place = found is None and not is_module and (name in IN_PLACE or name.endswith("_"))
         if in_place:
             found = RULES.get(IN_PLACE.get(name, name.rstrip("_")))
-        operands = tuple(_degrees_in([args, kwargs]))
+        operands = tuple(degrees_in([args, kwargs]))
         frame = self.row(node, path, name, operands)
         shape = name in ("size", "numel", "dim") or (name == "getattr" and args[1] in ("shape", "ndim"))
         frame["leading"] = not shape and any(isinstance(k, Leading) for k in operands)
         self.frames.append(frame)
         if found is None:
             raise NoRule(_how_to_add(name, node, path, target))
+        if not is_module and kwargs.get("out") is not None:
+            raise NoRule(f"{_place(name, node, path)}: out= changes another value; take what is returned instead")
         writes = _acts_in_place(target, args, kwargs)
         if is_module:  # arguments by position, however they were given
             bound = signature(type(target).forward).bind(target, *args, **kwargs)
@@ -240,9 +247,12 @@ class Algebra:
         if masked and name not in MASK_READERS.split():
             self.fail("a mask of degree EVERY is added or is a condition; give a Boolean factor degree 0", *operands)
         try:
-            signature(found).bind(self, *args, **kwargs)
+            bound = signature(found).bind(self, *args, **kwargs)
         except TypeError as error:
             raise NoRule(f"{_place(name, node, path)}: its rule does not know these arguments: {error}") from error
+        unread = tuple(degrees_in([value for key, value in bound.arguments.items() if key.startswith("_")]))
+        if any(k not in (ZERO, EVERY) for k in unread):
+            self.fail("an argument that the rule does not read changes with scale", *operands)
         out = found(self, *args, **kwargs)
         if frame["leading"]:
             out = tuple(map(_leading, out)) if isinstance(out, tuple) else _leading(out)
@@ -277,11 +287,11 @@ def _acts_in_place(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     return bool(kwargs.get("inplace", at < len(args) and args[at]))
 
 
-def _degrees_in(arguments: Any) -> Iterator[Degree]:
+def degrees_in(arguments: Any) -> Iterator[Degree]:
     """The degrees among the arguments of an operation, nested ones too."""
     if isinstance(arguments, tuple | list | Mapping):
         for argument in arguments.values() if isinstance(arguments, Mapping) else arguments:
-            yield from _degrees_in(argument)
+            yield from degrees_in(argument)
     elif isinstance(arguments, Fraction) or (isinstance(arguments, float) and arguments == EVERY):
         yield arguments
 
@@ -293,7 +303,7 @@ def _how_to_add(name: str, node: fx.Node, path: str, target: Any) -> str:
     key = name if is_module else repr(name) if node.op == "call_method" else f"<the function {name}>"
     return (
         f"no rule for {_place(name, node, path)}"
-        + (" (that of its class does not count: it has hooks or another forward)" if changed else "")
+        + (" (that of its class does not count: it has hooks, another forward or a parameter more)" if changed else "")
         + ". Say what it does to degrees, for example that it keeps them:\n\n"
         f"    @nbutils.homogeneity.rule({key})\n"
         f"    def {name.strip('_').lower()}(algebra{', module' if is_module else ''}, x):\n"
@@ -303,6 +313,8 @@ def _how_to_add(name: str, node: fx.Node, path: str, target: Any) -> str:
 
 def module_rule(module: nn.Module) -> Callable[..., Any] | None:
     """Rule of a module's class, or of the base class whose forward it uses. None if hooks or a parametrization act.
+
+    None, too, if a class of torch.nn has a parameter that its rule does not read, such as a slope.
 
     >>> from nbutils import rules  # fills RULES
     >>> module_rule(nn.Linear(2, 2)) is RULES[nn.Linear]
@@ -314,4 +326,6 @@ def module_rule(module: nn.Module) -> Callable[..., Any] | None:
         return None
     base = next((base for base in type(module).__mro__ if base in RULES), None)
     own = "forward" in vars(module) or base is None or base.forward is not type(module).forward
-    return None if own else RULES[base]
+    if own or (base.__module__.startswith("torch.") and not set(module._parameters) <= set(PARAMETERS.split())):
+        return None
+    return RULES[base]

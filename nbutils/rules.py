@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nbutils.algebra import EVERY, RULES, ZERO, Algebra, Degree, NoRule, rule
+from nbutils.algebra import EVERY, RULES, ZERO, Algebra, Degree, NoRule, degrees_in, rule
 
 __all__: list[str] = []  # to be found in RULES
 
@@ -75,9 +75,27 @@ def attribute(a: Algebra, x: Any, name: str) -> Any:
 
 
 def cast(a: Algebra, x: Any, *args: Any, **kwargs: Any) -> Degree:
-    """``to`` and ``type``: whole numbers are rounded ones."""
-    kinds = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.dtype)]
-    return a.of(x) if all(t.is_floating_point for t in kinds) else a.constant(x)
+    """``to`` and ``type``: whole numbers are rounded ones, and so may be those of another value of degree 0."""
+    given = (*args, *kwargs.values())
+    kinds = [t for t in given if isinstance(t, torch.dtype)]
+    floating = all(t.is_floating_point for t in kinds) and not any(k in (ZERO, EVERY) for k in degrees_in(given))
+    return a.of(x) if floating else a.constant(x)
+
+
+def cast_by_name(a: Algebra, x: Any, dtype: Any, *_: Any, **__: Any) -> Degree:
+    """``type`` takes names of types, too, which are not read."""
+    return cast(a, x, dtype) if isinstance(dtype, torch.dtype) else unread(a, f"the type {dtype!r}", "a torch.dtype")
+
+
+def unread(a: Algebra, what: str, instead: str) -> Any:
+    raise NoRule(f"{what} at node {a.frames[-1]['node'].name!r} is not read: give {instead}")
+
+
+def einsum(a: Algebra, equation: Any, *xs: Any) -> Degree:
+    """A product. ``xs`` may be a list; and values and lists of subscripts may take turns, without an equation."""
+    if not isinstance(equation, str):
+        xs = (equation, *xs)[: (len(xs) + 1) // 2 * 2 : 2]  # a last list is that of the result
+    return a.mul(*(xs[0] if isinstance(xs[0], tuple | list) else xs))
 
 
 def dropout(a: Algebra, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Degree:
@@ -123,8 +141,8 @@ def float_mask(mask: Any) -> Any:
 
 everywhere(  # positively homogeneous of degree 1 in the first operand, and nothing else counts
     """relu leaky_relu abs absolute neg mean sum nanmean amax amin cumsum trace matrix_norm std clone contiguous
-    detach float double half cpu cuda reshape view view_as reshape_as flatten unflatten ravel squeeze
-    unsqueeze expand expand_as broadcast_to repeat repeat_interleave tile t adjoint transpose permute movedim swapaxes
+    detach float double half cpu cuda reshape view flatten unflatten ravel squeeze
+    unsqueeze expand broadcast_to repeat repeat_interleave tile t adjoint transpose permute movedim swapaxes
     swapdims chunk split tensor_split unbind narrow select index_select gather take_along_dim diagonal diag tril triu
     flip roll pixel_shuffle interpolate unfold fold avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d
     adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d
@@ -144,14 +162,14 @@ everywhere("sqrt", first(lambda a, x: a.pow(x, 0.5)))
 everywhere("rsqrt", first(lambda a, x: a.pow(x, -0.5)))
 everywhere("square var", first(lambda a, x: a.pow(x, 2)))
 everywhere("reciprocal", first(lambda a, x: a.pow(x, -1)))
-everywhere("add sub subtract", lambda a, x, y, alpha=1: a.add(x, y))
+everywhere("add sub subtract", lambda a, x, y, alpha=1: a.add(x, a.mul(y, alpha)))
 everywhere("maximum minimum fmax fmin", Algebra.same)
 everywhere("eq ne lt le gt ge", truth)
 everywhere("mul multiply matmul mm bmm dot mv outer inner", Algebra.mul)
 everywhere("div divide truediv true_divide", Algebra.div)
 everywhere("pow float_power", Algebra.pow)
 everywhere("floordiv floor_divide mod remainder", Algebra.constant)
-everywhere("einsum", lambda a, equation, *xs: a.mul(*(xs[0] if isinstance(xs[0], tuple | list) else xs)))
+everywhere("einsum", einsum)
 everywhere("cat concat concatenate stack hstack vstack", first(Algebra.of))
 everywhere("masked_fill", lambda a, x, mask, value: a.same(x, value))
 everywhere("where", lambda a, condition, x, y: a.same(x, y))
@@ -159,7 +177,7 @@ everywhere("pad", lambda a, x, pad, mode="constant", value=None: a.same(x, value
 everywhere("linear conv1d conv2d conv3d", lambda a, x, weight, bias=None, *_, **__: a.affine(x, weight, bias))
 everywhere("conv_transpose1d conv_transpose2d conv_transpose3d", RULES[F.conv1d])
 everywhere("bilinear", lambda a, x, y, weight, bias=None: a.affine(a.mul(x, y), weight, bias))
-everywhere("addmm baddbmm addmv", lambda a, bias, x, y, **_: a.affine(x, y, bias))
+everywhere("addmm baddbmm addmv", lambda a, bias, x, y, beta=1, alpha=1: a.add(a.mul(bias, beta), a.mul(x, y, alpha)))
 everywhere("embedding", embedding)
 everywhere("prelu", lambda a, x, weight: a.add(x, a.mul(x, weight)))  # max(0, x) + weight · min(0, x)
 everywhere("layer_norm", layer_norm)
@@ -171,7 +189,9 @@ everywhere("max min", extreme)
 everywhere("clamp clip", clamp)
 everywhere("hardtanh", hardtanh)
 everywhere("relu6", lambda a, x, inplace=False: clamp(a, x, 0, 6))
-everywhere("to type", cast)
+everywhere("to", cast)
+everywhere("type", cast_by_name)
+everywhere("view_as reshape_as expand_as", lambda a, x, other: a.of(x))
 everywhere("dropout", dropout)
 everywhere("scaled_dot_product_attention", attention)
 rule(getattr)(attribute)

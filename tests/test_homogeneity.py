@@ -710,6 +710,81 @@ def test_a_rule_can_be_added(monkeypatch):
     assert measure_degree(seq(sq(), Cube()), torch.randn(4), [1, 2]).euler[0] == pytest.approx(6)
 
 
+# --- What a rule must not overlook ------------------------------------------------------------------------------------
+
+
+def written_elsewhere(m, x):
+    g = m.f(x) * x
+    torch.abs(m.f(x), out=g)
+    return g
+
+
+SLOPE, VALUE = "an argument that the rule does not read", "a value of the graph"
+OVERLOOKED = {  # name: (function, what is refused, error, what it says); m.a is a frozen parameter without dimensions
+    "out": (written_elsewhere, NoRule, "out= changes another value"),
+    "slope of leaky_relu": (lambda m, x: F.leaky_relu(m.f(x), m.a), NotHomogeneous, SLOPE),
+    "slope by name": (lambda m, x: F.leaky_relu(m.f(x), negative_slope=m.a), NotHomogeneous, SLOPE),
+    "alpha of elu": (lambda m, x: F.elu(m.n(x), m.a), NotHomogeneous, SLOPE),
+    "beta of softplus": (lambda m, x: F.softplus(m.n(x), beta=m.a), NotHomogeneous, SLOPE),
+    "scale of attention": (
+        lambda m, x: F.scaled_dot_product_attention(m.n(x), m.n(x), x, scale=m.a), NotHomogeneous, SLOPE
+    ),
+    "ε": (lambda m, x: F.layer_norm(m.f(x), (4,), eps=m.a), NotHomogeneous, VALUE),
+    "name of a type": (lambda m, x: m.f(x).type("torch.IntTensor"), NoRule, "give a torch.dtype"),
+    "name of a float type": (lambda m, x: m.f(x).type("torch.DoubleTensor"), NoRule, "give a torch.dtype"),
+    "type of another value": (lambda m, x: m.f(x).to(x.argmax(-1)), NotHomogeneous, "needs degree 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("approximate", [False, True])
+@pytest.mark.parametrize("name", OVERLOOKED)
+def test_what_a_rule_does_not_read_is_refused(name, approximate):
+    function, error, said = OVERLOOKED[name]
+    net = Net(function, f=sq(), n=plain(), a=nn.Parameter(torch.tensor(0.3), requires_grad=False))
+    with pytest.raises(error, match=said):
+        degree(net, 1, approximate=approximate)
+
+
+def test_a_factor_of_a_sum_counts():
+    """``alpha`` and ``beta`` are factors: they add their degree, and two wrongs may make a right."""
+    scalar = nn.Parameter(torch.tensor(0.3), requires_grad=False)
+    for function in (
+        lambda m, x: torch.add(m.f(x), x, alpha=m.a),
+        lambda m, x: m.f(x).sub(x, alpha=m.a),
+        lambda m, x: torch.addmm(x, x, m.w, beta=m.a),
+    ):
+        net, x = Net(function, f=sq(), w=par(4, 4), a=scalar), torch.randn(3, 4)
+        assert degree(net, 1) == 2
+        with pytest.warns(RuntimeWarning, match="against 2 at scale"):  # torch takes the number out of the graph
+            assert measure_degree(net, x, [1, 3]).log_ratio[0] == pytest.approx(2, abs=1e-9)
+    with pytest.raises(NotHomogeneous, match="equal degrees"):
+        degree(Net(lambda m, x: torch.add(m.f(x), m.f(x), alpha=m.a), f=sq(), a=scalar), 1)
+
+
+def test_einsum_with_lists_of_subscripts():
+    for function, k in (
+        (lambda m, x: torch.einsum(x, [0, 1], m.w, [1, 2], [0, 2]), 2),
+        (lambda m, x: torch.einsum(x, [0, 1], m.w, [1, 2], m.w, [2, 3]), 3),
+    ):
+        net, x = Net(function, w=par(4, 4)), torch.randn(3, 4)
+        assert degree(net, 1) == k
+        assert measure_degree(net, x, [1, 3]).log_ratio[0] == pytest.approx(k, abs=1e-9)
+    with pytest.raises(NotHomogeneous, match="equal degrees"):
+        degree(Net(lambda m, x: x + torch.einsum(x, [0, 1], m.w, [1, 2], [0, 2]), w=par(4, 4)), 1)
+
+
+def test_a_slope_that_a_module_learns_is_no_part_of_its_rule():
+    net = seq(sq(), nn.LeakyReLU())
+    assert degree(net, 1) == 2
+    net[1].negative_slope = nn.Parameter(torch.tensor(0.1))
+    with pytest.raises(NoRule, match="a parameter more"):
+        degree(net, 1)
+
+
+def test_values_that_lend_their_shape_or_type_may_have_any_degree():
+    assert degree(Net(lambda m, x: m.f(x).view_as(x).expand_as(x).reshape_as(x).to(x), f=sq()), 1) == 2
+
+
 # --- Inputs, outputs, notes -------------------------------------------------------------------------------------------
 
 
@@ -811,6 +886,23 @@ def test_measuring_what_has_no_degree():
     net, x = build(lambda: seq(sq(), linear(4, 4, bias=True)), X)
     measured = measure_degree(net, x, [1, 1e6])
     assert measured.residual[0] > 0.01 and measured.residual[1] < 1e-9  # 3 and 1 meet; far out 3 is left
+
+
+@pytest.mark.parametrize(
+    ("function", "euler", "true"),
+    [
+        (lambda m, x: x @ m.w.detach(), 1, 2),
+        (lambda m, x: m.f(x) / m.f(x).detach().norm(), 2, 0),
+        (lambda m, x: F.layer_norm(m.f(x), (4,), eps=0.0).float() * m.f(x).detach(), 0, 2),
+    ],
+)
+def test_a_derivative_that_is_not_of_the_outputs_is_said(function, euler, true):
+    """Euler's identity is asked of autograd, which believes ``detach``; the residual is that of rounding."""
+    net, (x,) = build(lambda: Net(function, w=par(4, 4), f=sq()), X)
+    with pytest.warns(RuntimeWarning, match=f"against {true:.4g} at scale 1, .* at scale 3") as caught:
+        measured = measure_degree(net, x, [1, 3])
+    assert measured.euler[0] == pytest.approx(euler, abs=1e-6) and measured.residual[0] < 1e-6
+    assert measured.log_ratio[0] == pytest.approx(true, abs=1e-6) and caught[0].filename == __file__
 
 
 def test_scaling_error_of_a_bias_is_its_size():
