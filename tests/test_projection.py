@@ -104,7 +104,7 @@ def test_scales_between_whole_numbers_with_tokens_as_inputs():
 def test_cosine_of_the_plain_way():
     """One parameter: θ and ∇L are parallel. Four of which one is not 0: a known angle."""
     net = Fixed([[3.0, 2.0, 0.0]])
-    dot, cosine = by_autograd(net, torch.zeros(1, 3, dtype=torch.float64), 2.0, [0])
+    dot, cosine, _ = by_autograd(net, torch.zeros(1, 3, dtype=torch.float64), 2.0, [0])
     assert dot < 0 and cosine == pytest.approx(-1, rel=1e-12)
     linear = nn.Linear(2, 2, bias=False).double()
     linear.weight.data = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
