@@ -228,8 +228,8 @@ def _forward_bytes(module: nn.Module, inputs: Tensor) -> tuple[int, torch.Size]:
 def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:
     """First norm at which θ·∇L turns from negative to positive, one for each accuracy, ``(n_accuracies,)``.
 
-    The first two neighbouring scales between which it does so, then secants and halves on the ray itself. Where the grid
-    has none, the search goes on outside it by factors of two: above it if θ·∇L is negative at its end, below it if
+    The first two neighbouring scales between which it does so, then secants and halves on the ray itself. Where the
+    grid has none, the search goes on outside it by factors of two: above it if θ·∇L is negative at its end, below it if
     it is positive from the start. A prediction that changes with the scale makes θ·∇L jump: the crossing may be such
     a jump. Two crossings between neighbouring scales go unseen.
 
