@@ -6,14 +6,13 @@ With logits z and their derivative ż along the ray, dz/d ln c, softmax cross-en
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 from scipy.special import lambertw
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
@@ -49,6 +48,7 @@ class Projection:
     order: Classes = field(repr=False)  # the order in which samples turn wrong, (samples,)
     other: Classes = field(repr=False)  # their wrong labels, (n_scales, samples)
     at: Callable[[float], Array] = field(repr=False)  # projection of every accuracy at another scale, (n_accuracies,)
+    several: Callable[[Array], Array] = field(repr=False)  # at several: (n_accuracies, n_scales)
 
     def labels(self, accuracy: int, scale: int) -> Classes:
         """Labels at an accuracy and a scale, given by their places in ``accuracies`` and ``scales``: ``(samples,)``."""
@@ -139,14 +139,17 @@ def along_ray(
     table = mean(right, false)
     known = dict(zip(scales.tolist(), table.T, strict=True))
 
+    def several(c: Array) -> Array:
+        return mean(*parts(c)[:2])
+
     def at(c: float) -> Array:
         c = float(c)
         if c not in known:
-            known[c] = mean(*parts(np.array([c]))[:2])[:, 0]
+            known[c] = several(np.array([c]))[:, 0]
         return known[c]
 
     rho = sum(float(p.detach().double().square().sum()) for p in module.parameters()) ** 0.5
-    return Projection(scales, accuracies, scales * rho, table, best, counts, right, false, order, other, at)
+    return Projection(scales, accuracies, scales * rho, table, best, counts, right, false, order, other, at, several)
 
 
 def logits_along_ray(
@@ -171,24 +174,39 @@ def logits_along_ray(
         return vmap(one)(c)
 
 
+class Plain(NamedTuple):
+    """What one backward pass tells of a point on the ray."""
+
+    total: float  # θ·∇L
+    cosine: float  # θ·∇L / (‖θ‖‖∇L‖)
+    last_norm: float  # the part of θ·∇L that the gain and the shift of the last layer norm have; 0 without one
+
+
 def by_autograd(
     module: nn.Module, inputs: Tensor, c: float, labels: ArrayLike, *, scale_inputs: bool = True
-) -> tuple[float, float]:
-    """The plain way, one point by one backward pass: θ·∇L and its cosine, θ·∇L / (‖θ‖‖∇L‖), at the scale c.
+) -> Plain:
+    """The plain way, one point by one backward pass, at the scale c.
 
     >>> net = nn.Linear(1, 2, bias=False)
     >>> net.weight.data = torch.tensor([[3.0], [1.0]]).log()  # logits ln 3 and 0, so p = (3/4, 1/4)
     >>> [round(value, 4) for value in by_autograd(net, torch.ones(1, 1), 1.0, [0])]  # −(ln 3)/4 and −1/√2
-    [-0.2747, -0.7071]
+    [-0.2747, -0.7071, 0.0]
     """
     theta = {name: (c * value.detach()).requires_grad_() for name, value in module.named_parameters()}
     logits = functional_call(module, theta, (c * inputs if scale_inputs else inputs,)).flatten(0, -2)
     loss = nn.functional.cross_entropy(logits, torch.as_tensor(labels, device=logits.device))
     gradient = torch.autograd.grad(loss, list(theta.values()), allow_unused=True)
-    pairs = [(p.detach().double(), g.double()) for p, g in zip(theta.values(), gradient, strict=True) if g is not None]
-    dot = sum(float((p * g).sum()) for p, g in pairs)
+    pairs = {
+        name: (p.detach().double(), g.double())
+        for (name, p), g in zip(theta.items(), gradient, strict=True)
+        if g is not None
+    }
+    dots = {name: float((p * g).sum()) for name, (p, g) in pairs.items()}
+    last = ([name for name in theta if name.rpartition(".")[0].endswith("norm")] or [""])[-1].rpartition(".")[0]
+    of_last = sum((dots.get(f"{last}.{name}", 0.0) for name in ("gain", "shift")), 0.0) if last else 0.0
     rho = sum(float(p.detach().double().square().sum()) for p in theta.values()) ** 0.5
-    return dot, dot / (rho * sum(float(g.square().sum()) for _, g in pairs) ** 0.5)
+    dot = sum(dots.values())
+    return Plain(dot, dot / (rho * sum(float(g.square().sum()) for _, g in pairs.values()) ** 0.5), of_last)
 
 
 def _forward_bytes(module: nn.Module, inputs: Tensor) -> tuple[int, torch.Size]:
@@ -210,8 +228,8 @@ def _forward_bytes(module: nn.Module, inputs: Tensor) -> tuple[int, torch.Size]:
 def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:
     """First norm at which θ·∇L turns from negative to positive, one for each accuracy, ``(n_accuracies,)``.
 
-    The first two neighbouring scales between which it does so, then Brent's method on the ray itself. Where the grid
-    has none, the search goes on outside it by factors of two: above it if θ·∇L is negative at its end, below it if
+    The first two neighbouring scales between which it does so, then secants and halves on the ray itself. Where the
+    grid has none, the search goes on outside it by factors of two: above it if θ·∇L is negative at its end, below it if
     it is positive from the start. A prediction that changes with the scale makes θ·∇L jump: the crossing may be such
     a jump. Two crossings between neighbouring scales go unseen.
 
@@ -224,27 +242,50 @@ def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:
     >>> equilibrium(ray).round(4)  # at ρ = ln 3 the confidence e^ρ/(1 + e^ρ) is the accuracy 3/4
     array([1.0986])
     """
-    out = np.full(len(ray.accuracies), np.inf)
     unit = ray.norm[0] / ray.scales[0]
     order = np.argsort(ray.scales)
-    grid = ray.scales[order]
-    for i in np.flatnonzero(ray.wrong):
-        values = ray.projection[i, order]
-        up = np.flatnonzero((values[:-1] <= 0) & (values[1:] > 0))
-        bracket = None
-        if values[0] > 0:
-            steps = itertools.pairwise(grid[0] * 0.5 ** np.arange(21))
-            bracket = next(((low, high) for high, low in steps if ray.at(low)[i] <= 0), None)
-        elif len(up):
-            bracket = grid[up[0]], grid[up[0] + 1]
-        else:
-            steps = itertools.pairwise(grid[-1] * 2.0 ** np.arange(21))
-            bracket = next(((low, high) for low, high in steps if ray.at(high)[i] > 0), None)
-        if bracket is not None:
-            out[i] = unit * brentq(lambda c, i=i: ray.at(c)[i], *bracket, xtol=1e-300, rtol=max(rtol, 9e-16))
-        elif values[0] > 0:
-            out[i] = 0.0
+    grid, values = ray.scales[order], ray.projection[:, order]
+    low, high = np.full((2, len(values)), np.nan)  # brackets; NaN where there is none
+    up = (values[:, :-1] <= 0) & (values[:, 1:] > 0)
+    some_wrong, from_start = ray.wrong > 0, values[:, 0] > 0
+    seen = some_wrong & ~from_start & up.any(1)
+    low[seen], high[seen] = grid[up.argmax(1)[seen]], grid[up.argmax(1)[seen] + 1]
+    unseen = some_wrong & ~from_start & ~seen
+    for near in grid[0] * 0.5 ** np.arange(20):  # downwards
+        if not (left := some_wrong & from_start & np.isnan(low)).any():
+            break
+        found = left & (ray.at(near / 2) <= 0)
+        low[found], high[found] = near / 2, near
+    for near in grid[-1] * 2.0 ** np.arange(20):  # upwards
+        if not (left := unseen & np.isnan(low)).any():
+            break
+        found = left & (ray.at(2 * near) > 0)
+        low[found], high[found] = near, 2 * near
+    out = np.where(some_wrong & from_start, 0.0, np.inf)
+    inside = np.flatnonzero(np.isfinite(low))
+    out[inside] = unit * _roots(ray, inside, low[inside], high[inside], max(rtol, 1e-15))
     return out
+
+
+def _roots(ray: Projection, rows: Classes, low: Array, high: Array, rtol: float) -> Array:
+    """Where each row's θ·∇L turns positive in its bracket, all at once: secants, and halves against slow ends."""
+    if not len(rows):
+        return low
+    at_low, at_high = (np.array([ray.at(c)[i] for i, c in zip(rows, end, strict=True)]) for end in (low, high))
+    for turn in range(200):
+        if (high - low <= rtol * high).all():
+            break
+        middle = (low + high) / 2
+        if turn % 3:
+            # a little past the secant's root on the side of the longer part, so that both ends close in
+            guess = low - at_low * (high - low) / (at_high - at_low)
+            guess += np.where(guess < middle, 1, -1) * rtol / 2 * high
+            middle = np.where((guess > low) & (guess < high), guess, middle)
+        value = ray.several(middle)[rows, np.arange(len(rows))]
+        above = value > 0
+        high, at_high = np.where(above, middle, high), np.where(above, value, at_high)
+        low, at_low = np.where(above, low, middle), np.where(above, at_low, value)
+    return (low + high) / 2
 
 
 class Affine(nn.Module):

@@ -104,7 +104,7 @@ def test_scales_between_whole_numbers_with_tokens_as_inputs():
 def test_cosine_of_the_plain_way():
     """One parameter: θ and ∇L are parallel. Four of which one is not 0: a known angle."""
     net = Fixed([[3.0, 2.0, 0.0]])
-    dot, cosine = by_autograd(net, torch.zeros(1, 3, dtype=torch.float64), 2.0, [0])
+    dot, cosine, _ = by_autograd(net, torch.zeros(1, 3, dtype=torch.float64), 2.0, [0])
     assert dot < 0 and cosine == pytest.approx(-1, rel=1e-12)
     linear = nn.Linear(2, 2, bias=False).double()
     linear.weight.data = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
@@ -236,3 +236,18 @@ def test_the_norm_on_the_ray_is_that_of_the_parameters_alone():
     ray = along_ray(net, x, [1.0, 3.0], [1.0], generator=rng)
     rho = sum(float((p**2).sum()) for p in net.parameters()) ** 0.5
     assert ray.norm == pytest.approx(np.array([1.0, 3.0]) * rho, rel=1e-12)
+
+
+def test_the_last_layer_norm_has_all_of_a_homogeneous_sublayer():
+    net = figure1("feed-forward, no biases or residual", affine=None, generator=generator(3, "cpu"))
+    x = torch.randn(8, 10, generator=generator(4, "cpu"), dtype=torch.float64)
+    plain = by_autograd(net, x, 7.0, list(range(8)), scale_inputs=False)
+    assert plain.last_norm == pytest.approx(plain.total, rel=1e-9)
+    gain = net.norm.gain.detach().clone()
+    net.norm.gain.data = 2 * gain  # twice the gain alone is not twice the scale: the part is of its own parameters
+    assert by_autograd(net, x, 7.0, list(range(8)), scale_inputs=False).last_norm != pytest.approx(plain.last_norm)
+
+
+def test_without_a_layer_norm_nothing_is_its_part():
+    net = torch.nn.Linear(3, 2, bias=False).double()
+    assert by_autograd(net, torch.ones(1, 3, dtype=torch.float64), 1.0, [0]).last_norm == 0
