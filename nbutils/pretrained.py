@@ -232,6 +232,32 @@ def by_layer(
     return saturation.Similarity(*(values[len(values) // 2 :] for values in found))  # the decoder's half
 
 
+@contextmanager
+def finite_mask(model: nn.Module, value: float = -10_000.0) -> Iterator[None]:
+    """While this runs, the decoder of an encoder–decoder hides the future by adding ``value`` to its scores.
+
+    That is how ``transformers`` 4.0.1 did it. Where scores are far larger, as at c = 1000, nothing is hidden.
+
+    >>> model = random_model(shape("t5-base", width=8, depth=1, heads=2, vocab=10), seed=0)
+    >>> with finite_mask(model, 0.0):  # hides nothing
+    ...     seen = by_layer(model, [[1, 2, 3]], c=1.0).anisotropy
+    >>> bool(seen[1] == by_layer(model, [[1, 2, 3]], c=1.0).anisotropy[1])
+    False
+    """
+
+    def replace(decoder: nn.Module, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        real = options["attention_mask"].bool()
+        seen = torch.ones(real.shape[1], real.shape[1], dtype=torch.bool, device=real.device).tril() & real[:, None, None]
+        dtype = next(decoder.parameters()).dtype
+        return arguments, {**options, "attention_mask": torch.where(seen, 0.0, value).to(dtype)}
+
+    handle = model.get_decoder().register_forward_pre_hook(replace, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def mean_directions(model: nn.Module, sentences: Sequence[Sequence[int]], c: float = 1000.0) -> torch.Tensor:
     """Mean of h/‖h‖ over all tokens by layer, in the network and in the network times ``c``, without dropout.
 

@@ -133,3 +133,15 @@ def test_mean_directions_are_those_of_the_common_part():
     shared = pretrained.shared_directions([model, other], SENTENCES)
     cosine = torch.cosine_similarity(plain, pretrained.mean_directions(other, SENTENCES)[1], dim=-1)
     torch.testing.assert_close(shared[0, 1], 24**0.5 * cosine[1:])
+
+
+def test_a_finite_mask_hides_the_future_until_scores_outgrow_it():
+    model = pretrained.random_model(pretrained.shape("t5-base", **SMALL), 0)
+    usual = pretrained.by_layer(model, SENTENCES)
+    with pretrained.finite_mask(model, torch.finfo(torch.float32).min):
+        torch.testing.assert_close(pretrained.by_layer(model, SENTENCES), usual)
+    with pretrained.finite_mask(model):
+        same = pretrained.by_layer(model, SENTENCES, c=1.0).raw
+        assert (pretrained.by_layer(model, SENTENCES).raw[1:] - usual.raw[1:]).abs().max() > 1e-3
+    torch.testing.assert_close(same, torch.ones_like(same))
+    torch.testing.assert_close(pretrained.by_layer(model, SENTENCES), usual)  # the mask is the usual one again
