@@ -21,6 +21,7 @@ from nbutils.models import Attention, SelfAttention
 from nbutils.scaling import mode, scaled
 
 FLAT = ("query", "key", "constant")
+STRINGS = 1_000_000  # added to the seed of a network: its strings are drawn apart from its weights
 
 
 class MeanHead(nn.Module):
@@ -168,7 +169,7 @@ def trained(
         return models.Classifier(5, width, depth, 2, length, classes=2, generator=rng, **options)
 
     nets = [network(seed).to(place) for seed in seeds]
-    rngs = [devices.generator(seed + 1, "cpu") for seed in seeds]
+    rngs = [devices.generator(seed + STRINGS, "cpu") for seed in seeds]  # not the seeds of the weights
     tests = [draw(task, test, length, rng) for rng in rngs]
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:

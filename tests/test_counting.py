@@ -111,7 +111,7 @@ def test_noise_moves_each_network_its_own_way_and_needs_no_batch():
     losses = counting.train_together(after, [], steps=4, lr=1e-2, noise=torch.Generator().manual_seed(5))
     assert losses.shape == (4, 3) and losses.isnan().all()
     moves = [
-        torch.cat([(p - q).flatten() for p, q in zip(new.parameters(), old.parameters(), strict=True)])
+        torch.cat([(p - q).detach().flatten() for p, q in zip(new.parameters(), old.parameters(), strict=True)])
         for new, old in zip(after, before, strict=True)
     ]
     angles = torch.corrcoef(torch.stack(moves))
