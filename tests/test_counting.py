@@ -86,7 +86,8 @@ def test_training_learns_to_copy():
 
 def networks(count=3):
     rngs = [torch.Generator().manual_seed(seed) for seed in range(count)]
-    options = {"tied": False, "init_std": "standard", "dtype": torch.float64}  # a key's bias has gradient 0: no rounding
+    # float64: a key's bias has gradient 0, and AdamW would make a step out of its rounding
+    options = {"tied": False, "init_std": "standard", "dtype": torch.float64}
     return [models.CausalLM(7, 8, 2, 2, 6, generator=rng, **options) for rng in rngs]
 
 
