@@ -7,18 +7,21 @@ Majority of a string of a and b is the smallest task that needs a mean over the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nbutils import device as devices
-from nbutils import languages, models, training
+from nbutils import languages, models, optimizers, training
 from nbutils.models import Attention, SelfAttention
 from nbutils.scaling import mode, scaled
 
 FLAT = ("query", "key", "constant")
+STRINGS = 1_000_000  # added to the seed of a network: its strings are drawn apart from its weights
 
 
 class MeanHead(nn.Module):
@@ -131,22 +134,23 @@ def trained(
     *,
     length: int,
     steps: int,
-    seed: int,
+    seeds: Sequence[int],
     uniform: bool = False,
     device: str = "auto",
-    width: int = 32,
-    batch: int = 64,
-    test: int = 400,
-    lr: float = 3e-3,
-) -> Trained:
-    """Train a small post-norm transformer on one task with AdamW.
+    width: int = 16,
+    batch: int = 32,
+    test: int = 200,
+    lr: float = 5e-3,
+) -> list[Trained]:
+    """Train small post-norm transformers on one task with AdamW, one for each seed, all at once.
 
     One layer of two heads; two layers for aⁿbⁿ. No positions for majority, where order says nothing. Causal for aⁿbⁿ
-    and for the previous letter. ``uniform`` takes away queries and keys. Test strings are drawn apart.
+    and for the previous letter. ``uniform`` takes away queries and keys. Each network has its own initial values and
+    its own strings; test strings are drawn apart.
 
-    >>> found = trained("majority", length=3, steps=50, seed=0, device="cpu")
-    >>> accuracy(found)  # over the eight strings of this length
-    1.0
+    >>> found = trained("majority", length=3, steps=50, seeds=(0, 1), device="cpu")
+    >>> [accuracy(one) for one in found]  # over the eight strings of this length
+    [1.0, 1.0]
     """
     place = devices.resolve(device)
     options: dict[str, Any] = {
@@ -155,31 +159,88 @@ def trained(
         "mask": "causal" if task in ("anbn", "previous") else "none",
         "uniform": uniform,
         "init_std": "standard",
-        "generator": devices.generator(seed, "cpu"),
     }
     depth = 2 if task == "anbn" else 1
-    if task == "previous":
-        model: nn.Module = models.CausalLM(7, width, depth, 2, length, tied=False, **options)
-    else:
-        model = models.Classifier(5, width, depth, 2, length, classes=2, **options)
-    rng = devices.generator(seed + 1, "cpu")
-    tokens, labels = draw(task, test, length, rng)
+
+    def network(seed: int) -> nn.Module:
+        rng = devices.generator(seed, "cpu")
+        if task == "previous":
+            return models.CausalLM(7, width, depth, 2, length, tied=False, generator=rng, **options)
+        return models.Classifier(5, width, depth, 2, length, classes=2, generator=rng, **options)
+
+    nets = [network(seed).to(place) for seed in seeds]
+    rngs = [devices.generator(seed + STRINGS, "cpu") for seed in seeds]  # not the seeds of the weights
+    tests = [draw(task, test, length, rng) for rng in rngs]
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         while True:
-            yield draw(task, batch, length, rng)
+            tokens, labels = zip(*(draw(task, batch, length, rng) for rng in rngs), strict=True)
+            yield torch.stack(tokens), torch.stack(labels)
 
-    training.train(
-        model, batches(), steps=steps, schedule=lr, seed=seed, device=place, every=max(steps, 1), projections=False,
-        progress=False,
-    )  # fmt: skip
-    return Trained(model, tokens.to(place), labels.to(place))
+    train_together(nets, batches(), steps=steps, lr=lr)
+    return [Trained(net, x.to(place), y.to(place)) for net, (x, y) in zip(nets, tests, strict=True)]
+
+
+def train_together(
+    nets: Sequence[nn.Module],
+    batches: Iterable[training.Batch],
+    *,
+    steps: int,
+    lr: float,
+    noise: torch.Generator | None = None,
+) -> Tensor:
+    """Train networks of one shape in place by AdamW, all at once, each on its own batches; losses ``(steps, nets)``.
+
+    A batch is what ``training.batch_loss`` takes, with one more dimension in front, of the networks. For small networks
+    that saves the fixed cost of each operation (``nbutils.ensemble`` does it for many settings on the same batches).
+
+    Args:
+        noise: the null model: pure noise from here in the place of all gradients. No batch is used; losses are NaN.
+
+    Raises:
+        ValueError: there are too few batches.
+
+    >>> nets = [nn.Linear(1, 2, bias=False) for _ in range(2)]
+    >>> with torch.no_grad():
+    ...     _ = [net.weight.zero_() for net in nets]
+    >>> x, y = torch.ones(2, 1, 1), torch.tensor([[0], [1]])  # one example each, of class 0 and of class 1
+    >>> _ = train_together(nets, [(x, y)], steps=1, lr=0.5)  # AdamW's first step has length lr in each coordinate
+    >>> [net.weight.detach().squeeze().round(decimals=3).tolist() for net in nets]
+    [[0.5, -0.5], [-0.5, 0.5]]
+    """
+    first = nets[0]
+    rows = {
+        name: torch.stack([net.get_parameter(name).detach() for net in nets]).requires_grad_()
+        for name, _ in first.named_parameters()
+    }
+    optimizer = optimizers.optimizer("adamw", list(rows.values()), lr)
+
+    def one(parameters: dict[str, Tensor], batch: training.Batch) -> Tensor:
+        return training.batch_loss(lambda inputs: functional_call(first, parameters, (inputs,)), batch)
+
+    losses, source = torch.full((steps, len(nets)), torch.nan), training.endless(batches)
+    for t in range(steps):
+        optimizer.zero_grad()
+        if noise is None:
+            batch = training.to_device(training.next_batch(source, t, steps), next(first.parameters()).device)
+            with sdpa_kernel(SDPBackend.MATH):  # the fast kernels have no batching rule
+                loss = vmap(one)(rows, batch)
+            loss.sum().backward()  # the networks are independent: each gets the gradient of its own loss
+            losses[t] = loss.detach()
+        for row in rows.values() if noise is not None else ():
+            row.grad = torch.randn(row.shape, generator=noise, device=noise.device).to(row)
+        optimizer.step()
+    with torch.no_grad():
+        for name, values in rows.items():
+            for net, value in zip(nets, values, strict=True):
+                net.get_parameter(name).copy_(value)
+    return losses
 
 
 def accuracy(found: Trained, c: float = 1.0, *, only_scores: bool = False) -> float:
     """Share of right answers with every parameter times ``c``, in float64; ``only_scores``: queries and keys alone.
 
-    >>> found = trained("majority", length=3, steps=0, seed=0, device="cpu")
+    >>> (found,) = trained("majority", length=3, steps=0, seeds=(0,), device="cpu")
     >>> accuracy(found, 0.0)  # all logits are 0, which is one answer to two kinds of strings, as many of each
     0.5
     """

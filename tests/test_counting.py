@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbutils import counting, heads, languages
+from nbutils import counting, heads, languages, models, training
 from nbutils.saturation import mode, scaled
 
 
@@ -64,7 +64,8 @@ def test_wrong_heads_are_refused():
 
 @pytest.mark.parametrize("task", ["majority", "anbn", "first", "previous"])
 def test_scaling_leaves_a_trained_network_as_it_was(task):
-    found = counting.trained(task, length=9 if task == "majority" else 8, steps=2, seed=0, device="cpu", test=20)
+    length = 9 if task == "majority" else 8
+    _, found = counting.trained(task, length=length, steps=2, seeds=(0, 5), device="cpu", test=20)
     before = {name: p.detach().clone() for name, p in found.model.named_parameters()}
     for only in (False, True):
         assert 0 <= counting.accuracy(found, 10, only_scores=only) <= 1
@@ -73,10 +74,52 @@ def test_scaling_leaves_a_trained_network_as_it_was(task):
 
 
 def test_a_uniform_head_has_no_scores_to_scale():
-    found = counting.trained("majority", length=9, steps=2, seed=0, uniform=True, device="cpu", test=40)
+    (found,) = counting.trained("majority", length=9, steps=2, seeds=(0,), uniform=True, device="cpu", test=40)
     assert len(counting.query_and_key(found.model)) == 0
     assert counting.accuracy(found, 1) == counting.accuracy(found, 1000, only_scores=True)
 
 
 def test_training_learns_to_copy():
-    assert counting.accuracy(counting.trained("first", length=8, steps=80, seed=0, device="cpu", lr=1e-2)) > 0.9
+    found = counting.trained("first", length=8, steps=80, seeds=range(3), device="cpu", lr=1e-2)
+    assert min(map(counting.accuracy, found)) > 0.9
+
+
+def networks(count=3):
+    rngs = [torch.Generator().manual_seed(seed) for seed in range(count)]
+    # float64: a key's bias has gradient 0, and AdamW would make a step out of its rounding
+    options = {"tied": False, "init_std": "standard", "dtype": torch.float64}
+    return [models.CausalLM(7, 8, 2, 2, 6, generator=rng, **options) for rng in rngs]
+
+
+def batches(count=3):
+    rng = torch.Generator().manual_seed(9)
+    return [torch.randint(7, (count, 4, 7), generator=rng) for _ in range(5)]
+
+
+def test_networks_trained_together_come_out_as_they_do_alone():
+    together = networks()
+    losses = counting.train_together(together, batches(), steps=5, lr=1e-2)
+    for i, (net, alone) in enumerate(zip(together, networks(), strict=True)):
+        own = [batch[i] for batch in batches()]
+        run = training.train(alone, own, steps=5, schedule=1e-2, device="cpu", progress=False)
+        assert losses[:, i].tolist() == pytest.approx(run.history["loss"][1:].tolist(), rel=1e-6)
+        for found, expected in zip(net.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_noise_moves_each_network_its_own_way_and_needs_no_batch():
+    before, after = networks(), networks()
+    losses = counting.train_together(after, [], steps=4, lr=1e-2, noise=torch.Generator().manual_seed(5))
+    assert losses.shape == (4, 3) and losses.isnan().all()
+    moves = [
+        torch.cat([(p - q).detach().flatten() for p, q in zip(new.parameters(), old.parameters(), strict=True)])
+        for new, old in zip(after, before, strict=True)
+    ]
+    angles = torch.corrcoef(torch.stack(moves))
+    assert all(1e-3 < float(move.abs().max()) < 5e-2 for move in moves)
+    assert float((angles - torch.eye(3)).abs().max()) < 0.1
+
+
+def test_too_few_batches_are_an_error():
+    with pytest.raises(ValueError, match="batch"):
+        counting.train_together(networks(), iter(batches()), steps=6, lr=1e-2)
