@@ -247,7 +247,9 @@ def finite_mask(model: nn.Module, value: float = -10_000.0) -> Iterator[None]:
 
     def replace(decoder: nn.Module, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         real = options["attention_mask"].bool()
-        seen = torch.ones(real.shape[1], real.shape[1], dtype=torch.bool, device=real.device).tril() & real[:, None, None]
+        seen = (
+            torch.ones(real.shape[1], real.shape[1], dtype=torch.bool, device=real.device).tril() & real[:, None, None]
+        )
         dtype = next(decoder.parameters()).dtype
         return arguments, {**options, "attention_mask": torch.where(seen, 0.0, value).to(dtype)}
 

@@ -182,9 +182,7 @@ class Plain(NamedTuple):
     last_norm: float  # the part of θ·∇L that the gain and the shift of the last layer norm have; 0 without one
 
 
-def by_autograd(
-    module: nn.Module, inputs: Tensor, c: float, labels: ArrayLike, *, scale_inputs: bool = True
-) -> Plain:
+def by_autograd(module: nn.Module, inputs: Tensor, c: float, labels: ArrayLike, *, scale_inputs: bool = True) -> Plain:
     """The plain way, one point by one backward pass, at the scale c.
 
     >>> net = nn.Linear(1, 2, bias=False)
