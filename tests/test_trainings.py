@@ -85,7 +85,11 @@ def test_every_rate_of_t5_has_its_null_model(asked):
             assert trained["schedule"](t) == null["schedule"](t) == rate / max(t, 16) ** 0.5
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, recipes_t5.DRAWS - 1)), min_size=2, max_size=50, unique=True))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**6), st.integers(0, recipes_t5.DRAWS - 1)), min_size=2, max_size=50, unique=True
+    )
+)
 def test_no_two_repetitions_share_a_seed(repetitions):
     assert len({recipes_t5.own_seed(*each) for each in repetitions}) == len(repetitions)
 
