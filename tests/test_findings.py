@@ -47,6 +47,16 @@ def test_a_claim_that_waits_for_the_network_has_two_sentences(run):
     assert findings.bind(":::{finding} never\nNobody knows.\n:::\n", run()).split() == ["Nobody", "knows."]
 
 
+def test_a_row_of_a_table_keeps_what_we_find_only_with_its_verdict(run):
+    table = (
+        "| claim | verdict | we find |\n|---|---|---|\n| a | {{ one }} | it is $x$ |\n| b | {{ two }} | it isn't |\n"
+    )
+    assert findings.bind(table, run()) == table
+    shown = findings.bind(table, run(two="failed")).splitlines()
+    assert shown[2] == "| a | {{ one }} | it is $x$ |"
+    assert shown[3] == "| b | {{ two }} | *left out: this run does not bear it* |"
+
+
 def test_a_finding_of_no_claim_is_an_error(run):
     with pytest.raises(ValueError, match="no claim 'three' in this run"):
         findings.bind(":::{finding} three\nWe find.\n:::\n", run())

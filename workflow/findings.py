@@ -65,7 +65,22 @@ def bind(text: str, result: report.Report) -> str:
     Raises:
         ValueError: a claim without a verdict in this run.
     """
-    return FINDING.sub(lambda match: _bound(match, result), text)
+    text = FINDING.sub(lambda match: _bound(match, result), text)
+    return re.sub(r"^\|.*\{\{ ([\w-]+) \}\}.*\|$", lambda match: _row(match, result), text, flags=re.MULTILINE)
+
+
+def _expected(claim: str) -> str:
+    """The verdict that sentences on a claim are about: the one kept, where it is not "open or …"."""
+    kept = report.load_verdicts().get(claim, "none")
+    return " or ".join(each for each in kept.split(" or ") if each != "open") or kept
+
+
+def _row(match: re.Match[str], result: report.Report) -> str:
+    """A row of a table that shows a claim's badge: its last cell says what we find, so it goes with the verdict."""
+    found = result.verdicts.get(match[1])
+    if found is None or found in _expected(match[1]).split(" or "):
+        return match[0]
+    return "|".join([*match[0].split("|")[:-2], " *left out: this run does not bear it* |"])
 
 
 def _bound(match: re.Match[str], result: report.Report) -> str:
@@ -73,8 +88,7 @@ def _bound(match: re.Match[str], result: report.Report) -> str:
         claim, _, asked = word.partition("=")
         if claim not in result.verdicts:
             raise ValueError(f":::{{finding}} {match[1]}: no claim {claim!r} in this run")
-        kept = report.load_verdicts().get(claim, "none")
-        wanted = asked or " or ".join(each for each in kept.split(" or ") if each != "open") or kept
+        wanted = asked or _expected(claim)
         found = result.verdicts[claim]
         if found not in wanted.split(" or "):
             if asked:
