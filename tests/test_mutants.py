@@ -29,7 +29,7 @@ def test_every_mutant_applies_to_the_code_as_it_is():
 
 def test_every_module_with_mathematics_has_a_mutant():
     modules = {path.stem for path in (ROOT / "nbutils").glob("*.py")} - PLAIN
-    assert modules == {Path(mutant.file).stem for mutant in LISTED}
+    assert modules == {Path(mutant.file).stem for mutant in LISTED if mutant.file.startswith("nbutils/")}
 
 
 def a_mutant(**more):
