@@ -593,12 +593,12 @@ def test_alarms_count_runs_go_on_and_outlive_an_edit_of_the_workflow(project, wo
     done = workflow(project, "--first", "5", "--seeds", "2", **words)
     assert done.returncode == 0, done.stdout[-3000:]
     last = done.stdout.strip().splitlines()[-1]
-    assert last.startswith("GREEN: 0 of 2 runs of smoke red") and "1 green with a check noted" in last
+    assert last.startswith("SO FAR GREEN: 0.0 % of smoke runs red") and "2 of 100 runs, 1 noted" in last
     (project / "workflow" / "jobs.py").write_text((project / "workflow" / "jobs.py").read_text() + "\n# a remark\n")
     shutil.rmtree(project / "_build")  # a new session: the file is what is left
     done = workflow(project, "--first", "5", "--seeds", "9", **words)
     last = done.stdout.strip().splitlines()[-1]
-    assert done.returncode == 1 and last.startswith("RED: 1 of 9 runs of smoke red"), done.stdout[-3000:]
+    assert done.returncode == 1 and last.startswith("RED: 11.1 % of smoke runs red"), done.stdout[-3000:]
     assert not (project / "_build/smoke/seed-5").exists(), "what was measured is not run again"
     kept = json.loads((project / "tests/baselines/alarms-smoke.json").read_text())["chapters"]
     assert list(kept["01-one"]["runs"]) == [str(seed) for seed in range(5, 14)]

@@ -117,7 +117,7 @@ def scale(record: Mapping[str, Any]) -> tuple[float, str]:
     >>> scale({"kind": "exact", "baseline": sd, "band": [1.0, 3.0], "measured": 2.5})
     (1.0, 'half band')
     """
-    if record["kind"] != "exact" and record.get("baseline"):
+    if record.get("kind") in ("derived", "empirical") and record.get("baseline"):
         return record["baseline"]["sd"], "sd"
     low, high = (_number(edge) for edge in record["band"] or (None, None))
     if math.isfinite(low) and math.isfinite(high):

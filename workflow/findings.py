@@ -13,7 +13,9 @@ from workflow.notebooks import FINDING
 
 def evidence(claim: str, result: report.Report) -> tuple[str, str]:
     """Page and anchor of the first check of a claim."""
-    first = next(record for record in result.records if record["claim"] == claim)
+    first = next((record for record in result.records if record["claim"] == claim), None)
+    if first is None:  # listed, and not checked: the run is red for it
+        return f"{report.load_claims()[claim]['chapters'][0]}.html", ""
     return f"{first['chapter']}.html", f"claim-{claim}"
 
 

@@ -189,8 +189,9 @@ def run(arguments: argparse.Namespace) -> int:
         print("the green reports of all chapters are withdrawn: a run of all writes new ones")
     settings = {"profile": profile, "names": names, "device": device, "options": arguments}
     done = snakemake("notebooks", seeds=[arguments.seed], **settings)
+    if done:
+        look_again([arguments.seed], **settings)
     anew.tell_edited(profile, arguments.seed, names, device)
-    look_again([arguments.seed], **settings)
     result = report.collect(profile, arguments.seed, names)
     if not done:
         result = report.stopped(
@@ -203,6 +204,10 @@ def run(arguments: argparse.Namespace) -> int:
         told = jobs.told(run_folder(profile, arguments.seed) / "logs").get("pages", STOPPED)
         result = keep(report.stopped(result, f"no pages: {told}"), profile)
         pages = False
+    made_from = {each["chapter"]: each["made_from"] for each in result.stats}
+    if old := [name for name in made_from if made_from[name] != kept.sources_of_chapter(name)]:
+        result = report.stopped(result, f"edited while the run went on: {', '.join(old)}; run it again")
+        result = result if arguments.chapters else keep(result, profile)
     held.close()
     return conclude(result, html_folder(profile) if pages else None)
 
@@ -275,7 +280,8 @@ def measure_alarms(arguments: argparse.Namespace) -> int:
     profile, names = profiles.resolve(arguments.profile), check_chapters(arguments.chapters)
     if arguments.seeds < 1 or arguments.first < 0:
         raise ValueError(f"--first {arguments.first} --seeds {arguments.seeds}: seeds start at 0, and one is needed")
-    device, found, done = where(arguments, profile), alarms.load(profile), True
+    device = where(arguments, profile)
+    found = alarms.load(profile, device)
     asked = range(arguments.first, arguments.first + arguments.seeds)
     with contextlib.closing(lock()):  # held until all is judged: another run would change the notebooks that are read
         bring_notebooks_in_step()
@@ -288,17 +294,14 @@ def measure_alarms(arguments: argparse.Namespace) -> int:
                 if not seeds:
                     continue
                 settings = {"profile": profile, "names": group, "device": device, "options": arguments}
-                done &= snakemake("notebooks", seeds=seeds, **settings)
+                snakemake("notebooks", seeds=seeds, **settings)
                 look_again(seeds, **settings)
                 for name in group:
                     alarms.add(found, name, seeds)
                 alarms.keep(found)
     print(alarms.markdown(found))
-    left = [
-        name for name in names if alarms.missing(found, name, range(arguments.first, arguments.first + arguments.seeds))
-    ]
-    if left and not done:
-        print(f"RED: {no_room(BUILD) or STOPPED}; not every seed was run in {', '.join(left)}")
+    if left := [name for name in names if alarms.missing(found, name, asked)]:
+        print(f"RED: {no_room(BUILD) or STOPPED}; not every seed was run in {', '.join(left)}: run it again")
         return 1
     print(alarms.conclusion(found))
-    return 0 if alarms.pooled(found).green else 1
+    return 0 if alarms.pooled(found).sound else 1

@@ -38,7 +38,6 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path=None, target=None):
         if name != "torch":
             return None
-        sys.meta_path.remove(self)
         found = importlib.machinery.PathFinder.find_spec(name, path)
         if found is not None and found.loader is not None:
             self.loader, found.loader = found.loader, self
@@ -48,6 +47,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return self.loader.create_module(spec)
 
     def exec_module(self, module):
+        sys.meta_path.remove(self)
         self.loader.exec_module(module)
         reverse_sums()
 
