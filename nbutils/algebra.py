@@ -288,7 +288,11 @@ def _acts_in_place(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def degrees_in(arguments: Any) -> Iterator[Degree]:
-    """The degrees among the arguments of an operation, nested ones too."""
+    """The degrees among the arguments of an operation, nested ones too.
+
+    >>> list(degrees_in((Fraction(2), ["no degree", {"dim": 1, "x": Fraction(1, 2)}])))
+    [Fraction(2, 1), Fraction(1, 2)]
+    """
     if isinstance(arguments, tuple | list | Mapping):
         for argument in arguments.values() if isinstance(arguments, Mapping) else arguments:
             yield from degrees_in(argument)

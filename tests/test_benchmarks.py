@@ -83,9 +83,9 @@ def test_every_pair_runs_and_its_sides_agree(name, monkeypatch):
 
 
 def test_a_planted_square_is_measured():
-    square = Curve("a square", "size", (200, 400, 800), lambda n, _: lambda: [None for _ in range(n) for _ in range(n)])
+    square = Curve("a square", "size", (200, 400, 800), lambda n, _: lambda: sum(1 for _ in range(n) for _ in range(n)))
     made = growth.measure(square)
-    assert 1.5 < made["exponent"] < 2.6  # neither 1 nor 3, on a busy machine too
+    assert 1.5 < made["exponent"] < 2.5  # neither 1 nor 3; it takes no memory, so the caches do not bend it
     room = Curve("room", "size", (10**6, 2 * 10**6, 4 * 10**6), lambda n, _: lambda: np.ones(10 * n))
     assert growth.measure(room)["peak_mb"] > 300, "4·10⁷ numbers of 8 bytes"
 
