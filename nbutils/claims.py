@@ -437,7 +437,11 @@ COLOURS = {"✓": "#1a7f37", "✗": "#cf222e", "○": "#8a6d00", "◐": "#8a6d00
 
 
 def as_html(record: Record) -> str:
-    """The same as a line of a page, with the anchors that verdicts and banners link to."""
+    """The same as a line of a page, with the anchors that verdicts and banners link to.
+
+    >>> as_html({"role": "open", "reason": "no network", "claim": "public-series"}).endswith("open: no network</div>")
+    True
+    """
     mark, body = line(record)
     anchor = f' id="{html.escape(record["anchor"])}"' if record.get("anchor") else ""
     return (
