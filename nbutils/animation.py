@@ -10,11 +10,13 @@ import html
 import io
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
+    from matplotlib.figure import Figure
 
 MOVING = re.compile(r'^( *)<g id="moving-\d+">\n.*?^\1</g>\n|^ *<image [^>]*id="moving-\d+"[^>]*/>\n', re.M | re.S)
 SNIPPET = """<div class="nb-animation" id="@ID" style="max-width:640px">
@@ -72,15 +74,19 @@ def snippet(
         raise ValueError("an animation needs at least one frame label and one artist that moves")
     for number, artist in enumerate(artists):
         artist.set_gid(f"moving-{number}")
-    update(len(labels) - 1)
-    _svg(artists[0])
-    artists[0].figure.set_layout_engine("none")  # the layout of the last frame holds for all
-    frames, still = [], set()
-    for i in range(len(labels)):
+    figure, last = artists[0].figure, len(labels) - 1
+    update(last)
+    _svg(figure)
+    figure.set_layout_engine("none")  # the layout of the last frame holds for all
+    still = set()
+    for i in (0, last):
         update(i)
-        drawn = _svg(artists[0])
-        frames.append([_short(match[0]) for match in MOVING.finditer(drawn)])
-        still.add(MOVING.sub('<g class="nb-moving"></g>', drawn))
+        still.add(MOVING.sub('<g class="nb-moving"></g>', _svg(figure)))
+    frames = []
+    with _alone(artists):  # to draw axes and words takes nearly all the time
+        for i in range(len(labels)):
+            update(i)
+            frames.append([_short(match[0]) for match in MOVING.finditer(_svg(figure))])
     for artist in artists:
         artist.set_gid(None)
     if len(still) > 1 or len({len(frame) for frame in frames}) > 1:
@@ -120,12 +126,25 @@ def show(update: Callable[[int], None], artists: Sequence[Artist], labels: Seque
     plt.close(artists[0].figure)
 
 
-def _svg(artist: Artist) -> str:
+@contextmanager
+def _alone(artists: Sequence[Artist]) -> Iterator[None]:
+    """Of their figure only these artists are visible."""
+    figure = artists[0].figure
+    others = {child for part in (figure, *figure.axes) for child in part.get_children()}
+    others = {child for child in others - {*artists, *figure.axes} if child.get_visible()}
+    for other in others:
+        other.set_visible(False)
+    yield
+    for other in others:
+        other.set_visible(True)
+
+
+def _svg(figure: Figure) -> str:
     import matplotlib.pyplot as plt
 
     text = io.StringIO()
     with plt.rc_context({"svg.hashsalt": "animation"}):  # the same names in every frame
-        artist.figure.savefig(text, format="svg", metadata={"Date": None})
+        figure.savefig(text, format="svg", metadata={"Date": None})
     return text.getvalue()
 
 

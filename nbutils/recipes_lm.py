@@ -5,6 +5,8 @@
 ``null-P-O``           the same shapes, optimizer and schedule fed noise of the size of the first gradient
 ``lm-pre-slow``        AdamW at a tenth of the learning rate
 ``leaky-pre-adamw``    ``lm-pre-adamw`` with the released code's mask: future scores times 0
+``again-R-D``          draw D (1 to 9) of recipe R (pre-adamw, pre-sgd, post-gentle): other initial values and batches;
+                       in the profile ``gpu`` of the sizes of ``book``. ``post-gentle`` has a third of AdamW's rate
 =====================  =========================================================================================
 """
 
@@ -63,6 +65,7 @@ RATES = {"sgd": 0.3, "adamw": 3e-3, "adafactor": 1.0}  # Adafactor's is relative
 GENTLE = 0.01  # of SGD in residual-post-norm, whose first gradients are large: the layer norm divides by a small f(x)
 MOMENTUM = 0.9  # of SGD
 NOISE = 1_000_000  # added to the seed of the noise: the seed that drew the weights would draw noise parallel to them
+DRAWS = 9  # trainings of a population
 C = 1000.0  # the scale that stands for a saturated network, as in the paper
 
 
@@ -154,6 +157,21 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
     return replace(run, snapshots=ends, settings=run.settings | asdict(recipe) | sizes | made_from | {"seed": seed})
 
 
+def once_more(recipe: Recipe, draw: int, *, profile: str, seed: int, device: str) -> Run:
+    """A further training of a recipe, for statements on a population: initial values, batches and noise of its own.
+
+    >>> once_more(Recipe(), 0, profile="smoke", seed=0, device="cpu")
+    Traceback (most recent call last):
+    ValueError: draw = 0: choose one of 1 to 9; the training of the seed itself is not a further one
+    """
+    if not 1 <= draw <= DRAWS:
+        raise ValueError(
+            f"draw = {draw}: choose one of 1 to {DRAWS}; the training of the seed itself is not a further one"
+        )
+    sized = "book" if profile == "gpu" else profile
+    return language_model(recipe, profile=sized, seed=seed + 1_000_000 * draw, device=device)
+
+
 def part_of(name: str) -> str:
     """``embeddings``, ``vectors`` (gains, shifts and biases), or the block whose matrix it is.
 
@@ -204,6 +222,12 @@ LANGUAGE_MODELS: Mapping[str, Recipe] = {
     "lm-pre-slow": Recipe("pre", lr=3e-4),
     "leaky-pre-adamw": Recipe(mask="multiplicative"),
 }
+AGAIN: Mapping[str, Recipe] = {
+    "pre-adamw": _NINE["pre-adamw"],
+    "pre-sgd": _NINE["pre-sgd"],
+    "post-gentle": Recipe("post", lr=1e-3),
+}
 RECIPES: Mapping[str, Callable[..., Run]] = {
-    name: partial(language_model, recipe) for name, recipe in LANGUAGE_MODELS.items()
+    **{name: partial(language_model, recipe) for name, recipe in LANGUAGE_MODELS.items()},
+    **{f"again-{k}-{d}": partial(once_more, recipe, d) for k, recipe in AGAIN.items() for d in range(1, DRAWS + 1)},
 }

@@ -43,6 +43,14 @@ def test_the_probe_sees_an_order_and_is_the_same_twice():
     assert plain != platforms.bits(platforms.PLATFORMS["sums in another order"])
 
 
+def test_a_platform_counts_once_and_only_where_it_runs(monkeypatch):
+    monkeypatch.setattr(platforms, "bits", lambda platform: "plain")
+    why = platforms.not_counted({"none": "plain", "old": "a", "older": "a", "reversed": "b", "new": ""})
+    assert why.pop("old") == why.pop("reversed") == ""
+    assert why["none"] == "it rounds here as this processor does" and why["older"] == "it rounds here as old does"
+    assert "needs instructions" in why["new"]
+
+
 def metrics(measured=1.0, *, holds=True, green=True, **more):
     record = {"chapter": "01-one", "claim": "one", "check": "a", "kind": "exact", "measured": measured,
               "band": [0.0, 2.0], "holds": holds, **more}  # fmt: skip
@@ -70,7 +78,7 @@ def test_red_by_a_platform_by_the_plain_run_and_by_too_few():
     assert platforms.red(measured(**six, seventh=bad)) == ["seventh"]
     assert platforms.red(measured(**six, none=platforms.against(metrics(), None))) == ["none"]
     assert platforms.red(measured(**six) | {"green": False}) == ["the run without switches"]
-    few = {**{str(number): good for number in range(5)}, "x": {"effect": False}}
+    few = {**{str(number): good for number in range(5)}, "x": {"not counted": "it dies"}}
     assert platforms.red(measured(**few)) == ["only 5 platforms take effect; six are needed"]
 
 
@@ -78,9 +86,9 @@ def test_the_page_names_what_takes_no_effect(tmp_path, monkeypatch):
     monkeypatch.setattr(platforms, "kept_in", lambda profile: tmp_path / "kept.json")
     assert "Not measured yet" in platforms.markdown("smoke")
     noted = platforms.against(metrics(), metrics(3.0, holds=False, noted=True))
-    (tmp_path / "kept.json").write_text(json.dumps(measured(old={"effect": False}, new=noted)))
+    (tmp_path / "kept.json").write_text(json.dumps(measured(old={"not counted": "it dies"}, new=noted)))
     page = platforms.markdown("smoke")
-    assert "takes no effect on this processor" in page and "1 of 1 checks moved, 1 noted" in page and "on h." in page
+    assert "not counted: it dies" in page and "1 of 1 checks moved, 1 noted" in page and "on h." in page
 
 
 def test_the_emulation_is_of_this_checkout():

@@ -1,6 +1,8 @@
 """Other processors, emulated: one profile under switches that make libraries round otherwise, and what moved by it.
 
-A switch that changes no bit of ``workflow.probe`` here cannot take effect on this processor: it is named, not counted.
+A switch that changes no bit of ``workflow.probe`` here cannot take effect on this processor, one that
+changes them as another does is no platform more, and one may need instructions that are not here: these are named and
+not counted.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -55,6 +58,9 @@ PLATFORMS: Mapping[str, Platform] = {
 }
 
 
+TEXT = BUILD / "platforms" / "text"  # the one that all are copies of
+
+
 def kept_in(profile: str) -> Path:
     """Where the last measurement of a profile stands."""
     return ROOT / "tests" / "baselines" / f"platforms-{profile}.json"
@@ -67,17 +73,21 @@ def environment(platform: Platform) -> dict[str, str]:
 
 
 def bits(platform: Platform) -> str:
-    """What ``workflow.probe`` prints there, with as many threads as a job has."""
+    """What ``workflow.probe`` prints there, with as many threads as a job has; "" if this processor cannot run it."""
     threads = "1" if platform.jobs > 1 else str(len(os.sched_getaffinity(0)))
     told = environment(platform) | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
     words = [sys.executable, "-m", "workflow.probe"]
-    return subprocess.run(words, cwd=ROOT, env=told, capture_output=True, text=True, check=True).stdout.strip()
+    done = subprocess.run(words, cwd=ROOT, env=told, capture_output=True, text=True)
+    if done.returncode == -signal.SIGILL:
+        return ""
+    done.check_returncode()
+    return done.stdout.strip()
 
 
 def run_there(place: Path, platform: Platform, words: list[str]) -> dict[str, Any] | None:
-    """A run in a copy of the checkout; its metrics, None if it left none."""
+    """A run in a copy of the text; its metrics, None if it left none."""
     shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    shutil.copytree(TEXT, place)
     command = [sys.executable, "-m", "workflow", "run", *words, "--jobs", str(platform.jobs)]
     with open(place / "run.log", "w", encoding="utf-8") as log:
         subprocess.run(command, cwd=place, env=environment(platform), stdout=log, stderr=subprocess.STDOUT)
@@ -91,11 +101,10 @@ def run_there(place: Path, platform: Platform, words: list[str]) -> dict[str, An
 def against(reference: Mapping[str, Any], found: Mapping[str, Any] | None) -> dict[str, Any]:
     """What moved between two runs: how many checks, the largest move, which do not hold, and whether it is red."""
     if found is None:
-        return {"effect": True, "green": False, "why": "no report: see run.log"}
+        return {"green": False, "why": "no report: see run.log"}
     moves = compare.compare(reference, found)
     failed = [record for record in found["records"] if record["holds"] is False]
     return {
-        "effect": True,
         "green": found["run"]["green"],
         "why": "; ".join(f"{each['chapter']}: {each['claim']} {each['what']}" for each in found["problems"][:3]),
         "checks": len(found["records"]),
@@ -106,20 +115,34 @@ def against(reference: Mapping[str, Any], found: Mapping[str, Any] | None) -> di
     }
 
 
+def not_counted(probes: Mapping[str, str]) -> dict[str, str]:
+    """Why a platform is none here, by what its probe printed; "" for one that rounds in a way of its own."""
+    first, why = {bits(Platform({})): "this processor"}, {}
+    for name, probe in probes.items():
+        like = first.setdefault(probe, name)
+        why[name] = "" if like == name else f"it rounds here as {like} does"
+        if not probe:
+            why[name] = "it needs instructions that this processor has not"
+    return why
+
+
 def measure(profile: str, seed: int) -> dict[str, Any]:
-    """Run the profile as it is, then on every platform that takes effect here."""
+    """Run the profile as it is, then on every platform that takes effect here and does not round as one before it.
+
+    All are copies of one text: what is edited meanwhile is not among them.
+    """
     words, folder = ["--profile", profile, "--seed", str(seed)], BUILD / "platforms"
-    plain, found = bits(Platform({})), {}
-    effective = {name: platform for name, platform in PLATFORMS.items() if bits(platform) != plain}
-    print(f"{len(effective)} of {len(PLATFORMS)} platforms round otherwise than this one", flush=True)
+    shutil.rmtree(TEXT, ignore_errors=True)
+    shutil.copytree(ROOT, TEXT, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    why, found = not_counted({name: bits(platform) for name, platform in PLATFORMS.items()}), {}
+    print(f"{list(why.values()).count('')} of {len(PLATFORMS)} platforms round in a way of their own", flush=True)
     reference = run_there(folder / "as-it-is", Platform({}), words)
     if reference is None:
         raise RuntimeError(f"the run to compare with left no report: see {folder.relative_to(ROOT)}/as-it-is/run.log")
     for number, (name, platform) in enumerate(PLATFORMS.items(), 1):
-        if name in effective:
+        found[name] = {"not counted": why[name]}
+        if not why[name]:
             found[name] = against(reference, run_there(folder / str(number), platform, words))
-        else:
-            found[name] = {"effect": False}
         print(f"{name}: {_told(found[name])}", flush=True)
     return {
         "profile": profile,
@@ -132,8 +155,8 @@ def measure(profile: str, seed: int) -> dict[str, Any]:
 
 
 def _told(entry: Mapping[str, Any]) -> str:
-    if not entry["effect"]:
-        return "takes no effect on this processor"
+    if "not counted" in entry:
+        return f"not counted: {entry['not counted']}"
     if not entry.get("checks"):
         return f"RED: {entry['why']}"
     noted = sum(each[-1] for each in entry["failed"])
@@ -143,7 +166,7 @@ def _told(entry: Mapping[str, Any]) -> str:
 
 def red(found: Mapping[str, Any]) -> list[str]:
     """What makes a measurement red: a red platform, or fewer than six that take effect."""
-    counted = {name: entry for name, entry in found["platforms"].items() if entry["effect"]}
+    counted = {name: entry for name, entry in found["platforms"].items() if "not counted" not in entry}
     said = [name for name, entry in counted.items() if not entry["green"]]
     said += [] if found["green"] else ["the run without switches"]
     return said + ([] if len(counted) >= 6 else [f"only {len(counted)} platforms take effect; six are needed"])
@@ -174,7 +197,7 @@ def main(argv: list[str] | None = None) -> int:
     jobs.put(kept_in(arguments.profile), json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     print(f"wrote {kept_in(arguments.profile).relative_to(ROOT)}")
     wrong = red(found)
-    count = sum(entry["effect"] for entry in found["platforms"].values())
+    count = sum("not counted" not in entry for entry in found["platforms"].values())
     print(f"RED: {', '.join(wrong)}" if wrong else f"GREEN: {count} platforms that round otherwise, none red")
     return int(bool(wrong))
 
