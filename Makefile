@@ -4,7 +4,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 SEED ?= 0
 SEEDS ?=
-FIRST ?= 7000
+FIRST ?= 9000
 ONLY ?=
 A ?= _build/smoke
 B ?=
@@ -29,7 +29,7 @@ help:
 	@echo "make test       environment, unit tests, all chapters in the smoke profile, the built pages checked"
 	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
 	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=03-t5 for some, SEED=7, JOBS=4)"
-	@echo "make alarms     the share of red runs at fresh seeds (PROFILE=smoke FIRST=7000 SEEDS=100, CHAPTERS=03-t5 for some); goes on where it was broken off"
+	@echo "make alarms     the share of red runs at fresh seeds (PROFILE=smoke FIRST=9000 SEEDS=100, CHAPTERS=03-t5 for some); goes on where it was broken off"
 	@echo "make platforms  the profile as on other processors, emulated, and what moved (PROFILE=smoke SEED=0)"
 	@echo "make report     compare two runs (A=_build/smoke B=other/metrics.json)"
 	@echo "make mutants    plant defects in the mathematics; the tests must turn red (ONLY=norms for some)"
