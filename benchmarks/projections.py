@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from benchmarks.timing import Row, compare
-from nbutils import projection
+from nbutils.chapters import projection
 from nbutils.device import generator
 
 

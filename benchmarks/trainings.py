@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from benchmarks.timing import Row, interleaved, row
-from nbutils import ensemble, models, optimizers, training
+from nbutils import models, optimizers, training
+from nbutils.chapters import ensemble
 from nbutils.device import generator
 
 

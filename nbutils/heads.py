@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nbutils.saturation import Batch
-from nbutils.scaling import mode, scaled
+from nbutils.saturation.scaling import mode, scaled
 
 
 class HeadSummary(NamedTuple):
@@ -256,7 +256,7 @@ def attention_scores(
         ValueError: the model gives no attention: load it with ``attn_implementation="eager"``.
         OverflowError: scores that are not finite; see also ``scaling.scaled``.
 
-    >>> from nbutils.counting import MeanHead
+    >>> from nbutils.chapters.counting import MeanHead
     >>> (scores,) = attention_scores(MeanHead(gap=1.0), {"input_ids": torch.tensor([[3, 4]])}, c=2.0)
     >>> round(float(scores[..., 1, 1] - scores[..., 1, 0]), 6)  # of degree 4 in the parameters: 2⁴ times the gap
     16.0

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import book, gpu, growth, timing, walk
 from benchmarks.growth import Curve, exponent
-from nbutils import recipes_lm
+from nbutils.trainings import recipes_lm
 from workflow import ROOT, speed
 
 

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from nbutils import checkpoints, comparisons, norms, sources, weights
-from nbutils.checkpoints import series
-from nbutils.sources import step_of
-from nbutils.weights import Weights
+from nbutils import checkpoints, norms
+from nbutils.checkpoints import comparisons, series, sources, weights
+from nbutils.checkpoints.sources import step_of
+from nbutils.checkpoints.weights import Weights
 
 
 def model(seed, width=8, layers=2, dtype=torch.float32):

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nbutils.algebra import EVERY, RULES, EpsilonWarning, NoRule, NotHomogeneous, rule
 from nbutils.homogeneity import degree, explain, measure_degree, one_minus_cosine, scaling_error
+from nbutils.homogeneity.algebra import EVERY, RULES, EpsilonWarning, NoRule, NotHomogeneous, rule
 
 
 class Net(nn.Module):
@@ -692,7 +692,7 @@ def test_an_unknown_operation_is_named(function, named, key):
 
 
 def test_a_rule_can_be_added(monkeypatch):
-    monkeypatch.setattr("nbutils.algebra.RULES", RULES | {})
+    monkeypatch.setattr("nbutils.homogeneity.algebra.RULES", RULES | {})
 
     class Cube(nn.Module):
         def forward(self, x):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbutils import languages as lang
+from nbutils.chapters import languages as lang
 from nbutils.device import generator
 
 LETTER = {lang.PAD: "", lang.A: "a", lang.B: "b"}

@@ -7,8 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from nbutils import limits
-from nbutils.limits import LEADING, SMOOTH, STEP
+from nbutils.chapters import limits
+from nbutils.chapters.limits import LEADING, SMOOTH, STEP
 
 NETWORKS = ("feedforward", "lstm", "transformer")
 small = st.integers(-3, 3)

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, logit
 
-from nbutils import margins
+from nbutils.chapters import margins
 from nbutils.device import generator
 from nbutils.models import HomogeneousMLP
 

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from nbutils import models, recipes_lm
+from nbutils import models
 from nbutils.names import layer_of, layer_order
+from nbutils.trainings import recipes_lm
 
 
 @pytest.mark.parametrize(

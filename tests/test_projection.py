@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nbutils import projection
+from nbutils.chapters import projection
+from nbutils.chapters.projection import SUBLAYERS, along_ray, by_autograd, equilibrium, figure1
 from nbutils.device import generator
-from nbutils.projection import SUBLAYERS, along_ray, by_autograd, equilibrium, figure1
 
 
 def draw(name, *, seed=0, tokens=8, dtype=torch.float64, **switches):

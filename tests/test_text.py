@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbutils import corpora, text
+from nbutils import text
 from nbutils.device import generator
+from nbutils.text import corpora
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from nbutils import training
+from nbutils.chapters.ensemble import Member, grid, train_ensemble
 from nbutils.device import generator
-from nbutils.ensemble import Member, grid, train_ensemble
 from nbutils.models import CausalLM, Classifier, small_t5
 from nbutils.optimizers import OPTIMIZERS, optimizer, schedule
 from nbutils.training import batch_loss, gradient_scales, load_run, noise_gradients, save_run, train

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbutils import device, models, recipes_lm, recipes_t5, text, training, trainings
+from nbutils import device, models, text, training, trainings
+from nbutils.trainings import recipes_lm, recipes_t5
 
 SMALL = {"profile": "smoke", "seed": 0, "device": "cpu"}
 
@@ -162,5 +163,5 @@ def test_another_seed_or_another_version_is_trained_anew(tmp_path, monkeypatch):
     changed = tmp_path / "module"
     changed.mkdir()
     (changed / "trainings.py").write_text("pass")
-    monkeypatch.setattr(trainings, "__file__", str(changed / "trainings.py"))
+    monkeypatch.setattr(trainings, "CODE", changed)
     assert len(places | {trainings.results_folder(**SMALL)}) == 3

@@ -414,11 +414,11 @@ def test_cuda_where_there_is_none(project, workflow):
 def test_dependencies_follow_imports():
     walk, t5 = dependencies.of_chapter("01-random-walk"), dependencies.of_chapter("03-t5")
     assert (
-        {"nbutils/walks.py", "nbutils/fits.py"} <= set(walk)
-        and "nbutils/growth.py" not in walk
+        {"nbutils/chapters/walks.py", "nbutils/fits.py"} <= set(walk)
+        and "nbutils/chapters/growth.py" not in walk
         and not [f for f in walk if f.endswith(".csv")]
     )
-    assert {"nbutils/fits.py", "nbutils/norms.py", "nbutils/data.py", "book/book.mplstyle"} <= set(t5)
+    assert {"nbutils/fits.py", "nbutils/norms/__init__.py", "nbutils/data.py", "book/book.mplstyle"} <= set(t5)
     tables = {f for f in t5 if f.endswith(".csv")}
     assert tables == {f"book/data/{name}.csv" for name in ("t5_norm", "t5_cos_similarity", "t5_norm_by_layer")}
 

@@ -6,8 +6,8 @@ import nbformat
 import pytest
 import torch
 
+from nbutils.checkpoints.sources import Checkpoint
 from nbutils.claims import Ledger
-from nbutils.sources import Checkpoint
 from workflow import ROOT
 
 NOTEBOOK = ROOT / "book" / "notebooks" / "14-your-own.ipynb"

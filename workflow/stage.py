@@ -17,9 +17,21 @@ from typing import Any
 import nbformat
 import yaml
 
-import nbutils
 from nbutils.claims import KINDS, MIME, as_html
-from workflow import BUILD, ROOT, alarms, chapters, git, html_folder, mutants, platforms, report, run_folder, speed
+from workflow import (
+    BUILD,
+    ROOT,
+    alarms,
+    chapters,
+    dependencies,
+    git,
+    html_folder,
+    mutants,
+    platforms,
+    report,
+    run_folder,
+    speed,
+)
 from workflow.findings import FAILED, banner, below_title, bind, corrected, evidence
 from workflow.jobs import die_with_run, telling
 from workflow.render import render
@@ -227,11 +239,13 @@ def run_versions(result: report.Report) -> str:
 
 
 def api() -> str:
-    """One section a module, made by autodoc."""
-    parts = [
-        f"## {name}\n\n```{{eval-rst}}\n.. automodule:: nbutils.{name}\n   :members:\n```" for name in nbutils.__all__
-    ]
-    return "\n\n".join(parts)
+    """One section a module, made by autodoc: what chapters share, then what one alone needs."""
+    names = [name for name in dependencies.known_modules() if name not in ("nbutils", "nbutils.__main__")]
+    names.sort(key=lambda name: (name.startswith("nbutils.chapters"), name))
+    return "\n\n".join(
+        f"## {name.removeprefix('nbutils.')}\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n```"
+        for name in names
+    )
 
 
 def placeholders(result: report.Report, claims: Mapping[str, Any], run: Path) -> Callable[[str], str]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nbutils.names import layer_of
-from nbutils.pieces import Pieces
+from nbutils.norms.pieces import Pieces
 
 if TYPE_CHECKING:
     import pandas as pd

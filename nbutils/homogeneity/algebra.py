@@ -3,7 +3,7 @@
 Degrees are fractions, so a rule can tell them from the plain numbers of a graph. A value that no scale changes, of
 zeros and infinities, has ``EVERY`` degree; so has what is absent, such as a missing bias. Other constants, buffers too,
 have degree 0. A rule is a plain function in ``RULES``, found by module class, by function or by method name;
-``nbutils.rules`` has those of torch, and ``nbutils.homogeneity`` carries degrees through a graph by them.
+``nbutils.homogeneity.rules`` has those of torch, and ``nbutils.homogeneity`` carries degrees through a graph by them.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ def module_rule(module: nn.Module) -> Callable[..., Any] | None:
 
     None, too, if a class of torch.nn has a parameter that its rule does not read, such as a slope.
 
-    >>> from nbutils import rules  # fills RULES
+    >>> from nbutils.homogeneity import rules  # fills RULES
     >>> module_rule(nn.Linear(2, 2)) is RULES[nn.Linear]
     True
     >>> module_rule(type("Twice", (nn.Linear,), {"forward": lambda self, x: 2 * x})(2, 2)) is None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from nbutils.weights import ONLY_ADAPTER, ReadError, Weights, weight_files
+from nbutils.checkpoints.weights import ONLY_ADAPTER, ReadError, Weights, weight_files
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _AMOUNT = r"((?:[1-9]\d{0,2}(?:[_,]\d{3})+|\d+)(?:\.\d+)?)([kKmMbB]?)"  # 1_000_000 and 1,000,000 are one number

@@ -7,9 +7,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nbutils.training import Run
 
+Array = NDArray[np.float64]
 DRAWS = 9  # independent repetitions of one seed: a population
 
 
@@ -44,7 +50,7 @@ def t5(
         draw: number of an independent repetition, 0 to 8: other initial values, batches and noise.
         null: the same network fed pure noise in the place of its gradients.
         keep: look at the path at evenly spaced steps: ``measures`` are points with its lengths and angles, as
-            ``growth.path`` finds them. Of the first draw the snapshots are kept, too.
+            ``path`` finds them. Of the first draw the snapshots are kept, too.
 
     >>> history = t5(1.0, null=True, profile="smoke", seed=0, device="cpu").history
     >>> round(float(history["step_norm"][1] / history["norm"][0]), 3)  # relative steps, a warm-up of 16: α/√16
@@ -53,7 +59,7 @@ def t5(
     import pandas as pd
 
     from nbutils import device as devices
-    from nbutils import growth, models, optimizers, text, training
+    from nbutils import models, optimizers, text, training
     from nbutils import profile as profiles
 
     dim, layers, heads = profiles.choose(profile, smoke=(32, 2, 2), book=(64, 2, 4), gpu=(768, 12, 12))
@@ -83,7 +89,7 @@ def t5(
         seed=own,  # the weights' too: T5 draws them in another order than the noise, so the two are not parallel
     )
     if keep:
-        marks, points = growth.path(run.snapshots)
+        marks, points = path(run.snapshots)
         measures = pd.DataFrame(points, columns=[f"x{i}" for i in range(len(marks))]).assign(step=marks)
         run = dataclasses.replace(run, measures=measures, snapshots={} if draw else run.snapshots)
     run.settings.update(alpha=alpha, warmup=warmup, dim=dim, blocks=layers, batch=batch, length=length, vocab=vocab)
@@ -99,3 +105,25 @@ RECIPES: Mapping[str, Callable[..., Run]] = {
     "t5-null-half": partial(t5, 0.5, null=True),
     "t5-null-2": partial(t5, 2.0, null=True),
 }
+
+
+def path(snapshots: Mapping[int, Mapping[str, Tensor]], *, without: str = "shared.") -> tuple[NDArray[np.int64], Array]:
+    """Steps ``(n,)`` and points ``(n, n)`` with the lengths and angles of a run's n snapshots.
+
+    n points and the origin span at most n dimensions, so the inner products say all, and those are summed tensor by
+    tensor in float64: memory is n times the largest tensor. Names that begin with ``without`` are left out. Distances
+    are right to about 1e-7 of the largest norm.
+
+    >>> import torch
+    >>> runs = {step: {"shared.weight": torch.ones(9), "w": torch.tensor([3.0, 4.0]) * step} for step in (20, 10)}
+    >>> steps, points = path(runs)
+    >>> steps.tolist(), np.linalg.norm(points, axis=1).round(6).tolist()
+    ([10, 20], [50.0, 100.0])
+    """
+    steps = sorted(snapshots)
+    inner = np.zeros((len(steps), len(steps)))
+    for name in (name for name in snapshots[steps[0]] if not name.startswith(without)):
+        rows = np.stack([snapshots[step][name].double().numpy().ravel() for step in steps])
+        inner += rows @ rows.T
+    sizes, axes = np.linalg.eigh(inner)
+    return np.array(steps), axes * np.sqrt(np.maximum(sizes, 0))

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from nbutils.comparisons import Sums, same, sums, tied
+from nbutils.checkpoints.comparisons import Sums, same, sums, tied
+from nbutils.checkpoints.sources import Checkpoint, Opener, Skip, find, series_below
+from nbutils.checkpoints.weights import ReadError, Weights
 from nbutils.names import layer_of, layer_order
-from nbutils.sources import Checkpoint, Opener, Skip, find, series_below
-from nbutils.weights import ReadError, Weights
 
 COLUMNS = ("step", "layer", "norm", "cos_similarity", "displacement_sq", "inner")
 
@@ -377,7 +377,7 @@ def series(
         FileNotFoundError, ConnectionError: as in ``find``.
 
     >>> import torch
-    >>> from nbutils.growth import saved_series
+    >>> from nbutils.chapters.growth import saved_series
     >>> with saved_series({step: {"w": torch.tensor([3.0, 4.0 * step])} for step in (0, 1)}) as folder:
     ...     series(folder).table.iloc[1, 2:].tolist()  # ρ' = 5, cos = 3/5, ‖Δ‖² = 4², 2θ·Δ = 0
     [5.0, 0.6, 16.0, 0.0]

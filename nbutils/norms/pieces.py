@@ -23,7 +23,7 @@ class Pieces:
 
     ``lengths`` and ``layers`` say for each piece how many elements it has and in which layer they all are; ``copy`` is
     the copy, flat, and ``old`` its pieces. What is in the copy is the caller's business. All sums are float64, one for
-    each piece, shape (pieces,): by ``nbutils.loops`` for float32 and float64 on CPU, else by torch.
+    each piece, shape (pieces,): by ``nbutils.norms.loops`` for float32 and float64 on CPU, else by torch.
     """
 
     def __init__(self, members: list[tuple[Tensor, int]]) -> None:
@@ -84,7 +84,7 @@ class Pieces:
         import torch
 
         if self._compiled:
-            from nbutils import loops
+            from nbutils.norms import loops
 
             move = loops.advance_beside if self._kept else loops.advance
             pieces = zip(self.now(), self.old, *([self._kept] if self._kept else []), strict=True)
@@ -117,7 +117,7 @@ class Pieces:
         import torch
 
         if self._compiled:
-            from nbutils import loops
+            from nbutils.norms import loops
 
             return torch.tensor([loops.dot(a.numpy(), b.numpy()) for a, b in pairs], dtype=torch.float64)
         return torch.stack([_dot(self._widen(a, 0), self._widen(b, 1)) for a, b in pairs])

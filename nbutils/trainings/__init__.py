@@ -1,6 +1,6 @@
 """Trainings that several chapters share: run once by the workflow, or on the spot where there is no workflow.
 
-Each has a name; ``nbutils.recipes_lm`` and ``nbutils.recipes_t5`` say what it is. ``python -m workflow`` trains it
+Each has a name; ``recipes_lm`` and ``recipes_t5`` say what it is. ``python -m workflow`` trains it
 before the first chapter that loads it and keeps the result beside the executed chapters, for one profile and seed. On
 Colab, ``load`` trains.
 """
@@ -14,11 +14,12 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbutils import recipes_lm, recipes_t5
+from nbutils.trainings import recipes_lm, recipes_t5
 
 if TYPE_CHECKING:
     from nbutils.training import Run
 
+CODE = Path(__file__).parents[1]  # of nbutils
 RECIPES: Mapping[str, Callable[..., Run]] = {**recipes_lm.RECIPES, **recipes_t5.RECIPES}
 
 
@@ -106,7 +107,7 @@ def results_folder(*, profile: str, seed: int, device: str) -> Path | None:
     kept = os.environ.get("NBUTILS_RESULTS")
     if not kept:
         return None
-    code = sorted(Path(__file__).parent.glob("*.py"))
+    code = sorted(CODE.rglob("*.py"))
     digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in code)).hexdigest()[:12]
     settings = f"{profiles.resolve(profile)}-{devices.resolve(device)}-seed-{seed}-{digest}"
     return Path(kept) / "trainings" / settings

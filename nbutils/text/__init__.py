@@ -1,4 +1,4 @@
-"""A byte-level BPE, batches of windows, and T5's span corruption. The corpora are those of ``nbutils.corpora``."""
+"""A byte-level BPE, batches of windows, and T5's span corruption. The corpora are those of ``nbutils.text.corpora``."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from nbutils.corpora import Corpus as Corpus  # a chapter needs one import
-from nbutils.corpora import CorpusMissing as CorpusMissing
-from nbutils.corpora import available as available
-from nbutils.corpora import corpus as corpus
-from nbutils.corpora import sentences as sentences
+from nbutils.text.corpora import Corpus as Corpus  # a chapter needs one import
+from nbutils.text.corpora import CorpusMissing as CorpusMissing
+from nbutils.text.corpora import available as available
+from nbutils.text.corpora import corpus as corpus
+from nbutils.text.corpora import sentences as sentences
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nbutils.checkpoints.weights import BLOCK, Tensor, Weights
 from nbutils.names import layer_of, originals_first
-from nbutils.weights import BLOCK, Tensor, Weights
 
 
 def tied(weights: Weights) -> dict[str, str]:

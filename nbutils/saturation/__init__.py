@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nbutils.scaling import mode as mode
-from nbutils.scaling import scaled as scaled
+from nbutils.saturation.scaling import mode as mode
+from nbutils.saturation.scaling import scaled as scaled
 
 Batch = Mapping[str, Tensor]
 AVERAGES = ("sentences", "tokens")

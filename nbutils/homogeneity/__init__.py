@@ -22,8 +22,8 @@ from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
-from nbutils import rules  # noqa: F401  fills RULES
-from nbutils.algebra import (
+from nbutils.homogeneity import rules  # noqa: F401  fills RULES
+from nbutils.homogeneity.algebra import (
     EVERY,
     ZERO,
     Algebra,
@@ -35,7 +35,7 @@ from nbutils.algebra import (
     module_rule,
     shown,
 )
-from nbutils.algebra import rule as rule  # chapters and errors say homogeneity.rule
+from nbutils.homogeneity.algebra import rule as rule  # chapters and errors say homogeneity.rule
 
 __all__ = ["degree", "explain", "measure_degree", "one_minus_cosine", "scaling_error"]
 

@@ -1,7 +1,7 @@
 """Counting with attention: a mean head built by hand, what a gap between its scores does, and trained counters.
 
 Majority of a string of a and b is the smallest task that needs a mean over the sequence. Symbols as in
-``nbutils.languages``.
+``nbutils.chapters.languages``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nbutils import device as devices
-from nbutils import languages, models, optimizers, training
+from nbutils import models, optimizers, training
+from nbutils.chapters import languages
 from nbutils.models import Attention, SelfAttention
-from nbutils.scaling import mode, scaled
+from nbutils.saturation.scaling import mode, scaled
 
 FLAT = ("query", "key", "constant")
 STRINGS = 1_000_000  # added to the seed of a network: its strings are drawn apart from its weights
@@ -192,7 +193,7 @@ def train_together(
     """Train networks of one shape in place by AdamW, all at once, each on its own batches; losses ``(steps, nets)``.
 
     A batch is what ``training.batch_loss`` takes, with one more dimension in front, of the networks. For small networks
-    that saves the fixed cost of each operation (``nbutils.ensemble`` does it for many settings on the same batches).
+    that saves the fixed cost of each operation (``ensemble`` does it for many settings on the same batches).
 
     Args:
         noise: the null model: pure noise from here in the place of all gradients. No batch is used; losses are NaN.

@@ -6,14 +6,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import ArrayLike, NDArray
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 Array = NDArray[np.float64]
 
@@ -137,28 +136,6 @@ def replayed_steps(lengths: ArrayLike) -> Array:
     return np.array(steps)
 
 
-def path(snapshots: Mapping[int, Mapping[str, Tensor]], *, without: str = "shared.") -> tuple[NDArray[np.int64], Array]:
-    """Steps ``(n,)`` and points ``(n, n)`` with the lengths and angles of a run's n snapshots.
-
-    n points and the origin span at most n dimensions, so the inner products say all, and those are summed tensor by
-    tensor in float64: memory is n times the largest tensor. Names that begin with ``without`` are left out. Distances
-    are right to about 1e-7 of the largest norm.
-
-    >>> import torch
-    >>> runs = {step: {"shared.weight": torch.ones(9), "w": torch.tensor([3.0, 4.0]) * step} for step in (20, 10)}
-    >>> steps, points = path(runs)
-    >>> steps.tolist(), np.linalg.norm(points, axis=1).round(6).tolist()
-    ([10, 20], [50.0, 100.0])
-    """
-    steps = sorted(snapshots)
-    inner = np.zeros((len(steps), len(steps)))
-    for name in (name for name in snapshots[steps[0]] if not name.startswith(without)):
-        rows = np.stack([snapshots[step][name].double().numpy().ravel() for step in steps])
-        inner += rows @ rows.T
-    sizes, axes = np.linalg.eigh(inner)
-    return np.array(steps), axes * np.sqrt(np.maximum(sizes, 0))
-
-
 @contextmanager
 def saved_series(snapshots: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Path]:
     """A folder of snapshots as checkpoints in the Hub's layout, ``step40/model.safetensors``; deleted afterwards.
@@ -176,3 +153,78 @@ def saved_series(snapshots: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Path
             place.mkdir()
             save_file({name: x.contiguous() for name, x in parameters.items()}, place / "model.safetensors")
         yield Path(folder)
+
+
+class OrthogonalWalk(NamedTuple):
+    """Walks whose every step is orthogonal to θ."""
+
+    theta: NDArray[np.float64]  # every point, (walks, steps + 1, n)
+    worst_alignment: float  # largest |cos(θ, δ)| over all steps: zero up to rounding
+    squares: NDArray[np.float64]  # Σ‖δ‖² over all steps of each walk
+
+
+def orthogonal_walk(
+    *,
+    n: int,
+    steps: int,
+    lr: float,
+    pull: float,
+    turn: float,
+    walks: int,
+    generator: torch.Generator,
+) -> OrthogonalWalk:
+    """SGD on a scale-invariant toy loss, float64: every step has θ·δ = 0, whatever its direction on the sphere.
+
+    The loss is −pull · θ₁/‖θ‖ with unit Gaussian noise on its gradient; ``turn`` adds a unit force that circles in the
+    planes (θ₁, θ₂), (θ₃, θ₄), … The step is δ = lr · P g / ρ with g = pull·e₁ + turn·Jθ/ρ + noise, J the quarter turn
+    in those planes and P the projection orthogonal to θ. Starts at θ = e₂ with ρ = 1; ``walks`` are independent.
+
+    Raises:
+        ValueError: ``n`` is odd, or less than 2.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> walk = orthogonal_walk(n=4, steps=100, lr=0.1, pull=1.0, turn=1.0, walks=2, generator=generator)
+    >>> rho_sq = (walk.theta**2).sum(2)
+    >>> bool(np.allclose(rho_sq[:, -1] - rho_sq[:, 0], walk.squares))  # Pythagoras, step by step
+    True
+    """
+    if n < 2 or n % 2:
+        raise ValueError(f"n = {n}: the planes of the turn need an even dimension of at least 2")
+    theta = torch.zeros(walks, n, dtype=torch.float64)
+    theta[:, 1] = 1.0
+    points = torch.empty(walks, steps + 1, n, dtype=torch.float64)
+    points[:, 0] = theta
+    worst, total = 0.0, torch.zeros(walks, dtype=torch.float64)
+    for t in range(steps):
+        rho = theta.norm(dim=1, keepdim=True)
+        unit = theta / rho
+        g = torch.randn(walks, n, dtype=torch.float64, generator=generator)
+        g[:, 0] += pull
+        g += turn * torch.stack([-unit[:, 1::2], unit[:, 0::2]], dim=2).flatten(1)
+        delta = g - (g * unit).sum(1, keepdim=True) * unit
+        delta -= (delta * unit).sum(1, keepdim=True) * unit  # takes the rounding error of the first projection
+        delta *= lr / rho
+        length = delta.norm(dim=1)
+        worst = max(worst, float(((delta * unit).sum(1).abs() / length).max()))
+        total += length**2
+        theta = theta + delta
+        points[:, t + 1] = theta
+    return OrthogonalWalk(points.numpy(), worst, total.numpy())
+
+
+def interval_shares(theta: NDArray[np.float64], spans: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Share of ‖Δ‖² in the growth of ρ² when a path is looked at every ``span`` steps, shape ``(len(spans),)``.
+
+    Args:
+        theta: every point of the path, shape ``(steps + 1, n)``.
+        spans: lengths of the intervals; what is left over at the end of the path is dropped.
+
+    >>> interval_shares(np.arange(5.0)[:, None], np.array([1, 2, 4]))  # a straight line from 0, at constant speed
+    array([0.25, 0.5 , 1.  ])
+    """
+    shares = []
+    for span in spans:
+        seen = theta[::span]
+        growth = (seen[-1] ** 2).sum() - (seen[0] ** 2).sum()
+        shares.append((np.diff(seen, axis=0) ** 2).sum() / growth)
+    return np.array(shares)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nbutils.algebra import EVERY, RULES, ZERO, Algebra, Degree, NoRule, degrees_in, rule
+from nbutils.homogeneity.algebra import EVERY, RULES, ZERO, Algebra, Degree, NoRule, degrees_in, rule
 
 __all__: list[str] = []  # to be found in RULES
 
