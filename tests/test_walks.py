@@ -160,7 +160,7 @@ def test_a_million_steps_in_a_hundred_thousand_dimensions():
     """100 walks in a fresh process: under 20 s of CPU time and 1 GB, whatever t."""
     code = (
         "import json, time, torch\n"
-        "from nbutils import walks\n"
+        "from nbutils.chapters import walks\n"
         "from nbutils.device import generator\n"
         "torch.set_num_threads(1)\n"
         "start = time.process_time()\n"

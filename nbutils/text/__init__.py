@@ -1,4 +1,4 @@
-"""A byte-level BPE, batches of windows, and T5's span corruption. The corpora are those of ``nbutils.text.corpora``."""
+"""Real text, a byte-level BPE, batches of windows, and T5's span corruption."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from torch import Tensor
 
 from nbutils.text.corpora import Corpus as Corpus  # a chapter needs one import
 from nbutils.text.corpora import CorpusMissing as CorpusMissing
-from nbutils.text.corpora import available as available
 from nbutils.text.corpora import corpus as corpus
 from nbutils.text.corpora import sentences as sentences
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PAD, END = 0, 1  # ids of padding and of the end of a document, as in T5
-IGNORE = -100  # a target that no loss counts
+END = 1  # id of the end of a document, as in T5; 0 is padding
 
 
 def bpe(corpus: Corpus, vocab: int, sentinels: int = 0) -> Tokenizer:
@@ -39,7 +37,7 @@ def bpe(corpus: Corpus, vocab: int, sentinels: int = 0) -> Tokenizer:
 
     >>> from unittest.mock import patch
     >>> with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, NBUTILS_CACHE=folder):
-    ...     tokenizer = bpe(Corpus("toy", "by hand", ("ab ab",), ()), vocab=260)  # room for two merges
+    ...     tokenizer = bpe(Corpus("by hand", ("ab ab",), ()), vocab=260)  # room for two merges
     >>> tokenizer.encode("ab ab").tokens
     ['ab', 'Ġab']
     """
@@ -131,21 +129,6 @@ def batches(tokens: Tensor, batch: int, length: int, generator: torch.Generator)
     [[1, 1, 1, 1], [1, 1, 1, 1]]
     """
     return ((window[:, :-1], window[:, 1:]) for window in random_windows(tokens, batch, length + 1, generator))
-
-
-def windows(tokens: Tensor, length: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Inputs and targets (≤ batch, length) in sequence: every token but the first is a target exactly once.
-
-    The last window is filled up: inputs with ``PAD``, targets with ``IGNORE``, which ``cross_entropy`` leaves out.
-
-    >>> [(inputs, targets)] = windows(torch.tensor([5, 6, 7, 8]), length=2, batch=2)
-    >>> inputs.tolist(), targets.tolist()
-    ([[5, 6], [7, 0]], [[6, 7], [8, -100]])
-    """
-    fill = -(len(tokens) - 1) % length
-    inputs = torch.nn.functional.pad(tokens[:-1], (0, fill), value=PAD).view(-1, length)
-    targets = torch.nn.functional.pad(tokens[1:], (0, fill), value=IGNORE).view(-1, length)
-    return zip(inputs.split(batch), targets.split(batch), strict=True)
 
 
 # Span corruption: spans of mean length 3 over 15 % of the tokens (Raffel et al. 2020, section 3.1.4, and its code).
@@ -253,26 +236,21 @@ def span_batches(
     sentinels: Tensor,
     density: float = 0.15,
     span: float = 3.0,
-    labels_length: int | None = None,
 ) -> Iterator[dict[str, Tensor]]:
     """Without end: ``input_ids`` (batch, length) and ``labels``; T5 makes the decoder's inputs from them.
 
-    The windows lie at uniform random places of ``tokens`` (n,). Labels are filled up to ``labels_length`` with
-    ``IGNORE``.
+    The windows lie at uniform random places of ``tokens`` (n,).
 
     >>> stream = span_batches(torch.arange(2, 99), 4, 32, torch.Generator().manual_seed(0), torch.tensor([100, 99]))
     >>> {name: tuple(ids.shape) for name, ids in next(stream).items()}  # as span_lengths(32) says
     {'input_ids': (4, 32), 'labels': (4, 8)}
     """
-    taken, most = span_lengths(length, density, span)
-    if labels_length is not None and labels_length < most:
-        raise ValueError(f"the labels have {most} tokens; labels_length is {labels_length}")
-    fill = (labels_length or most) - most
+    taken, _ = span_lengths(length, density, span)
 
     def corrupted(rows: Tensor) -> dict[str, Tensor]:
         mask = span_mask(batch, taken, generator, density, span).to(rows.device)
         inputs, labels = corrupt(rows, mask, sentinels)
-        return {"input_ids": inputs, "labels": torch.nn.functional.pad(labels, (0, fill), value=IGNORE)}
+        return {"input_ids": inputs, "labels": labels}
 
     return map(corrupted, random_windows(tokens, batch, taken, generator))
 

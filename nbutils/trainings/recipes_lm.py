@@ -116,7 +116,7 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
     from nbutils import models, optimizers, text, training
 
     of, place = size(profile), devices.resolve(device)
-    corpus = text.corpus("stdlib", of.text)
+    corpus = text.corpus(of.text)
     tokenizer = text.bpe(corpus, of.vocab)
     train, dev = (text.tokens(part, tokenizer) for part in (corpus.train, corpus.dev))
     windows = text.random_windows(train, of.batch, of.length + 1, devices.generator(seed, "cpu"))

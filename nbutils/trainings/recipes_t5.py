@@ -71,7 +71,7 @@ def t5(
     own = own_seed(seed, draw)
     model, batches = models.small_t5(vocab, dim, layers, heads=heads, seed=own), ()
     if not null:
-        corpus = text.corpus("stdlib", size=size)
+        corpus = text.corpus(size)
         tokenizer = text.bpe(corpus, vocab, sentinels=min(100, vocab // 16))  # T5 has 100
         tokens, sentinels = text.tokens(corpus.train, tokenizer), text.sentinel_ids(tokenizer)
         batches = text.span_batches(tokens, batch, length, devices.generator(own, "cpu"), sentinels)
