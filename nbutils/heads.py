@@ -92,22 +92,9 @@ def released_mask_positions(length: int) -> float:
     >>> round(released_mask_positions(83), 5)
     41.01205
     """
-    return (_length(length) - 1) / 2 + 1 / length
-
-
-def released_mask_split(length: int) -> float:
-    """Share of queries of that head that attend more than one position: all but the last two, (T − 2)/T.
-
-    >>> released_mask_split(4)
-    0.5
-    """
-    return max(_length(length) - 2, 0) / length
-
-
-def _length(length: int) -> int:
     if length < 1:
         raise ValueError(f"the length must be at least 1; got {length}")
-    return length
+    return (length - 1) / 2 + 1 / length
 
 
 # ---- measures ----

@@ -31,15 +31,6 @@ def test_theorems_2_and_3(m, k):
         assert -size * np.exp(-m) * (1 + 1e-12) <= value <= -size * np.exp(-m) / 2 * (1 - 1e-12)
 
 
-@given(FINITE, st.integers(1, 6))
-def test_logarithm_agrees_and_never_vanishes(m, k):
-    assume(m != 0)
-    sign, log = margins.log_projection(m, k)
-    assert sign == -np.sign(m) and np.isfinite(log)
-    if abs(m) < 600:
-        assert sign * np.exp(log) == pytest.approx(margins.projection(m, k), rel=1e-11)
-
-
 @given(st.floats(0, 700))
 def test_right_examples_pull_by_at_most_deepest(m):
     assert -margins.projection(m, 1) <= margins.DEEPEST * (1 + 1e-12)

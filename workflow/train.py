@@ -13,7 +13,8 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nbutils import training, trainings
+from nbutils import trainings
+from nbutils.trainings import runs
 from workflow import jobs, kept
 
 
@@ -43,7 +44,7 @@ def train(folder: Path, log: Path, made_from: str, arguments: argparse.Namespace
             run = trainings.make(name, profile=arguments.profile, seed=arguments.seed, device=arguments.device)
             if kept.sources_of_training(name) != made_from:
                 raise RuntimeError("a module of it changed while it ran: run it again")
-            training.save_run(run, folder)
+            runs.save_run(run, folder)
     except TimeoutError:
         raise jobs.JobError(f"training raised TimeoutError: not finished after {arguments.time_limit} s") from None
     except Exception as error:

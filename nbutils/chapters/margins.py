@@ -30,25 +30,13 @@ def projection(margins: ArrayLike, degree: float) -> Array:
         margins: any shape; positive where the network is right.
         degree: k.
 
-    Below m of about −1e308/k it is infinite, above 745 it is −0.0: see ``log_projection``.
+    Below m of about −1e308/k it is infinite, above 745 it is −0.0.
 
     >>> projection([-2.0, 0.0, 2.0], degree=1).round(4).tolist()
     [1.7616, -0.0, -0.2384]
     """
     m = np.asarray(margins, dtype=np.float64)
     return -degree * m * expit(-m)
-
-
-def log_projection(margins: ArrayLike, degree: float) -> tuple[Array, Array]:
-    """Sign of θ·∇L and its logarithm, ``log k + log|f| − log(1 + eᵐ)``, which neither overflows nor underflows.
-
-    >>> sign, log = log_projection([2000.0, -2000.0], degree=2)  # −4000 e⁻²⁰⁰⁰ and 4000
-    >>> sign.tolist(), log.round(3).tolist()
-    ([-1.0, 1.0], [-1991.706, 8.294])
-    """
-    m = np.asarray(margins, dtype=np.float64)
-    with np.errstate(divide="ignore"):
-        return -np.sign(m), np.log(degree) + np.log(abs(m)) - np.logaddexp(0, m)
 
 
 def margin_accuracy(margins: ArrayLike) -> float:

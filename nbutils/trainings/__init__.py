@@ -69,25 +69,26 @@ def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, Run
     >>> import tempfile
     >>> from unittest.mock import patch
     >>> import pandas as pd
-    >>> from nbutils.training import Run, save_run
+    >>> from nbutils.training import Run
+    >>> from nbutils.trainings.runs import save_run
     >>> with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, NBUTILS_TRAININGS=folder):
     ...     save_run(Run(pd.DataFrame({"step": [0], "norm": [5.0]})), Path(folder, "t5-alpha-2"))  # by the workflow
     ...     load("t5-alpha-2", profile="smoke", seed=0, device="cpu")["t5-alpha-2"].history["norm"].tolist()
     [5.0]
     """
-    from nbutils import training
+    from nbutils.trainings import runs as kept
 
     folder, runs = os.environ.get("NBUTILS_TRAININGS"), {}
     results = results_folder(profile=profile, seed=seed, device=device)
     for name in names(pattern):
         if folder is not None:
-            runs[name] = training.load_run(Path(folder) / name)
+            runs[name] = kept.load_run(Path(folder) / name)
         elif results and (results / name / "history.csv").is_file():
-            runs[name] = training.load_run(results / name)
+            runs[name] = kept.load_run(results / name)
         else:
             runs[name] = make(name, profile=profile, seed=seed, device=device)
             if results:
-                training.save_run(runs[name], results / name)
+                kept.save_run(runs[name], results / name)
     return runs
 
 
