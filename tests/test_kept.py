@@ -11,7 +11,9 @@ from workflow import anew, dependencies, kept, launch, report
 def result(tmp_path):
     """A kept notebook, beside its statistics."""
     notebook = tmp_path / "01-one.ipynb"
-    outputs = [{"output_type": "display_data", "data": {report.MIME: {"claim": "one", "role": "open"}}}]
+    outputs = [
+        {"output_type": "display_data", "data": {report.MIME: {"claim": "one", "check": "open", "role": "open"}}}
+    ]
     notebook.write_text(json.dumps({"cells": [{"cell_type": "code", "outputs": outputs}]}))
     said = {"files": {notebook.name: kept.digest(notebook.read_bytes())}, "made_from": "a text", "device": "cpu"}
     notebook.with_suffix(".json").write_text(json.dumps(said))

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import betaincinv
 
-from nbutils.claims import KINDS, format_number
+from nbutils.claims import KINDS
+from nbutils.claims.records import Record, format_number
 from nbutils.samples import CONFIDENCE
 from workflow import chapters as all_chapters
 from workflow import cluster, jobs, kept, report, run_folder
@@ -75,11 +76,11 @@ def add(found: dict[str, Any], chapter: str, seeds: Iterable[int]) -> None:
         entry["hardware"] = sorted({*entry["hardware"], stats["hardware"]})
         entry["versions"] = stats["versions"]
         records = report.looked_at(profile, seed, chapter)
-        entry["kinds"] = {kind: sum(record["kind"] == kind for record in records) for kind in KINDS}
-        entry["runs"][str(seed)] = [_failed(record) for record in records if record["holds"] is False]
+        entry["kinds"] = {kind: sum(record.kind == kind for record in records) for kind in KINDS}
+        entry["runs"][str(seed)] = [_failed(record) for record in records if record.holds is False]
         for record in records:
-            if record["measured"] is not None and math.isfinite(float(record["measured"])):
-                values.setdefault(f"{record['claim']}/{record['check']}", []).append(float(record["measured"]))
+            if record.measured is not None and math.isfinite(float(record.measured)):
+                values.setdefault(f"{record.claim}/{record.check}", []).append(float(record.measured))
     for name, seen in values.items():
         entry["measured"][name] = pool(entry["measured"].get(name), seen)
     entry["runs"] = dict(sorted(entry["runs"].items(), key=lambda item: int(item[0])))
@@ -106,9 +107,9 @@ def _looked_at(profile: str, seed: int, chapter: str) -> bool:
     )
 
 
-def _failed(record: Mapping[str, Any]) -> dict[str, Any]:
-    facts = {name: record[name] for name in ("claim", "check", "kind", "measured", "band")}
-    return {**facts, "further": record.get("further", []), "red": not record.get("noted", False)}
+def _failed(record: Record) -> dict[str, Any]:
+    facts = {name: getattr(record, name) for name in ("claim", "check", "kind", "measured", "band", "further")}
+    return {**facts, "red": not record.noted}
 
 
 def pool(old: Mapping[str, float] | None, values: Sequence[float]) -> dict[str, float]:

@@ -16,7 +16,7 @@ def retry_open(profile: str, seed: int, names: Sequence[str]) -> None:
     for name in sorted({name for claim in waiting & set(claims) for name in claims[claim]["chapters"]} & set(names)):
         notebook = run_folder(profile, seed) / f"{name}.ipynb"
         try:
-            left = {record["claim"] for record in report.records_of(notebook) if record["role"] == "open"}
+            left = {record.claim for record in report.records_of(notebook) if record.role == "open"}
         except (OSError, ValueError, KeyError):
             continue  # none, or damaged
         if left & waiting and hub_answers():

@@ -264,7 +264,7 @@ def conclude(result: report.Report, pages: Path | None) -> int:
         print(f"RED: {count}; the first: {first.chapter}: {cause}{measured}")
         return 1
     counts = ", ".join(f"{count} {name}" for name, count in sorted(result.run["verdict_counts"].items()))
-    hold = sum(record["holds"] is True for record in result.records)  # one left open does not
+    hold = sum(record.holds is True for record in result.records)  # one left open does not
     noted = f", {result.run['noted']} noted (failed here, held at two further seeds)" if result.run["noted"] else ""
     print(f"GREEN: {hold} checks hold{noted}; {counts}")
     if pages:

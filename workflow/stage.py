@@ -17,7 +17,8 @@ from typing import Any
 import nbformat
 import yaml
 
-from nbutils.claims import KINDS, MIME, as_html
+from nbutils.claims import KINDS, MIME
+from nbutils.claims.records import as_html
 from workflow import (
     BUILD,
     ROOT,
@@ -86,8 +87,8 @@ def held(claim: str, result: report.Report) -> str:
     """How many checks of a claim hold, as text."""
     if result.verdicts[claim] == "open":
         return "not decided"
-    checks = [record for record in result.records if record["claim"] == claim]
-    return f"{sum(bool(record['holds']) for record in checks)} of {len(checks)}" if checks else "none"
+    checks = [record for record in result.records if record.claim == claim]
+    return f"{sum(bool(record.holds) for record in checks)} of {len(checks)}" if checks else "none"
 
 
 def origin(claim: Mapping[str, Any]) -> str:
@@ -104,7 +105,7 @@ def verdict_box(chapter: str, result: report.Report, claims: Mapping[str, Mappin
         link = f'<a href="#claim-{name}"><code>{name}</code></a>'
         text = f"- {badge(result.verdicts[name])} {link} ({origin(claim)}): {claim['statement']}"
         lines.append(text + corrected(claim, result.verdicts[name]))
-    noted = [record for record in result.records if record["chapter"] == chapter and record.get("noted")]
+    noted = [record for record in result.records if record.chapter == chapter and record.noted]
     if noted:
         lines += [
             "",
@@ -117,9 +118,7 @@ def with_box(notebook: Path, boxes: Sequence[str], result: report.Report) -> nbf
     """An executed notebook as it is shown: no injected parameters, boxes below the title, checks as judged."""
     node = nbformat.read(notebook, as_version=4)
     node.cells = [cell for cell in node.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
-    judged = {
-        (record["claim"], record["check"]): record for record in result.records if record["chapter"] == notebook.stem
-    }
+    judged = {(record.claim, record.check): record for record in result.records if record.chapter == notebook.stem}
     for cell in node.cells:
         if cell.cell_type == "markdown":
             cell.source = to_notebooks(bind(cell.source, result))
@@ -136,7 +135,7 @@ def with_box(notebook: Path, boxes: Sequence[str], result: report.Report) -> nbf
 
 def places(claim: str, result: report.Report, listed: Iterable[str]) -> str:
     """The chapters of a claim by number, each linked to the first check of the claim there."""
-    checked = {record["chapter"] for record in result.records if record["claim"] == claim}
+    checked = {record.chapter for record in result.records if record.claim == claim}
     shown = []
     for chapter in listed:
         number = int(chapter[:2])
@@ -153,7 +152,7 @@ def scorecard(result: report.Report, claims: Mapping[str, Mapping[str, Any]]) ->
         verdict = result.verdicts.get(name, "planned")
         statement = html.escape(claim["statement"])
         statement += html.escape(corrected(claim, verdict, "\n")).replace("\n", "<br><em>We find:</em> ", 1)
-        if name in result.verdicts and any(record["claim"] == name for record in result.records):
+        if name in result.verdicts and any(record.claim == name for record in result.records):
             page, anchor = evidence(name, result)
             label, checks = f'<a href="{page}#{anchor}"><code>{name}</code></a>', held(name, result)
         else:
@@ -206,7 +205,7 @@ def beyond(result: report.Report, claims: Mapping[str, Mapping[str, Any]], ours:
             continue
         text = f"- {badge(result.verdicts[name])} {claim['statement']}"
         text += corrected(claim, result.verdicts[name])
-        if any(record["claim"] == name for record in result.records):
+        if any(record.claim == name for record in result.records):
             page, anchor = evidence(name, result)
             text += f' <a href="{page}#{anchor}">{html.escape(origin(claim)) if not ours else "checks"}</a>'
         lines.append(text)

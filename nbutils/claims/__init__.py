@@ -6,11 +6,11 @@ A check never stops a notebook. It shows one line and leaves a record in the not
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,12 @@ from numpy.typing import ArrayLike
 
 from nbutils import data
 from nbutils import samples as intervals
+from nbutils.claims.records import Band, Record, as_html, finite, line
 
 MIME = "application/vnd.nbutils.claim+json"
 ROLES = ("stated", "corrected", "counterexample")
 KINDS = ("exact", "derived", "empirical")  # what a band means; see ``Ledger``
 VERDICTS = ("confirmed", "refined", "refuted", "open")
-
-Band = tuple[float | None, float | None]
-Record = dict[str, Any]
 
 
 class Ledger:
@@ -93,16 +91,10 @@ class Ledger:
             ValueError: unknown role or kind, a name used twice, an empty band, a counterexample that the claim would
                 pass, an empirical check that does not name its ``n``.
         """
-        low, high = (None if edge is None or math.isinf(edge) else float(edge) for edge in band)
-        if low is None and high is None:
-            raise ValueError(f"check {name!r} of {claim!r}: a band without bounds {band} would pass anything")
-        if low is not None and high is not None and low > high:
-            raise ValueError(f"check {name!r} of {claim!r}: empty band [{low}, {high}]")
-        extra = _claimed(claim, name, role, claimed, low, high)
-        holds = inside(measured, low, high)
-        return self._record(
-            claim, name, "band", measured, expected, [low, high], holds, role, kind=kind, **_count(n), **extra
-        )
+        band = _band(claim, name, role, band, claimed)
+        holds = inside(measured, *band)
+        record = Record(claim, name, role, "band", kind, finite(measured), finite(expected), band, holds)
+        return self._keep(replace(record, n=n, claimed=claimed))
 
     def check_all(
         self,
@@ -122,10 +114,9 @@ class Ledger:
         """
         margins = np.asarray(margins, dtype=np.float64).ravel()
         worst = float(np.min(margins)) if margins.size else math.nan
-        return self._record(
-            claim, name, "inequality", worst, None, [0.0 - slack, None], worst >= -slack, role, kind=kind,
-            samples=margins.size, **_count(n),
-        )  # fmt: skip
+        band, holds = (0.0 - slack, None), worst >= -slack
+        record = Record(claim, name, role, "inequality", kind, finite(worst), band=band, holds=holds)
+        return self._keep(replace(record, samples=margins.size, n=n))
 
     def check_mean(
         self,
@@ -148,16 +139,13 @@ class Ledger:
         """
         found = intervals.mean(samples, 1 - intervals.FALSE_ALARM)
         half = found.value - found.low
-        low, high = expected - half, expected + half
+        band = expected - half, expected + half
         if role == "counterexample" and claimed is None:
             raise ValueError(f"counterexample {name!r} of {claim!r}: name the value that the paper claimed")
-        extra = {} if claimed is None else {"claimed": float(claimed)}
-        told = role != "counterexample" or not inside(float(claimed or 0), low, high)  # else too noisy to refute
-        holds = inside(found.value, low, high) and half <= resolution and told
-        return self._record(
-            claim, name, "mean", found.value, expected, [low, high], holds, role, kind="derived", n=found.n,
-            resolution=resolution, **extra,
-        )  # fmt: skip
+        told = role != "counterexample" or not inside(claimed, *band)  # else too noisy to refute
+        holds = inside(found.value, *band) and half <= resolution and told
+        record = Record(claim, name, role, "mean", "derived", finite(found.value), float(expected), band, holds)
+        return self._keep(replace(record, n=found.n, resolution=resolution, claimed=claimed))
 
     def check_population(
         self,
@@ -181,15 +169,10 @@ class Ledger:
         if statistic not in intervals.STATISTICS:
             raise ValueError(f"unknown statistic {statistic!r}: choose one of {', '.join(intervals.STATISTICS)}")
         found = intervals.STATISTICS[statistic](values)
-        low, high = (None if edge is None or math.isinf(edge) else float(edge) for edge in band)
-        if low is None and high is None:
-            raise ValueError(f"check {name!r} of {claim!r}: a band without bounds {band} would pass anything")
-        extra = _claimed(claim, name, role, claimed, low, high)
-        holds = inside(found.low, low, high) and inside(found.high, low, high)
-        return self._record(
-            claim, name, "population", found.value, None, [low, high], holds, role, kind="empirical",
-            statistic=statistic, interval=[_finite(found.low), _finite(found.high)], n=found.n, **extra,
-        )  # fmt: skip
+        band, interval = _band(claim, name, role, band, claimed), (finite(found.low), finite(found.high))
+        holds = inside(found.low, *band) and inside(found.high, *band)
+        record = Record(claim, name, role, "population", "empirical", finite(found.value), band=band, holds=holds)
+        return self._keep(replace(record, n=found.n, statistic=statistic, interval=interval, claimed=claimed))
 
     def check_exponent(
         self,
@@ -213,11 +196,9 @@ class Ledger:
             raise ValueError(f"check {name!r} of {claim!r}: empty interval [{low}, {high}]")
         holds = math.isfinite(estimate) and low <= expected <= high and high - low <= max_width
         # as a band for the estimate: the expected value, give or take the interval's own arms, if narrow enough
-        band = [expected - (high - estimate), expected + (estimate - low)]
-        return self._record(
-            claim, name, "exponent", estimate, expected, band, holds, role, kind=kind, interval=[low, high],
-            max_width=max_width, **_count(n),
-        )  # fmt: skip
+        band = expected - (high - estimate), expected + (estimate - low)
+        record = Record(claim, name, role, "exponent", kind, finite(estimate), float(expected), band, holds)
+        return self._keep(replace(record, n=n, interval=(finite(low), finite(high)), max_width=max_width))
 
     def check_order(
         self,
@@ -233,59 +214,35 @@ class Ledger:
         """Check that finite ``values`` increase, each by more than ``margin``; measured is the smallest step."""
         values = np.asarray(values, dtype=np.float64)
         smallest = float(np.min(np.diff(values))) if np.isfinite(values).all() and len(values) > 1 else math.nan
-        return self._record(
-            claim, name, "order", smallest, None, [float(margin), None], smallest > margin, role, kind=kind,
-            strict=True, **_count(n),
-        )  # fmt: skip
+        band, holds = (float(margin), None), smallest > margin
+        return self._keep(Record(claim, name, role, "order", kind, finite(smallest), band=band, holds=holds, n=n))
 
     def leave_open(self, claim: str, reason: str) -> None:
         """Say that this run cannot test the claim, and why. Never counted as passed."""
-        self._record(claim, "open", "open", None, None, None, None, "open", kind=None, reason=reason)
+        self._keep(Record(claim, "open", "open", "open", reason=reason))
 
-    def _record(
-        self,
-        claim: str,
-        name: str,
-        form: str,
-        measured: float | None,
-        expected: float | None,
-        band: list[float | None] | None,
-        holds: bool | None,
-        role: str,
-        *,
-        kind: str | None,
-        **extra: Any,
-    ) -> bool:
-        if role not in (*ROLES, "open"):
-            raise ValueError(f"unknown role {role!r} of check {name!r}: choose one of {', '.join(ROLES)}")
-        if kind not in KINDS and role != "open":
-            raise ValueError(f"unknown kind {kind!r} of check {name!r}: choose one of {', '.join(KINDS)}")
-        if kind == "empirical" and not extra.get("n"):
+    def _keep(self, record: Record) -> bool:
+        """Show a record and leave it in the notebook's output."""
+        claim, name = record.key
+        if record.role not in (*ROLES, "open"):
+            raise ValueError(f"unknown role {record.role!r} of check {name!r}: choose one of {', '.join(ROLES)}")
+        if record.kind not in KINDS and record.role != "open":
+            raise ValueError(f"unknown kind {record.kind!r} of check {name!r}: choose one of {', '.join(KINDS)}")
+        if record.kind == "empirical" and not record.n:
             raise ValueError(f"empirical check {name!r} of {claim!r}: say by n=… on how many trainings it rests")
-        if (claim, name) in self._names:
+        if record.key in self._names:
             raise ValueError(f"claim {claim!r} has a check {name!r} already: names of checks are unique in a chapter")
         first = claim not in {known for known, _ in self._names}
-        self._names.add((claim, name))
-        record = {
-            "claim": claim,
-            "check": name,
-            "form": form,
-            "kind": kind,
-            "role": role,
-            "measured": _finite(measured),
-            "expected": _finite(expected),
-            "band": band,
-            "holds": None if holds is None else bool(holds),
-            **self.run,
-            **extra,
-        }
-        if first or not (holds or role == "open"):
-            record["anchor"] = f"claim-{claim}" if first else f"failed-{claim}-{len(self._names)}"
+        self._names.add(record.key)
+        holds, anchor = bool(record.holds), None
+        if first or not (holds or record.role == "open"):
+            anchor = f"claim-{claim}" if first else f"failed-{claim}-{len(self._names)}"
+        record = replace(record, **self.run, holds=None if record.holds is None else holds, anchor=anchor)
         _show(record)
         if self._kept:
             with open(self._kept, "a", encoding="utf-8") as lines:
-                lines.write(json.dumps(record, ensure_ascii=False) + "\n")
-        return bool(holds)
+                lines.write(json.dumps(record.as_dict(), ensure_ascii=False) + "\n")
+        return holds
 
 
 def announcement(run: Mapping[str, Any]) -> str:
@@ -317,19 +274,18 @@ def _kept_file(run: Mapping[str, Any]) -> Path | None:
     return file
 
 
-def _count(n: int | None) -> dict[str, int]:
-    return {} if n is None else {"n": int(n)}
-
-
-def _claimed(
-    claim: str, name: str, role: str, claimed: float | None, low: float | None, high: float | None
-) -> dict[str, float]:
-    """The paper's value for a record; a counterexample needs one, outside of its band."""
+def _band(claim: str, name: str, role: str, band: Band, claimed: float | None) -> Band:
+    """A band as it is kept: it bounds something, and that of a counterexample excludes what the paper ``claimed``."""
+    low, high = (None if edge is None or math.isinf(edge) else float(edge) for edge in band)
+    if low is None and high is None:
+        raise ValueError(f"check {name!r} of {claim!r}: a band without bounds {band} would pass anything")
+    if low is not None and high is not None and low > high:
+        raise ValueError(f"check {name!r} of {claim!r}: empty band [{low}, {high}]")
     if role == "counterexample" and claimed is None:
         raise ValueError(f"counterexample {name!r} of {claim!r}: name the value that the paper claimed")
     if role == "counterexample" and inside(claimed, low, high):
         raise ValueError(f"counterexample {name!r} of {claim!r}: [{low}, {high}] has the claimed {claimed}")
-    return {} if claimed is None else {"claimed": float(claimed)}
+    return low, high
 
 
 def inside(value: float, low: float | None, high: float | None) -> bool:
@@ -339,13 +295,6 @@ def inside(value: float, low: float | None, high: float | None) -> bool:
     (True, False, False)
     """
     return bool(math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high))
-
-
-def _finite(value: float | None) -> float | str | None:
-    """JSON has no NaN: a number that is not finite is kept as text."""
-    if value is None:
-        return None
-    return float(value) if math.isfinite(value) else str(float(value))
 
 
 def verdict(records: Iterable[Record]) -> str:
@@ -363,16 +312,16 @@ def verdict(records: Iterable[Record]) -> str:
     A counterexample without a corrected statement, or a corrected statement with neither a stated check nor a
     counterexample, is no verdict: ``failed``.
 
-    >>> verdict([{"role": "stated", "holds": True}, {"role": "corrected", "holds": True}])
+    >>> verdict([Record("c", "a", "stated", holds=True), Record("c", "b", "corrected", holds=True)])
     'refined'
     """
     records = list(records)
-    tested = [record for record in records if record["role"] != "open"]
-    if not all(record["holds"] or record.get("noted") for record in tested) or not records:
+    tested = [record for record in records if record.role != "open"]
+    if not all(record.holds or record.noted for record in tested) or not records:
         return "failed"
     if len(tested) < len(records):  # one open part leaves the whole claim open
         return "open"
-    roles = {record["role"] for record in tested}
+    roles = {record.role for record in tested}
     if roles == {"stated"}:
         return "confirmed"
     if {"stated", "corrected"} <= roles:
@@ -382,78 +331,10 @@ def verdict(records: Iterable[Record]) -> str:
     return "failed"
 
 
-def format_number(value: float | str | None) -> str:
-    """A measured value or the end of a band as text; None is no bound.
-
-    >>> format_number(0.123456789), format_number(None), format_number("nan")
-    ('0.12346', '∞', 'nan')
-    """
-    if value is None:
-        return "∞"
-    return value if isinstance(value, str) else f"{value:.5g}"
-
-
-def format_band(record: Record) -> str:
-    """The band of a record as text.
-
-    >>> format_band({"form": "order", "band": [0.0, None]})
-    '> 0'
-    """
-    if record["band"] is None or record["band"] == [None, None]:
-        return "no band"
-    low, high = record["band"]
-    if high is None:
-        return f"{'>' if record.get('strict') or record['form'] == 'order' else '≥'} {format_number(low)}"
-    if low is None:
-        return f"≤ {format_number(high)}"
-    return f"[{format_number(low)}, {format_number(high)}]"
-
-
-def line(record: Record) -> tuple[str, str]:
-    """What a reader sees of a check: its mark, and the text after the claim's name.
-
-    >>> line({"role": "open", "reason": "no network"})
-    ('○', 'open: no network')
-    """
-    if record["role"] == "open":
-        return "○", f"open: {record['reason']}"
-    what = {"inequality": "smallest margin ", "order": "smallest step "}.get(record["form"], "")
-    if record["form"] == "population":
-        low, high = map(format_number, record["interval"])
-        what = f"{record['statistic']} of {record['n']}: "
-        interval = f", interval [{low}, {high}]"
-    else:
-        interval = ""
-    body = f"({record['role']}) {record['check']}: {what}{format_number(record['measured'])}{interval}"
-    body += f", band {format_band(record)}"
-    if record.get("further"):
-        others = " and ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record["further"])
-        told = "it does not hold at this seed, and held at two others" if record["noted"] else "looked at again"
-        body += f"; {told}: {others}"
-    return "✓" if record["holds"] else "◐" if record.get("noted") else "✗", body
-
-
-COLOURS = {"✓": "#1a7f37", "✗": "#cf222e", "○": "#8a6d00", "◐": "#8a6d00"}
-
-
-def as_html(record: Record) -> str:
-    """The same as a line of a page, with the anchors that verdicts and banners link to.
-
-    >>> as_html({"role": "open", "reason": "no network", "claim": "public-series"}).endswith("open: no network</div>")
-    True
-    """
-    mark, body = line(record)
-    anchor = f' id="{html.escape(record["anchor"])}"' if record.get("anchor") else ""
-    return (
-        f'<div class="nb-check"{anchor}><span style="color:{COLOURS[mark]};font-weight:bold">{mark}</span> '
-        f"<code>{html.escape(record['claim'])}</code> {html.escape(body)}</div>"
-    )
-
-
 def _show(record: Record) -> None:
     """One line for the reader, and the record for the machine, in the notebook's output."""
     mark, body = line(record)
-    text = f"{mark} {record['claim']} {body}"
+    text = f"{mark} {record.claim} {body}"
     try:
         from IPython import get_ipython
         from IPython.display import display
@@ -462,4 +343,4 @@ def _show(record: Record) -> None:
     if get_ipython() is None:
         print(text)
     else:
-        display({"text/html": as_html(record), "text/plain": text, MIME: record}, raw=True)
+        display({"text/html": as_html(record), "text/plain": text, MIME: record.as_dict()}, raw=True)
