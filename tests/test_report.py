@@ -260,7 +260,7 @@ def launched(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "run_folder", lambda profile, seed: tmp_path / profile / f"seed-{seed}")
     monkeypatch.setattr(launch, "snakemake", lambda target, **how: True)
     monkeypatch.setattr(launch, "no_room", lambda *folders: "")
-    monkeypatch.setattr(launch.anew.kept, "remove_unsound", lambda *what: [])
+    monkeypatch.setattr(launch.retry.stale, "remove_unsound", lambda *what: [])
     monkeypatch.setattr(launch.notebooks, "write_readme_figure", lambda folder: None)
     monkeypatch.setattr(launch, "look_again", lambda seeds, **how: None)
 

@@ -20,7 +20,7 @@ from nbutils.claims import KINDS
 from nbutils.claims.records import Record, format_number
 from nbutils.samples import CONFIDENCE
 from workflow import chapters as all_chapters
-from workflow import cluster, jobs, kept, report, run_folder
+from workflow import cluster, jobs, report, run_folder, stale
 from workflow.report import alarms_file
 from workflow.summaries import rows
 
@@ -45,7 +45,7 @@ def keep(found: Mapping[str, Any]) -> Path:
 def missing(found: Mapping[str, Any], chapter: str, seeds: Iterable[int]) -> list[int]:
     """The seeds at which a chapter, as it is today, has not been run yet."""
     entry = found["chapters"].get(chapter)
-    if entry is None or entry["made_from"] != kept.sources_of_chapter(chapter):
+    if entry is None or entry["made_from"] != stale.sources_of_chapter(chapter):
         return list(seeds)
     return [seed for seed in seeds if str(seed) not in entry["runs"]]
 
@@ -57,7 +57,7 @@ def add(found: dict[str, Any], chapter: str, seeds: Iterable[int]) -> None:
     ``runs``: by seed the checks that did not hold, each with the values at two further seeds and whether it is ``red``;
     and ``measured``: mean, standard deviation (ddof 1) and number of seeds of every finite value.
     """
-    profile, made_from = found["profile"], kept.sources_of_chapter(chapter)
+    profile, made_from = found["profile"], stale.sources_of_chapter(chapter)
     entry = found["chapters"].get(chapter)
     if entry is None or entry["made_from"] != made_from:
         entry = {"made_from": made_from, "hardware": [], "versions": {}, "kinds": {}, "runs": {}, "measured": {}}
@@ -93,7 +93,7 @@ def failure(profile: str, seed: int, chapter: str) -> str:
 
     What was killed, had no room or no time, or was edited meanwhile says nothing of the chapter.
     """
-    told = jobs.told(run_folder(profile, seed) / "logs")
+    told = jobs.errors(run_folder(profile, seed) / "logs")
     own = {chapter, *cluster.trained_for(chapter, profile)}
     raised = re.compile(r"(cell \[\d+\]|training) raised (?!TimeoutError|OSError)(?!.*changed while it ran)")
     return next((f"{job}: {what}" for job, what in told.items() if job in own and raised.match(what)), "")
@@ -154,7 +154,7 @@ def pooled(found: Mapping[str, Any]) -> Pooled:
     today = {
         name: entry["runs"]
         for name, entry in found["chapters"].items()
-        if name in all_chapters() and entry["made_from"] == kept.sources_of_chapter(name)
+        if name in all_chapters() and entry["made_from"] == stale.sources_of_chapter(name)
     }
     red = {name: sum(any(check["red"] for check in run) for run in runs.values()) for name, runs in today.items()}
     return Pooled(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from nbutils import trainings
 from workflow import ROOT
 
-# Read by every run: how text becomes code, how code is run, and with which packages.
+# Read by every run: how text becomes code, how code is run, and with which packages. Snakemake looks after these.
 HOW_IT_IS_RUN = (
     "workflow/notebooks.py",
     "workflow/run_notebook.py",
@@ -36,7 +36,6 @@ def of_chapter(chapter: str) -> list[str]:
     modules = _closure(direct.modules)
     tables = direct.tables.union(*(_of_module(name).tables for name in modules))
     files = {
-        *HOW_IT_IS_RUN,
         *map(file_of, modules),
         *(f"book/data/{table}.csv" for table in tables),
     }
@@ -116,7 +115,7 @@ def trainings_of(chapter: str) -> list[str]:
 def of_training(training: str) -> list[str]:
     """Files, relative to the root, whose change means that this shared training must run again."""
     recipe = trainings.RECIPES[training]
-    return sorted({*HOW_IT_IS_RUN, *map(file_of, _closure([getattr(recipe, "func", recipe).__module__]))})
+    return sorted(map(file_of, _closure([getattr(recipe, "func", recipe).__module__])))
 
 
 def _uses(tree: ast.AST) -> Uses:

@@ -174,7 +174,7 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
     """
     folder = run_folder(profile, seed)
     records, stats, ran, failed = [], [], [], []
-    said = jobs.told(folder / "logs")
+    said = jobs.errors(folder / "logs")
     failed += [Problem(job, "", what) for job, what in said.items() if job not in all_chapters()]  # shared trainings
     for chapter in chapters:
         notebook, missing = folder / f"{chapter}.ipynb", sorted(set(said) & cluster.trained_for(chapter, profile))

@@ -34,7 +34,7 @@ from workflow import (
     speed,
 )
 from workflow.findings import FAILED, banner, below_title, bind, corrected, evidence
-from workflow.jobs import die_with_run, telling
+from workflow.jobs import die_with_run, error_file
 from workflow.render import render
 
 VERDICT_ORDER = ("confirmed", "refined", "refuted", "open", "failed")
@@ -333,7 +333,7 @@ def main() -> None:
     arguments = parser.parse_args()
     die_with_run(arguments.run)
     folder = BUILD / arguments.profile
-    with telling(run_folder(arguments.profile, arguments.seed) / "logs" / "pages.error.json", "pages"):
+    with error_file(run_folder(arguments.profile, arguments.seed) / "logs" / "pages.error.json", "pages"):
         stage(arguments.profile, arguments.seed, folder / "source")
         render(folder / "source", html_folder(arguments.profile), folder / "jupyter-book.log")
 

@@ -6,10 +6,10 @@ import os
 import urllib.request
 from collections.abc import Sequence
 
-from workflow import jobs, kept, report, run_folder
+from workflow import jobs, report, run_folder, stale
 
 
-def retry_open(profile: str, seed: int, names: Sequence[str]) -> None:
+def left_open(profile: str, seed: int, names: Sequence[str]) -> None:
     """Remove results that left a claim open for want of the Hub, if it answers now: then they are made anew."""
     claims, expected = report.load_claims(), report.load_verdicts()
     waiting = {claim for claim, verdict in expected.items() if verdict.startswith("open or ")}
@@ -36,13 +36,13 @@ def hub_answers(timeout: float = 3.0) -> bool:
         return False
 
 
-def tell_edited(profile: str, seed: int, names: Sequence[str], device: str) -> None:
+def edited(profile: str, seed: int, names: Sequence[str], device: str) -> None:
     """Remove what was made from a text or module that changed later in the same run, and say so as of a failed job.
 
     A job looks at its own end alone; a report of all must not mix old code with new.
     """
-    for path, why in list(kept.remove_unsound(profile, [seed], names, device)):
+    for path, why in list(stale.remove_unsound(profile, [seed], names, device)):
         error = run_folder(profile, seed) / "logs" / f"{path.stem}.error.json"
-        if why == kept.OLDER and not error.exists():
+        if why == stale.OLDER and not error.exists():
             error.parent.mkdir(parents=True, exist_ok=True)
-            jobs.tell(error, path.stem, "it, or a module of it, changed while the run went on: run it again")
+            jobs.note_error(error, path.stem, "it, or a module of it, changed while the run went on: run it again")

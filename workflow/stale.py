@@ -1,8 +1,7 @@
 """Results kept from earlier runs: does each stand as its job wrote it, and is it made from today's text?
 
-Snakemake sees that a file is there and what it was made from. It does not see a file cut short by a crash of the
-machine, or changed by hand; and where it cannot start its work, results of an older text would still lie there to be
-counted. So what is not sound goes before the workflow starts, and is made anew.
+This is the one judge of it. What is not sound goes before the workflow starts: Snakemake then makes what is not there.
+So results of an older text are not counted either where it cannot start its work.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def sources_of_training(training: str) -> str:
 
 
 def _of_files(files: Iterable[str]) -> str:
-    parts = [(ROOT / name).read_bytes() for name in files if name not in dependencies.HOW_IT_IS_RUN]
+    parts = [(ROOT / name).read_bytes() for name in files]
     return digest(b"\0".join([*parts, environment()]))
 
 
