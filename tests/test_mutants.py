@@ -20,6 +20,8 @@ PLAIN = {
     "nbutils/figures.py",
     "nbutils/profile.py",
     "nbutils/trainings/__init__.py",
+    "nbutils/trainings/runs.py",
+    "nbutils/claims/records.py",
 }
 
 
