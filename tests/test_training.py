@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from nbutils.chapters.counting import Classifier
 from nbutils.chapters.ensemble import Member, grid, train_ensemble
 from nbutils.device import generator
-from nbutils.models import CausalLM, Classifier, small_t5
+from nbutils.models import CausalLM
 from nbutils.optimizers import OPTIMIZERS, optimizer, schedule
 from nbutils.training import batch_loss, gradient_scales, noise_gradients, train
+from nbutils.trainings.recipes_t5 import small_t5
 from nbutils.trainings.runs import load_run, save_run
 
 BATCHES = [torch.randint(0, 13, (6, 9), generator=generator(i, "cpu")) for i in range(3)]

@@ -25,6 +25,21 @@ FLAT = ("query", "key", "constant")
 STRINGS = 1_000_000  # added to the seed of a network: its strings are drawn apart from its weights
 
 
+class Classifier(models.Transformer):
+    """Class logits read off the last position, for formal languages. Arguments as ``Transformer``; no mask by default.
+
+    >>> Classifier(4, 16, depth=1, heads=2, length=8, classes=2)(torch.zeros(3, 8, dtype=torch.long)).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(self, *sizes: int, classes: int, mask: str = "none", **options: Any) -> None:
+        super().__init__(*sizes, outputs=classes, mask=mask, **options)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """``(batch, T)`` to logits ``(batch, classes)``."""
+        return self.readout(self.hidden_states(tokens)[-1][..., -1, :])
+
+
 class MeanHead(nn.Module):
     """One attention head that computes (number of b − number of a) / T, float64, nothing trained.
 
@@ -167,7 +182,7 @@ def trained(
         rng = devices.generator(seed, "cpu")
         if task == "previous":
             return models.CausalLM(7, width, depth, 2, length, tied=False, generator=rng, **options)
-        return models.Classifier(5, width, depth, 2, length, classes=2, generator=rng, **options)
+        return Classifier(5, width, depth, 2, length, classes=2, generator=rng, **options)
 
     nets = [network(seed).to(place) for seed in seeds]
     rngs = [devices.generator(seed + STRINGS, "cpu") for seed in seeds]  # not the seeds of the weights
@@ -260,7 +275,7 @@ def accuracy(found: Trained, c: float = 1.0, *, only_scores: bool = False) -> fl
 def query_and_key(model: nn.Module) -> nn.ModuleList:
     """The query and key maps of all layers; empty where attention is uniform.
 
-    >>> len(query_and_key(models.Classifier(5, 8, 3, 2, 4, classes=2)))  # of three layers
+    >>> len(query_and_key(Classifier(5, 8, 3, 2, 4, classes=2)))  # of three layers
     6
     """
     parts = [part for block in model.blocks for part in (block.attention.query, block.attention.key)]

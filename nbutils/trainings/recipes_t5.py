@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from nbutils.training import Run
 
@@ -59,7 +59,7 @@ def t5(
     import pandas as pd
 
     from nbutils import device as devices
-    from nbutils import models, optimizers, text, training
+    from nbutils import optimizers, text, training
     from nbutils import profile as profiles
 
     dim, layers, heads = profiles.choose(profile, smoke=(32, 2, 2), book=(64, 2, 4), gpu=(768, 12, 12))
@@ -69,7 +69,7 @@ def t5(
     steps, warmup = profiles.choose(profile, smoke=(128, 16), book=(640, 80), gpu=(1024, 128))
     parts, size = profiles.choose(profile, smoke=(8, 200_000), book=(32, 2_000_000), gpu=(8, 30_000_000))
     own = own_seed(seed, draw)
-    model, batches = models.small_t5(vocab, dim, layers, heads=heads, seed=own), ()
+    model, batches = small_t5(vocab, dim, layers, heads=heads, seed=own), ()
     if not null:
         corpus = text.corpus(size)
         tokenizer = text.bpe(corpus, vocab, sentinels=min(100, vocab // 16))  # T5 has 100
@@ -127,3 +127,47 @@ def path(snapshots: Mapping[int, Mapping[str, Tensor]], *, without: str = "share
         inner += rows @ rows.T
     sizes, axes = np.linalg.eigh(inner)
     return np.array(steps), axes * np.sqrt(np.maximum(sizes, 0))
+
+
+def small_t5(
+    vocab: int,
+    dim: int,
+    layers: int,
+    *,
+    heads: int = 4,
+    hidden: int | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    **config: Any,
+) -> nn.Module:
+    """A T5 of ``layers`` encoder and ``layers`` decoder layers, new, from a configuration: nothing is downloaded.
+
+    ``transformers`` draws its weights from torch's global generator; here that happens under a fork of it, seeded with
+    ``seed``, which leaves the caller's as it was. Embeddings start with deviation 1 and are tied, as in T5.
+
+    Args:
+        vocab: padding and decoder start are token 0, the end is token 1.
+        dim: d_model; the ReLU layers are ``hidden`` wide, ``4 * dim`` if not given.
+        config: further fields of ``transformers.T5Config``, such as ``tie_word_embeddings``.
+
+    >>> model = small_t5(32, 8, 1, heads=2)
+    >>> model.lm_head.weight is model.shared.weight, model.config.d_ff
+    (True, 32)
+    """
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    settings = T5Config(
+        vocab_size=vocab,
+        d_model=dim,
+        d_ff=hidden or 4 * dim,
+        d_kv=dim // heads,
+        num_heads=heads,
+        num_layers=layers,
+        num_decoder_layers=layers,
+        dropout_rate=dropout,
+        **{"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "use_cache": False} | config,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return T5ForConditionalGeneration(settings)
