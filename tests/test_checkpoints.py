@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from nbutils import checkpoints, norms
-from nbutils.checkpoints import comparisons, series, sources, weights
+from nbutils.checkpoints import comparisons, series, sources, tensors, weights
 from nbutils.checkpoints.sources import step_of
 from nbutils.checkpoints.weights import Weights
 
@@ -340,8 +340,8 @@ def test_a_causal_mask_is_known_by_its_values_and_one_other_value_makes_it_a_wei
     flat = mask.ravel()
 
     def why():
-        stored = weights.Tensor("F64", mask.shape, lambda start, out: np.copyto(out, flat[start : start + len(out)]))
-        return weights.why_constant("any.name", stored)
+        stored = tensors.Tensor("F64", mask.shape, lambda start, out: np.copyto(out, flat[start : start + len(out)]))
+        return tensors.why_constant("any.name", stored)
 
     assert why() == "attention mask"
     flat[data.draw(st.integers(0, len(flat) - 1))] = 0.5
@@ -970,10 +970,10 @@ def test_files_are_closed(tmp_path):
 def test_sums_of_tensors_of_several_blocks():
     """The predecessor is read at the same place as the tensor: shifted by a constant, the step is that constant."""
     rng = np.random.default_rng(0)
-    theta = rng.normal(size=2 * weights.BLOCK + 7)
+    theta = rng.normal(size=2 * tensors.BLOCK + 7)
 
     def stored(values):
-        return weights.Tensor("F64", values.shape, lambda start, out: np.copyto(out, values[start : start + len(out)]))
+        return tensors.Tensor("F64", values.shape, lambda start, out: np.copyto(out, values[start : start + len(out)]))
 
     found = comparisons.sums(stored(theta + 2.0), stored(theta))
     assert found.displacement_sq == pytest.approx(4 * len(theta), rel=1e-12)

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nbutils.checkpoints.weights import BLOCK, Tensor, Weights
+from nbutils.checkpoints.tensors import BLOCK, Tensor
+from nbutils.checkpoints.weights import Weights
 from nbutils.names import layer_of, originals_first
 
 
