@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nbutils.chapters import projection
-from nbutils.chapters.projection import SUBLAYERS, along_ray, by_autograd, equilibrium, figure1
+from nbutils.chapters.figure1 import SUBLAYERS, figure1, released_transformer
+from nbutils.chapters.projection import along_ray, by_autograd, equilibrium
 from nbutils.device import generator
 
 
@@ -218,7 +219,7 @@ def test_unknown_sublayers_are_named():
 
 
 def test_released_network_is_a_stack_with_torch_s_layer_norm():
-    net = projection.released_transformer(3, 10, generator=generator(0, "cpu"))
+    net = released_transformer(3, 10, generator=generator(0, "cpu"))
     assert len(net) == 6 and all((layer.norm.gain == 1).all() and layer.norm.eps == 1e-5 for layer in net)
     attention = net[0]
     x = torch.randn(7, 10, generator=generator(1, "cpu"), dtype=torch.float64)
