@@ -21,6 +21,8 @@ PLAIN = {
     "nbutils/profile.py",
     "nbutils/trainings/__init__.py",
     "nbutils/trainings/runs.py",
+    "nbutils/checkpoints/store.py",
+    "nbutils/checkpoints/weights.py",
     "nbutils/claims/records.py",
 }
 
