@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import psutil
@@ -660,3 +661,15 @@ def test_alarms_count_runs_go_on_and_outlive_an_edit_of_the_workflow(project, wo
     done = workflow(project, "--first", "5", "--seeds", "2", "01-one", **words)
     last = done.stdout.strip().splitlines()[-1]
     assert done.returncode == 1 and "not measured since they changed: 02-two" in last, "its red run is of another text"
+
+
+def test_no_circle_of_imports_and_no_arrow_from_what_is_shared_to_a_chapter():
+    """Imports inside functions and for types alone count too; a package runs before its parts, which is no circle."""
+    graph = {
+        name: {used for used in dependencies._of_module(name).modules if not name.startswith(f"{used}.")} - {name}
+        for name in dependencies.known_modules()
+    }
+    shared = {name: used for name, used in graph.items() if not name.startswith("nbutils.chapters")}
+    assert {name: up for name, used in shared.items() if (up := {u for u in used if "chapters" in u})} == {}
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+    assert order.index("nbutils.names") < order.index("nbutils.norms") < order.index("nbutils.training")
