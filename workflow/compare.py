@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbutils.claims.records import Record, format_band, format_number
+from nbutils.samples import REPLICATES
 from workflow.summaries import rows
 
 MOVED = 15  # rows in the table of checks that moved most
@@ -111,13 +112,13 @@ def _number(value: Any) -> float:
 def scale(record: Record) -> tuple[float, str]:
     """One step of a check's scale: its sd over fresh seeds, else half of the band, else the room to its one edge.
 
-    The sd of an exact check is rounding alone, which is no scale.
+    The sd of an exact check is rounding alone, which is no scale; nor is that of fewer than eight seeds.
 
     >>> sd = {"mean": 2.0, "sd": 1e-16, "n": 50}
     >>> scale(Record("c", "a", "stated", kind="exact", measured=2.5, band=(1.0, 3.0), baseline=sd))
     (1.0, 'half band')
     """
-    if record.kind in ("derived", "empirical") and record.baseline:
+    if record.kind in ("derived", "empirical") and record.baseline and record.baseline["n"] >= REPLICATES:
         return record.baseline["sd"], "sd"
     low, high = (_number(edge) for edge in record.band or (None, None))
     if math.isfinite(low) and math.isfinite(high):
