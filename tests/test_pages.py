@@ -247,8 +247,8 @@ AXE = """async ([rules, ...leave]) => {
   return found.violations.filter(v => ["serious", "critical"].includes(v.impact))
     .map(v => v.id + ": " + v.nodes.slice(0, 3).map(n => n.html.slice(0, 160) + " " + n.any.map(a => a.message)));
 }"""
-# Axe looks long at every word of code, whose colours are alike on all pages, and at every signature: once is enough.
-ALIKE: dict[str, list[str]] = {"01-random-walk": [], "api": ["div.highlight", "dl.py ~ dl.py"]}
+# Axe looks long at every word of code, whose colours are alike on all pages: once is enough.
+ALIKE: dict[str, list[str]] = {"01-random-walk": []}
 MATH_DONE = """async () => {
   if (document.querySelector("script[src*=mathjax]")) await MathJax.startup.promise;
   await document.fonts.ready;

@@ -165,3 +165,13 @@ def test_another_seed_or_another_version_is_trained_anew(tmp_path, monkeypatch):
     (changed / "trainings.py").write_text("pass")
     monkeypatch.setattr(trainings, "CODE", changed)
     assert len(places | {trainings.results_folder(**SMALL)}) == 3
+
+
+@pytest.mark.parametrize(("asked", "sized"), [("auto", "book"), ("gpu", "book"), ("smoke", "smoke")])
+def test_a_population_never_has_the_size_of_a_gpus_models(monkeypatch, asked, sized):
+    """A notebook on Colab asks for ``auto``, which is ``gpu`` there."""
+    seen = {}
+    monkeypatch.setattr(device, "cuda_count", lambda: 1)
+    monkeypatch.setattr(recipes_lm, "language_model", lambda recipe, **given: seen.update(given))
+    trainings.RECIPES["again-pre-sgd-2"](profile=asked, seed=5, device="cpu")
+    assert seen == {"profile": sized, "seed": 2_000_005, "device": "cpu"}

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from nbutils import profile as profiles
 from nbutils.profile import choose
 
 if TYPE_CHECKING:
@@ -168,7 +169,8 @@ def once_more(recipe: Recipe, draw: int, *, profile: str, seed: int, device: str
         raise ValueError(
             f"draw = {draw}: choose one of 1 to {DRAWS}; the training of the seed itself is not a further one"
         )
-    sized = "book" if profile == "gpu" else profile
+    resolved = profiles.resolve(profile)  # "auto" is "gpu" where CUDA is: twenty-seven large models on Colab
+    sized = "book" if resolved == "gpu" else resolved
     return language_model(recipe, profile=sized, seed=seed + 1_000_000 * draw, device=device)
 
 
