@@ -208,7 +208,7 @@ claims.check("{}", "a", runs["quick-a"].history.norm.iloc[-1], (1.4, 1.6), kind=
 
 def test_chapters_share_a_training(project, workflow):
     """Trained once for both; not again for a new text; a recipe that raises is named and leaves no chapter behind."""
-    module = project / "nbutils" / "trainings.py"
+    module = project / "nbutils" / "trainings" / "__init__.py"
     recipes = module.read_text()
     module.write_text(recipes + QUICK.format(body="pass"))
     for name, claim in (("01-one", "one"), ("02-two", "two")):
@@ -232,7 +232,7 @@ def test_chapters_share_a_training(project, workflow):
 
 def test_a_module_edited_while_trainings_share_a_job(project, workflow):
     """The second training would run the old code, which is loaded, and count as made from the new."""
-    module = project / "nbutils" / "trainings.py"
+    module = project / "nbutils" / "trainings" / "__init__.py"
     edit = f'open({str(module)!r}, "a").write("\\n# edited\\n")'
     recipes = module.read_text() + QUICK.format(body="pass").replace("RECIPES = ", "_FIRST = ")
     second = "\nRECIPES = {**_FIRST, 'quick-b': _quick}\n"

@@ -184,7 +184,7 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
             failed.append(Problem(chapter, "", f"not run: the training {missing[0]} failed"))
         elif notebook.exists():
             ran.append(chapter)
-            records += map(_with_baseline, looked_at(profile, seed, chapter))
+            records += map(with_baseline, looked_at(profile, seed, chapter))
             stats.append(json.loads((folder / f"{chapter}.json").read_text(encoding="utf-8")))
         else:
             failed.append(Problem(chapter, "", "no result: its job did not start, or left no word"))
@@ -302,7 +302,7 @@ def format_baseline(record: Record) -> str:
     return f"{found['mean']:.5g} ± {found['sd']:.2g} (sd), n = {found['n']}" if found else ""
 
 
-def _with_baseline(record: Record) -> Record:
+def with_baseline(record: Record) -> Record:
     found = _over_fresh_seeds(record.profile).get(record.chapter, {})
     return replace(record, baseline=found.get(f"{record.claim}/{record.check}"))
 

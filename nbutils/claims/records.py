@@ -65,7 +65,7 @@ class Record:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Claim and check: no two checks of a chapter share both."""
+        """The names of claim and check, which no two checks of a chapter share."""
         return self.claim, self.check
 
     @property
