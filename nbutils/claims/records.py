@@ -70,7 +70,7 @@ class Record:
 
     @property
     def fails(self) -> bool:
-        """It makes its claim fail: it does not hold, and was not noted."""
+        """Whether it makes its claim fail, since it does not hold and was not noted."""
         return self.holds is False and not self.noted
 
 
