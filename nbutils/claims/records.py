@@ -61,7 +61,11 @@ class Record:
     def as_dict(self) -> dict[str, Any]:
         """For JSON; what only some forms have is left out where it is not there."""
         always = ("kind", "measured", "expected", "band", "holds")
-        return {key: x for key, x in asdict(self).items() if key in always or x not in (None, (), False)}
+
+        def there(x: object) -> bool:
+            return x is not None and x is not False and x != ()  # 0 is there, and equals False
+
+        return {key: x for key, x in asdict(self).items() if key in always or there(x)}
 
     @property
     def key(self) -> tuple[str, str]:
