@@ -42,7 +42,7 @@ for names in cluster.batches(PROFILE):
         name:
             "train_" + names[0].replace("-", "_")
         input:
-            dependencies.of_training(names[0]),
+            dependencies.HOW_IT_IS_RUN,  # of text and modules workflow.stale judges, before anything is started
         output:
             expand("_build/{{profile}}/seed-{{seed}}/trainings/{training}/history.csv", training=names),
             expand("_build/{{profile}}/seed-{{seed}}/trainings/{training}/stats.json", training=names),
@@ -63,8 +63,7 @@ for names in cluster.batches(PROFILE):
 rule execute:
     """One chapter through papermill. The failed notebook stays in logs/ with its traceback."""
     input:
-        source="book/{chapter}.md",
-        made_from=lambda wildcards: dependencies.of_chapter(wildcards.chapter),
+        dependencies.HOW_IT_IS_RUN,
         trainings=lambda wildcards: expand(
             "_build/{{profile}}/seed-{{seed}}/trainings/{training}/history.csv",
             training=dependencies.trainings_of(wildcards.chapter),

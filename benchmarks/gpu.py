@@ -14,8 +14,9 @@ from torch import nn
 
 from benchmarks.growth import Exponent, exponent
 from benchmarks.timing import Row, row
-from nbutils import models, recipes_lm, training
+from nbutils import models, training
 from nbutils.device import cuda_count, generator, hardware
+from nbutils.trainings import recipes_lm
 
 PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # FLOP/s, dense bfloat16, from the makers' data sheets
 WAYS = {"full": {}, "bf16": {"precision": "bf16"}, "bf16, compiled": {"precision": "bf16", "compile": True}}

@@ -29,7 +29,8 @@ from tqdm import tqdm
 
 from benchmarks.degrees import K_IN, encoder, tokens
 from benchmarks.walk import stepwise
-from nbutils import checkpoints, ensemble, heads, homogeneity, models, norms, projection, saturation, training, walks
+from nbutils import checkpoints, heads, homogeneity, models, norms, saturation, training
+from nbutils.chapters import ensemble, projection, walks
 from nbutils.device import generator
 
 Work = Callable[[], object]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from benchmarks.timing import Row, compare
-from nbutils import projection
+from nbutils.chapters import figure1, projection
 from nbutils.device import generator
 
 
@@ -17,7 +17,7 @@ def figure_1() -> Row:
     projections of those points must agree to 1e-11 of the samples' own size.
     """
     scales, accuracies = np.linspace(1, 50, 50), np.linspace(0, 1, 101)
-    nets = [projection.figure1(name, generator=generator(0, "cpu")) for name in projection.SUBLAYERS]
+    nets = [figure1.figure1(name, generator=generator(0, "cpu")) for name in figure1.SUBLAYERS]
     x = torch.randn(32, 16, 10, generator=generator(1, "cpu"), dtype=torch.float64)
     points = [(int(i), int(j)) for i, j in zip(np.linspace(0, 100, 10), np.linspace(49, 0, 10), strict=True)]
 

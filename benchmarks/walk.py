@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from benchmarks.timing import Row, compare
-from nbutils import walks
+from nbutils.chapters import walks
 from nbutils.device import generator
 
 

@@ -1,9 +1,11 @@
-"""One style for all figures, and numbers that prose takes from the run."""
+"""One style for all figures, numbers that prose takes from the run, and the code that a chapter rests on."""
 
 from __future__ import annotations
 
+import inspect
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -92,3 +94,23 @@ def glue(**numbers: str) -> None:
             display(bundle, metadata={"scrapbook": scrap}, raw=True)
         if not in_book:
             print(f"{name} = {text}")
+
+
+def listing(*functions: Callable[..., Any]) -> None:
+    """Show the source of functions or classes, so that a chapter's mathematics can be read in the chapter.
+
+    >>> import nbutils.samples
+    >>> listing(nbutils.samples.rounding)  # doctest: +ELLIPSIS
+    def rounding(terms: int, bits: int = 53) -> float:
+    ...
+    """
+    text = "\n\n".join(inspect.getsource(function).rstrip() for function in functions)
+    try:
+        from IPython import get_ipython
+        from IPython.display import Markdown, display
+    except ImportError:
+        get_ipython = lambda: None  # noqa: E731
+    if get_ipython() is None:
+        print(text)
+    else:
+        display(Markdown(f"```python\n{text}\n```"))

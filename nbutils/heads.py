@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nbutils.saturation import Batch
-from nbutils.scaling import mode, scaled
+from nbutils.saturation.scaling import mode, scaled
 
 
 class HeadSummary(NamedTuple):
@@ -92,22 +92,9 @@ def released_mask_positions(length: int) -> float:
     >>> round(released_mask_positions(83), 5)
     41.01205
     """
-    return (_length(length) - 1) / 2 + 1 / length
-
-
-def released_mask_split(length: int) -> float:
-    """Share of queries of that head that attend more than one position: all but the last two, (T − 2)/T.
-
-    >>> released_mask_split(4)
-    0.5
-    """
-    return max(_length(length) - 2, 0) / length
-
-
-def _length(length: int) -> int:
     if length < 1:
         raise ValueError(f"the length must be at least 1; got {length}")
-    return length
+    return (length - 1) / 2 + 1 / length
 
 
 # ---- measures ----
@@ -256,7 +243,7 @@ def attention_scores(
         ValueError: the model gives no attention: load it with ``attn_implementation="eager"``.
         OverflowError: scores that are not finite; see also ``scaling.scaled``.
 
-    >>> from nbutils.counting import MeanHead
+    >>> from nbutils.chapters.counting import MeanHead
     >>> (scores,) = attention_scores(MeanHead(gap=1.0), {"input_ids": torch.tensor([[3, 4]])}, c=2.0)
     >>> round(float(scores[..., 1, 1] - scores[..., 1, 0]), 6)  # of degree 4 in the parameters: 2⁴ times the gap
     16.0

@@ -1,7 +1,6 @@
 """The few networks of the book that are not sublayers (``nbutils.sublayers``).
 
-Homogeneous networks, and small transformers whose normalisation, mask, biases and initial values can be chosen: a
-causal language model, a classifier of sequences, and T5 as ``transformers`` has it.
+Homogeneous networks, and small transformers whose normalisation, mask, biases and initial values can be chosen.
 """
 
 from __future__ import annotations
@@ -304,21 +303,6 @@ class CausalLM(Transformer):
         return x @ self.embedding.weight.mT if self.readout is None else self.readout(x)
 
 
-class Classifier(Transformer):
-    """Class logits read off the last position, for formal languages. Arguments as ``Transformer``; no mask by default.
-
-    >>> Classifier(4, 16, depth=1, heads=2, length=8, classes=2)(torch.zeros(3, 8, dtype=torch.long)).shape
-    torch.Size([3, 2])
-    """
-
-    def __init__(self, *sizes: int, classes: int, mask: str = "none", **options: Any) -> None:
-        super().__init__(*sizes, outputs=classes, mask=mask, **options)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """``(batch, T)`` to logits ``(batch, classes)``."""
-        return self.readout(self.hidden_states(tokens)[-1][..., -1, :])
-
-
 @torch.no_grad()
 def _draw(model: nn.Module, init_std: float | str, generator: torch.Generator | None) -> None:
     """Initial values, module by module; layer norms get gain 1 and shift 0."""
@@ -339,46 +323,3 @@ def _draw(model: nn.Module, init_std: float | str, generator: torch.Generator | 
                         parameter.normal_(0, init_std, generator=generator)
                     else:
                         parameter.zero_()
-
-
-def small_t5(
-    vocab: int,
-    dim: int,
-    layers: int,
-    *,
-    heads: int = 4,
-    hidden: int | None = None,
-    dropout: float = 0.0,
-    seed: int = 0,
-    **config: Any,
-) -> nn.Module:
-    """A T5 of ``layers`` encoder and ``layers`` decoder layers, new, from a configuration: nothing is downloaded.
-
-    ``transformers`` draws its weights from torch's global generator; here that happens under a fork of it, seeded with
-    ``seed``, which leaves the caller's as it was. Embeddings start with deviation 1 and are tied, as in T5.
-
-    Args:
-        vocab: padding and decoder start are token 0, the end is token 1.
-        dim: d_model; the ReLU layers are ``hidden`` wide, ``4 * dim`` if not given.
-        config: further fields of ``transformers.T5Config``, such as ``tie_word_embeddings``.
-
-    >>> model = small_t5(32, 8, 1, heads=2)
-    >>> model.lm_head.weight is model.shared.weight, model.config.d_ff
-    (True, 32)
-    """
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    settings = T5Config(
-        vocab_size=vocab,
-        d_model=dim,
-        d_ff=hidden or 4 * dim,
-        d_kv=dim // heads,
-        num_heads=heads,
-        num_layers=layers,
-        num_decoder_layers=layers,
-        dropout_rate=dropout,
-        **{"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "use_cache": False} | config,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return T5ForConditionalGeneration(settings)

@@ -58,7 +58,7 @@ class Sublayer(nn.Module):
     Raises:
         ValueError: unknown kind, placement or bias, heads that do not divide the width.
 
-    >>> from nbutils.rates import degree_at
+    >>> from nbutils.chapters.rates import degree_at
     >>> layer = Sublayer("feedforward", 4, generator=torch.Generator().manual_seed(0))
     >>> round(degree_at(layer, torch.eye(2, 4, dtype=torch.float64), 10.0, method="core"), 9)  # two matrices
     2.0

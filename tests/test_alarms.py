@@ -18,7 +18,7 @@ def one_chapter(monkeypatch, tmp_path):
     monkeypatch.setattr(alarms, "run_folder", place)
     monkeypatch.setattr(report, "run_folder", place)
     monkeypatch.setattr(alarms, "all_chapters", lambda: list(texts))
-    monkeypatch.setattr(alarms.kept, "sources_of_chapter", texts.__getitem__)
+    monkeypatch.setattr(alarms.stale, "sources_of_chapter", texts.__getitem__)
     monkeypatch.setattr(alarms.cluster, "trained_for", lambda chapter, profile: {"lm-one"})
     monkeypatch.setattr(alarms, "alarms_file", lambda profile, device: tmp_path / f"{profile}-{device}.json")
     return texts
@@ -136,12 +136,12 @@ def test_no_red_run_can_be_outnumbered_by_seeds_of_one_chapter(tmp_path, one_cha
 def test_a_job_that_failed_is_a_red_run_and_one_that_was_killed_says_nothing(tmp_path):
     for seed, job, what in ((1, "01-one", "cell [3] raised E"), (2, "lm-one", "training raised E"), (3, "x", "E")):
         (tmp_path / "smoke" / f"seed-{seed}" / "logs").mkdir(parents=True)
-        jobs.tell(tmp_path / "smoke" / f"seed-{seed}" / "logs" / "e.error.json", job, what)
+        jobs.note_error(tmp_path / "smoke" / f"seed-{seed}" / "logs" / "e.error.json", job, what)
     ended = (jobs.KILLED, "cell ? raised TimeoutError: not finished", "cell [1] raised OSError: no space left",
              "cell ? raised: the chapter or a module of it changed while it ran")  # fmt: skip
     for seed, what in enumerate(ended, 4):
         (tmp_path / "smoke" / f"seed-{seed}" / "logs").mkdir(parents=True)
-        jobs.tell(tmp_path / "smoke" / f"seed-{seed}" / "logs" / "e.error.json", "01-one", what)
+        jobs.note_error(tmp_path / "smoke" / f"seed-{seed}" / "logs" / "e.error.json", "01-one", what)
     found = judged(range(1, 9))
     assert list(found["chapters"]["01-one"]["runs"]) == ["1", "2"] and alarms.pooled(found).red == 2
     assert "cell [3] raised E" in alarms.markdown(found)

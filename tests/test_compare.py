@@ -91,7 +91,7 @@ def test_checks_of_one_run_and_settings_are_shown_and_are_not_red():
     b = a_run(record(), record("new"), device="cuda", versions={"torch": "2.14.0", "scipy": "1"})
     found = compare.compare(a, b)
     assert not found.red
-    assert ([r["check"] for r in found.only_a], [r["check"] for r in found.only_b]) == (["old"], ["new"])
+    assert ([r.check for r in found.only_a], [r.check for r in found.only_b]) == (["old"], ["new"])
     assert found.settings == [("device", "cpu", "cuda"), ("torch", "2.13.0", "2.14.0"), ("scipy", "none", "1")]
     page = compare.markdown(found, "x", "y")
     assert all(part in page for part in ("2.13.0", "2.14.0", "old", "new"))

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbutils import counting, heads, languages, models, training
+from nbutils import heads, models, training
+from nbutils.chapters import counting, languages
 from nbutils.saturation import mode, scaled
 
 

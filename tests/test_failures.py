@@ -232,8 +232,8 @@ claims.check("one", "a", run.history.norm.iloc[-1], (1.4, 1.6), kind="exact")
 
 
 def share_a_training(project: Path, seconds: float = 0) -> None:
-    module = project / "nbutils" / "trainings.py"
-    module.write_text((ROOT / "nbutils" / "trainings.py").read_text() + QUICK.format(seconds=seconds))
+    module = project / "nbutils" / "trainings" / "__init__.py"
+    module.write_text((ROOT / "nbutils" / "trainings" / "__init__.py").read_text() + QUICK.format(seconds=seconds))
     text = chapter("01-one", LOADS, imports="from nbutils import trainings")
     (project / "book" / "01-one.md").write_text(text)
 

@@ -2,16 +2,16 @@
 
 import pytest
 
-from nbutils.claims import as_html
+from nbutils.claims.records import Record, as_html
 from workflow import findings, report
 from workflow.notebooks import to_markdown
 
 TEXT = "Before.\n\n:::{finding} one two\nWe find **so**.\n\n- and so\n:::\n\nAfter.\n"
 
 
-def record(claim, holds=True, **more):
-    return {"claim": claim, "chapter": "01-one", "check": "a < b", "form": "band", "kind": "derived", "role": "stated",
-            "measured": 3.0, "band": [0.0, 2.0], "holds": holds, "anchor": f"claim-{claim}", **more}  # fmt: skip
+def record(claim, holds=True, check="a < b", **more):
+    facts = {"kind": "derived", "measured": 3.0, "band": (0.0, 2.0), "holds": holds, "anchor": f"claim-{claim}"}
+    return Record(claim, check, "stated", chapter="01-one", **facts | more)
 
 
 @pytest.fixture
@@ -70,13 +70,13 @@ def test_what_we_say_instead_is_not_said_of_a_failed_claim():
 
 def test_the_banner_links_every_failed_check_and_no_noted_one(run):
     assert findings.banner(run()) == ""
-    noted = record("two", False, check="chance", noted=True, further=[])
+    noted = record("two", False, check="chance", noted=True, further=())
     bad = [record("one", False), record("one", False, check="c", anchor="failed-one-7"), noted]
     problems = [report.Problem("03-t5", "", "cell [1] raised <E>"), report.Problem("01-one", "one", "x", "3", "[0, 2]")]
     text = findings.banner(run(problems, bad, one="failed"))
     assert '<a href="01-one.html#claim-one">01-one: one: a &lt; b</a>' in text and "#failed-one-7" in text
     assert "chance" not in text and "cell [1] raised &lt;E&gt;" in text and "no verdict on the paper" in text
-    assert f'id="{bad[1]["anchor"]}"' in as_html(bad[1])
+    assert f'id="{bad[1].anchor}"' in as_html(bad[1])
 
 
 def test_a_box_stands_below_the_title():

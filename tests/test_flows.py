@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nbutils import flows, one_weight
+from nbutils.chapters import flows, one_weight
 from nbutils.device import generator
 from nbutils.models import HomogeneousMLP
 

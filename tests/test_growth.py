@@ -7,9 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbutils import checkpoints, growth, optimizers, training, trainings
+from nbutils import checkpoints, optimizers, training, trainings
+from nbutils.chapters import growth
 from nbutils.device import generator
 from nbutils.norms import NormTracker
+from nbutils.trainings import recipes_t5
 
 COLUMNS = ("step_norm", "inner", "projection", "grad_norm")
 
@@ -91,7 +93,7 @@ def test_saved_series_reads_back_as_checkpoints():
     with growth.saved_series(snapshots) as folder:
         table = checkpoints.series(folder).table
     assert list(table["step"]) == [0, 40, 80] and not folder.exists()
-    marks, points = growth.path(snapshots, without="none")
+    marks, points = recipes_t5.path(snapshots, without="none")
     np.testing.assert_allclose(table["norm"], np.linalg.norm(points, axis=1), rtol=1e-6)
     assert list(marks) == [0, 40, 80]
 
@@ -103,7 +105,7 @@ def test_path_has_the_lengths_and_angles_of_the_snapshots():
         step: {"shared.w": torch.ones(2), "a": start + 1e-3 * step * torch.randn(3, 40, generator=rng), "b": start[0]}
         for step in (80, 0, 40, 120)
     }
-    marks, points = growth.path(snapshots)
+    marks, points = recipes_t5.path(snapshots)
     theta = np.stack([torch.cat([x["a"].flatten(), x["b"]]).double().numpy() for _, x in sorted(snapshots.items())])
     assert marks.tolist() == [0, 40, 80, 120]
     np.testing.assert_allclose(points @ points.T, theta @ theta.T, rtol=1e-12)

@@ -7,8 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from nbutils import limits
-from nbutils.limits import LEADING, SMOOTH, STEP
+from nbutils.chapters import limit_networks, limits
+from nbutils.chapters.limits import LEADING, SMOOTH, STEP
 
 NETWORKS = ("feedforward", "lstm", "transformer")
 small = st.integers(-3, 3)
@@ -17,7 +17,7 @@ small = st.integers(-3, 3)
 def sample(name, seed=0, count=40):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(count, 3) if name == "feedforward" else (count, 5, 3))
-    return getattr(limits, name), limits.draw(name, rng), limits.draw(name, rng), x
+    return getattr(limit_networks, name), limit_networks.draw(name, rng), limit_networks.draw(name, rng), x
 
 
 def two_terms(theta, x, act):
@@ -116,7 +116,7 @@ def test_matrix_product_is_that_of_numpy():
 
 def test_unknown_network_is_an_error():
     with pytest.raises(ValueError, match="choose one of feedforward, lstm, transformer"):
-        limits.draw("gru", np.random.default_rng(0))
+        limit_networks.draw("gru", np.random.default_rng(0))
 
 
 def test_the_lstm_is_torch_s():
@@ -131,4 +131,4 @@ def test_the_lstm_is_torch_s():
             getattr(theirs, name).copy_(torch.from_numpy(stacked))
         last = theirs(torch.from_numpy(x))[0][:, -1].numpy()
     expected = (last @ theta["W"].T + theta["b"])[:, 0]
-    np.testing.assert_allclose(limits.lstm(theta, x, SMOOTH), expected, rtol=1e-10)
+    np.testing.assert_allclose(limit_networks.lstm(theta, x, SMOOTH), expected, rtol=1e-10)

@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch.func import functional_call
 
+from nbutils.chapters.counting import Classifier
 from nbutils.device import generator
 from nbutils.homogeneity import degree
-from nbutils.models import PLACEMENTS, CausalLM, Classifier, HomogeneousMLP, small_t5
+from nbutils.models import PLACEMENTS, CausalLM, HomogeneousMLP
+from nbutils.trainings.recipes_t5 import small_t5
 
 
 @pytest.mark.parametrize("k", range(1, 7))

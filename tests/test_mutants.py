@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -13,13 +12,18 @@ from workflow import mutants
 LISTED = mutants.load()
 # Files of nbutils without mathematics of their own: they choose, read, fetch, draw or call.
 PLAIN = {
-    "__init__",
-    "__main__",
-    "animation",
-    "data",
-    "figures",
-    "profile",
-    "trainings",
+    "nbutils/__init__.py",
+    "nbutils/__main__.py",
+    "nbutils/animation.py",
+    "nbutils/chapters/__init__.py",
+    "nbutils/data.py",
+    "nbutils/figures.py",
+    "nbutils/profile.py",
+    "nbutils/trainings/__init__.py",
+    "nbutils/trainings/runs.py",
+    "nbutils/checkpoints/store.py",
+    "nbutils/checkpoints/weights.py",
+    "nbutils/claims/records.py",
 }
 
 
@@ -28,12 +32,13 @@ def test_every_mutant_applies_to_the_code_as_it_is():
 
 
 def test_every_module_with_mathematics_has_a_mutant():
-    modules = {path.stem for path in (ROOT / "nbutils").glob("*.py")} - PLAIN
-    assert modules == {Path(mutant.file).stem for mutant in LISTED if mutant.file.startswith("nbutils/")}
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "nbutils").rglob("*.py")} - PLAIN
+    assert modules == {mutant.file for mutant in LISTED if mutant.file.startswith("nbutils/")}
 
 
 def a_mutant(**more):
-    entry = {"id": "m", "file": "nbutils/growth.py", "text": "weights = 1 / t", "becomes": "weights = 1 / t**2",
+    file = "nbutils/chapters/growth.py"
+    entry = {"id": "m", "file": file, "text": "weights = 1 / t", "becomes": "weights = 1 / t**2",
              "breaks": "b", "tests": ("tests/test_growth.py",)}  # fmt: skip
     return mutants.Mutant(**entry | more)
 
@@ -50,7 +55,7 @@ def test_a_text_that_is_gone_or_stands_twice_is_told():
 
 def test_a_list_with_a_wrong_field_is_refused(tmp_path):
     file = tmp_path / "mutants.yml"
-    entry = "- {id: a, file: nbutils/growth.py, text: x, becomes: y, breaks: z}\n"
+    entry = "- {id: a, file: nbutils/chapters/growth.py, text: x, becomes: y, breaks: z}\n"
     file.write_text(entry)
     assert mutants.load(file)[0].tests == ("tests/test_growth.py",)
     for text, said in ((entry * 2, "listed twice"), (entry.replace("becomes", "become"), "mutant 'a': .*become")):

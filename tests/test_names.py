@@ -4,8 +4,10 @@ import random
 
 import pytest
 
-from nbutils import models, recipes_lm
+from nbutils import models
+from nbutils.chapters import counting
 from nbutils.names import layer_of, layer_order
+from nbutils.trainings import recipes_lm, recipes_t5
 
 
 @pytest.mark.parametrize(
@@ -46,8 +48,8 @@ def test_order_of_a_table():
 
 def test_our_own_models_have_no_unnamed_matrix():
     """What is left over in the book's language models and T5 is final norms alone."""
-    tied = (models.small_t5(64, 16, 2, heads=2, seed=0), models.CausalLM(64, 16, 2, 2, 32))
-    untied = (models.CausalLM(64, 16, 2, 2, 32, tied=False), models.Classifier(64, 16, 1, 2, 9, classes=2))
+    tied = (recipes_t5.small_t5(64, 16, 2, heads=2, seed=0), models.CausalLM(64, 16, 2, 2, 32))
+    untied = (models.CausalLM(64, 16, 2, 2, 32, tied=False), counting.Classifier(64, 16, 1, 2, 9, classes=2))
     for model in (*tied, *untied):
         layers = {name: layer_of(name) for name, _ in model.named_parameters()}
         assert {"embeddings"} < set(layers.values()) and ("head" in layers.values()) == (model in untied)

@@ -59,7 +59,8 @@ def test_prose_is_plain_markdown(chapter):
 @pytest.mark.parametrize("chapter", CHAPTERS)
 def test_cells_are_short(chapter):
     for cell in code(notebooks.executable(source(chapter))):
-        assert len(cell.splitlines()) <= 15, cell
+        lines = [line for line in cell.splitlines() if not re.match(r"(from \S+ )?import ", line)]  # those are folded
+        assert len(lines) <= 15, cell
         assert max(map(len, cell.splitlines())) <= 92, cell
 
 
@@ -108,8 +109,8 @@ def test_runs_in_smoke_and_every_check_is_recorded(chapter, smoke):
     notebook = nbformat.read(smoke / "seed-0" / f"{chapter}.ipynb", as_version=4)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip())
     records = report.records_of(smoke / "seed-0" / f"{chapter}.ipynb")
-    assert records and {record["chapter"] for record in records} == {chapter}
-    assert all(record["profile"] == "smoke" and record["seed"] == 0 and record["device"] == "cpu" for record in records)
+    assert records and {record.chapter for record in records} == {chapter}
+    assert all(record.profile == "smoke" and record.seed == 0 and record.device == "cpu" for record in records)
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nbutils import one_weight
+from nbutils.chapters import one_weight
 
 
 @pytest.mark.parametrize(("rate", "naive"), [(1, False), (8, False), (100, False), (100, True)])

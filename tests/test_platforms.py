@@ -52,8 +52,8 @@ def test_a_platform_counts_once_and_only_where_it_runs(monkeypatch):
 
 
 def metrics(measured=1.0, *, holds=True, green=True, **more):
-    record = {"chapter": "01-one", "claim": "one", "check": "a", "kind": "exact", "measured": measured,
-              "band": [0.0, 2.0], "holds": holds, **more}  # fmt: skip
+    record = {"chapter": "01-one", "claim": "one", "check": "a", "role": "stated", "kind": "exact"}
+    record |= {"measured": measured, "band": [0.0, 2.0], "holds": holds, **more}
     problems = [] if green else [{"chapter": "01-one", "claim": "one", "what": "does not hold: a"}]
     return {"run": {"green": green}, "records": [record], "problems": problems, "verdicts": {}}
 

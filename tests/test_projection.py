@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nbutils import projection
+from nbutils.chapters import projection
+from nbutils.chapters.figure1 import SUBLAYERS, figure1, released_transformer
+from nbutils.chapters.projection import along_ray, by_autograd, equilibrium
 from nbutils.device import generator
-from nbutils.projection import SUBLAYERS, along_ray, by_autograd, equilibrium, figure1
 
 
 def draw(name, *, seed=0, tokens=8, dtype=torch.float64, **switches):
@@ -218,7 +219,7 @@ def test_unknown_sublayers_are_named():
 
 
 def test_released_network_is_a_stack_with_torch_s_layer_norm():
-    net = projection.released_transformer(3, 10, generator=generator(0, "cpu"))
+    net = released_transformer(3, 10, generator=generator(0, "cpu"))
     assert len(net) == 6 and all((layer.norm.gain == 1).all() and layer.norm.eps == 1e-5 for layer in net)
     attention = net[0]
     x = torch.randn(7, 10, generator=generator(1, "cpu"), dtype=torch.float64)

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbutils import rates
+from nbutils import fits
+from nbutils.chapters import rates
 from nbutils.device import generator
 from nbutils.sublayers import BIASES, Sublayer
 
@@ -81,7 +82,7 @@ def test_rate_is_twice_the_difference_of_degrees(kind, term, p, project):
     if math.isinf(predicted):
         assert np.array(errors)[:, -1].max() < 1e-28
     else:
-        rate = rates.saturation_rate(WINDOW, errors)
+        rate = fits.saturation_rate(WINDOW, errors)
         assert rate.interval[0] <= predicted <= rate.interval[1] and abs(rate.local - predicted).max() < 0.1
 
 
@@ -117,14 +118,14 @@ def test_terms_that_do_not_meet_are_named():
 def test_rate_rejects_what_is_no_power_and_widens_for_a_drift():
     c = np.geomspace(10, 1000, 8)
     with pytest.raises(ValueError, match="an error is not positive"):
-        rates.saturation_rate(c, np.zeros((3, 8)))
+        fits.saturation_rate(c, np.zeros((3, 8)))
     with pytest.raises(ValueError, match="give \\(networks ≥ 2, scales ≥ 4\\)"):
-        rates.saturation_rate(c, c**-2)
-    pure = rates.saturation_rate(c, [c**-2, 2 * c**-2])
-    bent = rates.saturation_rate(c, [c**-2 * (1 + 3 / c), c**-2 * (1 + 3 / c)])
+        fits.saturation_rate(c, c**-2)
+    pure = fits.saturation_rate(c, [c**-2, 2 * c**-2])
+    bent = fits.saturation_rate(c, [c**-2 * (1 + 3 / c), c**-2 * (1 + 3 / c)])
     assert np.ptp(pure.interval) < 1e-9 < np.ptp(bent.interval)
     assert bent.interval[0] <= 2 <= bent.interval[1]
-    exponential = rates.saturation_rate(c, [np.exp(-c / 100), np.exp(-c / 90)])
+    exponential = fits.saturation_rate(c, [np.exp(-c / 100), np.exp(-c / 90)])
     assert np.ptp(exponential.interval) > 1  # no power: a width limit rejects it
 
 

@@ -8,13 +8,13 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from nbutils.claims.records import Record
 from workflow import launch, report, summaries
 
 
 def record(claim="one", role="stated", holds=True, chapter="01-one", check="a number", **more):
-    return {"claim": claim, "chapter": chapter, "check": check, "form": "band", "kind": "exact", "role": role,
-            "holds": holds, "profile": "smoke", "measured": 1.0, "expected": None, "band": [0.0, 2.0],
-            **more}  # fmt: skip
+    facts = {"kind": "exact", "holds": holds, "profile": "smoke", "measured": 1.0, "band": (0.0, 2.0)}
+    return Record(claim, check, role, chapter=chapter, **facts | more)
 
 
 def listed(*names, **more):
@@ -199,7 +199,7 @@ def run_measured_before(monkeypatch):
     kept = {"01-one": {"one/a number": {"mean": 1.5, "sd": 0.125, "n": 20}}}
     monkeypatch.setattr(report, "_over_fresh_seeds", lambda profile: kept)
     monkeypatch.setattr(summaries, "load_claims", lambda: listed("one") | {"one": {"source": "Eq. 5"}})
-    records = [record(holds=False, profile="smoke", measured=3.25)]
+    records = [report._with_baseline(record(holds=False, profile="smoke", measured=3.25))]
     found = report.audit(listed("one"), {"one": "failed"}, records, ["01-one"])[1]
     run = {"profile": "smoke", "seed": 7, "device": "cpu", "green": False, "verdict_counts": {}}
     return report.Report(run, records, {"one": "failed"}, found, [])
@@ -228,7 +228,7 @@ def test_every_report_names_all_of_a_failed_check(run_measured_before):
     assert all(part in case.find("failure").text for part in NAMED[2:])
     metrics = summaries.metrics(run_measured_before)
     assert metrics["records"][0] | {"chapter": "01-one", "claim": "one", "source": "Eq. 5", "measured": 3.25,
-        "band": [0.0, 2.0], "baseline": {"mean": 1.5, "sd": 0.125, "n": 20},
+        "band": (0.0, 2.0), "baseline": {"mean": 1.5, "sd": 0.125, "n": 20},
         "again": NAMED[-1]} == metrics["records"][0]  # fmt: skip
     assert metrics["problems"][0]["baseline"] == NAMED[5] and metrics["problems"][0]["again"] == NAMED[-1]
 
@@ -260,7 +260,7 @@ def launched(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "run_folder", lambda profile, seed: tmp_path / profile / f"seed-{seed}")
     monkeypatch.setattr(launch, "snakemake", lambda target, **how: True)
     monkeypatch.setattr(launch, "no_room", lambda *folders: "")
-    monkeypatch.setattr(launch.anew.kept, "remove_unsound", lambda *what: [])
+    monkeypatch.setattr(launch.retry.stale, "remove_unsound", lambda *what: [])
     monkeypatch.setattr(launch.notebooks, "write_readme_figure", lambda folder: None)
     monkeypatch.setattr(launch, "look_again", lambda seeds, **how: None)
 

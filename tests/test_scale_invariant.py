@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.optimization import Adafactor
 
-from nbutils import scale_invariant as si
+from nbutils.chapters import scale_invariant as si
 from nbutils.device import generator
 
 SGD = torch.optim.SGD

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from nbutils import saturation, scaling
+from nbutils import saturation
+from nbutils.saturation import scaling
 
 
 class Tied(nn.Module):

@@ -9,7 +9,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbutils import rates, sublayers
+from nbutils import sublayers
+from nbutils.chapters import rates
 from nbutils.device import generator
 from nbutils.homogeneity import one_minus_cosine
 from nbutils.sublayers import Encoder, Sublayer

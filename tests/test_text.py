@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbutils import corpora, text
+from nbutils import text
 from nbutils.device import generator
+from nbutils.text import corpora
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +34,12 @@ def library(tmp_path, monkeypatch):
     for name in ("test/a.py", "deep/tests/b.py", "site-packages/c.py", "config-3/d.py", "_sysconfigdata_x.py", "e.txt"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("left_out = 1\n")
-    monkeypatch.setattr(corpora, "_stdlib_folder", lambda: root)
+    monkeypatch.setattr(corpora, "_folder", lambda: root)
     return root
 
 
 def small(*documents):
-    return text.Corpus(
-        "small", "by hand", tuple(documents or ["the cat and the hat\n" * 20, "naïve </s> ∂x\n"]), ("dev\n",)
-    )
+    return text.Corpus("by hand", tuple(documents or ["the cat and the hat\n" * 20, "naïve </s> ∂x\n"]), ("dev\n",))
 
 
 # Corpora.
@@ -55,13 +54,13 @@ def test_normalise_is_idempotent(raw):
 
 
 def test_the_dev_split_has_its_share_of_all_text(monkeypatch):
-    monkeypatch.setattr(corpora, "_stdlib_files", lambda: iter(["a line of text\n"] * 1000))
+    monkeypatch.setattr(corpora, "_files", lambda: iter(["a line of text\n"] * 1000))
     for share in (0.1, 0.5):
-        assert len(text.corpus("stdlib", 10**6, dev=share).dev) == pytest.approx(1000 * share, abs=1)
+        assert len(text.corpus(10**6, dev=share).dev) == pytest.approx(1000 * share, abs=1)
 
 
 def test_the_library_without_what_is_not_its_text(library):
-    found = text.corpus("stdlib", 10**6)
+    found = text.corpus(10**6)
     documents = found.train + found.dev
     assert len(documents) == 30 and not any("left_out" in document for document in documents)
     assert {file.read_text() for file in library.rglob("module*.py")} == set(documents)
@@ -79,176 +78,46 @@ def test_a_larger_size_only_appends(size, more):
 
 def test_split_by_file_and_stable_under_size(library):
     sizes = [500, 1000, 1500]
-    found = [text.corpus("stdlib", size) for size in sizes]
+    found = [text.corpus(size) for size in sizes]
     for smaller, larger in itertools.pairwise(found):
         assert "".join(larger.dev).startswith("".join(smaller.dev))
         assert "".join(larger.train).startswith("".join(smaller.train))
     assert len({one.digest for one in found}) == 3
-    assert text.corpus("stdlib", 1000).digest == found[1].digest
+    assert text.corpus(1000).digest == found[1].digest
     with pytest.raises(ValueError, match="no dev split"):
-        text.corpus("stdlib", 60)
+        text.corpus(60)
 
 
 def test_real_library():
-    found = text.corpus("stdlib", 300_000)
+    found = text.corpus(300_000)
     report = found.report(train=torch.arange(7))
     total = report["train bytes"] + report["dev bytes"]
     assert 299_000 < total <= 300_000 and 0.05 < report["dev bytes"] / total < 0.3
     assert report["train tokens"] == 7 and report["content"] == found.digest[:12]
-    assert text.available("stdlib")
-    english = text.corpus("docstrings", 20_000)
-    assert "docstrings" in english.source and not any("def " in document for document in english.dev)
 
 
 def test_the_digest_sees_content_and_split():
-    one = text.Corpus("a", "b", ("x\n", "y\n"), ("z\n",))
+    one = text.Corpus("b", ("x\n", "y\n"), ("z\n",))
     others = [(("x\ny\n",), ("z\n",)), (("x\n",), ("y\n", "z\n")), (("y\n", "x\n"), ("z\n",))]
-    assert len({one.digest, *(text.Corpus("a", "b", *parts).digest for parts in others)}) == 4
+    assert len({one.digest, *(text.Corpus("b", *parts).digest for parts in others)}) == 4
 
 
 def test_no_sources_is_an_error_that_names_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpora, "_stdlib_folder", lambda: tmp_path / "none")
+    monkeypatch.setattr(corpora, "_folder", lambda: tmp_path / "none")
     with pytest.raises(text.CorpusMissing, match="none"):
-        text.corpus("stdlib")
-    assert not text.available("stdlib")
+        text.corpus(1000)
 
 
 def test_sentences_of_docstrings():
-    source, items = text.sentences("stdlib", 100)
-    assert "docstrings" in source and len(items) == len(set(items)) == 100
+    items = text.sentences(100)
+    assert len(items) == len(set(items)) == 100
     assert all(6 <= len(one.split()) <= 40 and one[0].isupper() and one.endswith(".") for one in items)
-    assert text.sentences("stdlib", 10).items == items[:10]
+    assert text.sentences(10) == items[:10]
 
 
 def test_too_few_sentences(library):
     with pytest.raises(ValueError, match="only 1 sentences"):
-        text.sentences("stdlib", 2)
-
-
-@pytest.mark.parametrize("call", [text.corpus, text.available, lambda name: text.sentences(name, 3)])
-def test_unknown_names(call):
-    with pytest.raises(ValueError, match="shakespeare"):
-        call("shakespeare")
-
-
-# Corpora from the network, with local data of the same shape.
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    rows = {
-        "wikitext-2": [
-            "",
-            "",
-            " = Robert = \n",
-            "",
-            " he acts <unk> . \n",
-            " = = Career = = \n",
-            " = Next = \n",
-            " x \n",
-        ],
-        "ptb": ["no it was n't", "the <unk> index"],
-    }
-
-    def load_dataset(path, split, **options):
-        name = next(
-            name for name, (repository, wanted, _) in corpora.HUB.items() if (path, options) == (repository, wanted)
-        )
-        assert split in ("train", "validation")
-        return datasets.Dataset.from_dict({corpora.HUB[name][2]: rows[name]})
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    monkeypatch.setattr(corpora, "_hub_answers", lambda repository: True)
-
-
-def test_wikitext_is_cut_into_articles(hub):
-    found = text.corpus("wikitext-2", size=1000)
-    assert found.train == (" = Robert =\n\n he acts <unk> .\n = = Career = =\n", " = Next =\n x\n")
-    assert found.dev and "wikitext" in found.source
-    assert text.corpus("ptb").dev == ("no it was n't\nthe <unk> index\n",)
-
-
-@pytest.mark.parametrize("name", corpora.HUB)
-def test_without_network_the_error_says_what_is_missing(name, monkeypatch):
-    pytest.importorskip("datasets")
-    monkeypatch.setattr(corpora, "_hub_answers", lambda repository: False)
-    monkeypatch.setattr(corpora, "_in_cache", lambda name: False)
-    assert not text.available(name)
-    with pytest.raises(text.CorpusMissing, match=f"'{name}'.*{corpora.HUB[name][0]}.*Connect"):
-        text.corpus(name)
-
-
-def test_an_error_of_the_hub_is_passed_on(hub, monkeypatch):
-    import datasets
-
-    def load_dataset(*args, **options):
-        raise ConnectionError("the line broke")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(text.CorpusMissing, match="the line broke"):
-        text.corpus("ptb")
-
-
-def test_the_hub_that_does_not_answer(monkeypatch):
-    hub = pytest.importorskip("huggingface_hub")
-
-    def dataset_info(self, repository, timeout):
-        raise OSError("no route")
-
-    monkeypatch.setattr(hub.HfApi, "dataset_info", dataset_info)
-    assert not corpora._hub_answers("x/y")
-    monkeypatch.setattr(hub.HfApi, "dataset_info", lambda self, repository, timeout: None)
-    assert corpora._hub_answers("x/y")
-
-
-def test_the_local_cache_counts_as_available(tmp_path, monkeypatch):
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
-    monkeypatch.setattr(corpora, "_hub_answers", lambda repository: False)
-    assert not text.available("wikitext-2")
-    (tmp_path / "Salesforce___wikitext" / "wikitext-103-v1").mkdir(parents=True)
-    assert not text.available("wikitext-2")
-    (tmp_path / "Salesforce___wikitext" / "wikitext-2-raw-v1").mkdir()
-    assert text.available("wikitext-2")
-
-
-@pytest.mark.parametrize(("name", "package"), [("wikitext-2", "datasets"), ("brown", "nltk")])
-def test_a_package_that_is_not_installed(name, package, monkeypatch):
-    monkeypatch.setattr(corpora, "_importable", lambda asked: asked != package)
-    assert not text.available(name)
-    with pytest.raises(text.CorpusMissing, match=f"`{package}` is not installed.*pip install {package}"):
-        text.corpus(name)
-
-
-@pytest.fixture
-def brown(tmp_path, monkeypatch):
-    nltk = pytest.importorskip("nltk")
-    folder = tmp_path / "nltk" / "corpora" / "brown"
-    folder.mkdir(parents=True)
-    for number in range(1, 13):
-        body = f"\n\n\tThe/at jury/nn number/nn {number}/cd said/vbd ./.\n\n\n\t``/`` No/rb ''/'' it/pps was/bedz ./.\n"
-        (folder / f"ca{number:02}").write_text(body * 3)
-    (folder / "cats.txt").write_text("ca01 news\n")
-    monkeypatch.setattr(nltk.data, "path", [str(tmp_path / "nltk")])
-
-
-def test_brown(brown):
-    found = text.corpus("brown", dev=0.2)
-    assert len(found.train) + len(found.dev) == 12 and len(found.dev) in (2, 3)
-    assert found.train[0] == "The jury number 1 said .\n`` No '' it was .\n" * 3
-    assert text.available("brown")
-    source, items = text.sentences("brown", 7)
-    assert "Brown" in source and items[0] == "The jury number 1 said ." and items[6] == "The jury number 2 said ."
-
-
-def test_brown_missing(tmp_path, monkeypatch):
-    nltk = pytest.importorskip("nltk")
-    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    monkeypatch.setattr(corpora, "_brown_index_answers", lambda: False)
-    assert not text.available("brown")
-    with pytest.raises(text.CorpusMissing, match=r"nltk\.downloader brown"):
-        text.sentences("brown", 3)
+        text.sentences(2)
 
 
 def test_import_needs_no_tokenizer_nor_network_package():
@@ -269,11 +138,11 @@ def test_bpe_takes_text_back_and_forth():
     assert int((text.tokens(corpus.train, tokenizer) == text.END).sum()) == len(corpus.train)
     size = tokenizer.get_vocab_size()
     assert text.sentinel_ids(tokenizer).tolist() == [size - 1, size - 2, size - 3, size - 4, size - 5]
-    assert tokenizer.token_to_id("<pad>") == text.PAD and tokenizer.token_to_id("</s>") == text.END
+    assert tokenizer.token_to_id("<pad>") == 0 and tokenizer.token_to_id("</s>") == text.END
 
 
 def test_bpe_has_the_size_that_was_asked_for():
-    tokenizer = text.bpe(text.corpus("stdlib", 100_000), 700, sentinels=20)
+    tokenizer = text.bpe(text.corpus(100_000), 700, sentinels=20)
     assert tokenizer.get_vocab_size() == 700
     with pytest.raises(ValueError, match="too small"):
         text.bpe(small(), 270, sentinels=20)
@@ -283,7 +152,7 @@ def test_bpe_is_the_same_in_another_process(cache):
     """Another hash seed, one thread: the same vocabulary."""
     code = (
         "from nbutils import text; import hashlib;"
-        "print(hashlib.sha256(text.bpe(text.corpus('stdlib', 150_000), 800).to_str().encode()).hexdigest())"
+        "print(hashlib.sha256(text.bpe(text.corpus(150_000), 800).to_str().encode()).hexdigest())"
     )
     found = set()
     for seed, parallel in (("1", "true"), ("2", "false")):
@@ -333,18 +202,6 @@ def test_batches_are_windows_and_reach_every_place():
     assert torch.equal(first, again)
     with pytest.raises(ValueError, match="no window of 21"):
         text.batches(ids, 8, 20, generator(0, "cpu"))
-
-
-@given(st.integers(2, 50), st.integers(1, 12), st.integers(1, 4))
-def test_evaluation_windows_count_every_token_once(count, length, batch):
-    ids = torch.arange(1000, 1000 + count)
-    seen = []
-    for inputs, targets in text.windows(ids, length, batch):
-        assert inputs.shape == targets.shape and inputs.shape[0] <= batch and inputs.shape[1] == length
-        real = targets != text.IGNORE
-        assert torch.equal(inputs[real] + 1, targets[real]) and (inputs[~real] == text.PAD).all()
-        seen += targets[real].tolist()
-    assert seen == list(range(1001, 1000 + count))
 
 
 # Span corruption.
@@ -423,14 +280,9 @@ def test_corruption_by_hand():
 
 def test_span_batches():
     ids, sentinels = torch.arange(2, 900), torch.arange(999, 899, -1)
-    found = next(text.span_batches(ids, 6, 64, generator(0, "cpu"), sentinels, labels_length=20))
-    assert found["input_ids"].shape == (6, 64) and found["labels"].shape == (6, 20)
-    most = text.span_lengths(64)[1]
-    assert (found["labels"][:, most:] == text.IGNORE).all() and (found["labels"][:, :most] > 0).all()
-    again = next(text.span_batches(ids, 6, 64, generator(0, "cpu"), sentinels, labels_length=20))
+    found, again = (next(text.span_batches(ids, 6, 64, generator(0, "cpu"), sentinels)) for _ in range(2))
+    assert found["input_ids"].shape == (6, 64) and found["labels"].shape == (6, text.span_lengths(64)[1])
     assert torch.equal(found["input_ids"], again["input_ids"]) and torch.equal(found["labels"], again["labels"])
-    exact = next(text.span_batches(ids, 6, 64, generator(0, "cpu"), sentinels))
-    assert exact["labels"].shape == (6, most)
     assert len({tuple(row) for row in found["input_ids"].tolist()}) == 6
 
 
@@ -455,10 +307,6 @@ def test_noise_density_of_batches():
                 torch.zeros(2, 3).long(), torch.tensor([[True, True, False], [True, False, False]]), torch.arange(9)
             ),
             "same number",
-        ),
-        (
-            lambda: text.span_batches(torch.arange(99), 2, 64, generator(0, "cpu"), torch.arange(9), labels_length=3),
-            "labels",
         ),
         (lambda: text.span_batches(torch.arange(9), 2, 64, generator(0, "cpu"), torch.arange(9)), "no window"),
     ],

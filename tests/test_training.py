@@ -1,10 +1,7 @@
 """Optimizers, schedules, the training loop, its record, the batched ensemble."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -12,12 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from nbutils import training
+from nbutils.chapters.counting import Classifier
+from nbutils.chapters.ensemble import Member, grid, train_ensemble
 from nbutils.device import generator
-from nbutils.ensemble import Member, grid, train_ensemble
-from nbutils.models import CausalLM, Classifier, small_t5
+from nbutils.models import CausalLM
 from nbutils.optimizers import OPTIMIZERS, optimizer, schedule
-from nbutils.training import batch_loss, gradient_scales, load_run, noise_gradients, save_run, train
+from nbutils.training import batch_loss, gradient_scales, noise_gradients, train
+from nbutils.trainings.recipes_t5 import small_t5
+from nbutils.trainings.runs import load_run, save_run
 
 BATCHES = [torch.randint(0, 13, (6, 9), generator=generator(i, "cpu")) for i in range(3)]
 
@@ -162,20 +161,12 @@ def test_same_seed_same_bits():
 
 
 def test_recording_less_changes_nothing():
-    often, seldom = run(schedule=0.01), run(schedule=0.01, every=4, projections=False)
+    often, seldom = run(schedule=0.01), run(schedule=0.01, every=4)
     expected = often.history[often.history.step % 4 == 0].reset_index(drop=True)
     same = ["step", "loss", "lr", "step_norm", "inner"]
     pd.testing.assert_frame_equal(seldom.history[same], expected[same], check_exact=True)
     near = ["norm", "alignment"]  # the norm follows from the steps, or from a sum of its own
     pd.testing.assert_frame_equal(seldom.history[near], expected[near], rtol=1e-6)
-    assert seldom.history.projection.isna().all()
-
-
-def test_clipping_shortens_the_step_and_not_the_record():
-    history = run(optimizer="sgd", schedule=1.0, clip=1e-3).history.iloc[1:]
-    np.testing.assert_allclose(history.step_norm, 1e-3, rtol=1e-3)  # torch divides by ‖g‖ + 1e-6
-    free = run(steps=1, optimizer="sgd", schedule=1.0).history.iloc[1]
-    assert history.grad_norm.iloc[0] == pytest.approx(free.step_norm, rel=1e-9) and free.step_norm > 1e-2
 
 
 def grouped(net, *rates):
@@ -324,7 +315,6 @@ def test_no_run_is_said(tmp_path):
     ("options", "said"),
     [
         ({"precision": "bf16"}, "precision='bf16' is for CUDA and this run is on cpu"),
-        ({"compile": True}, "compile=True is for CUDA and this run is on cpu"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
         ({"gradients": "none"}, "unknown gradients 'none'"),
         ({"snapshots": (13,)}, "snapshots at 13 are outside of 0 … 12"),
@@ -340,42 +330,6 @@ def test_too_few_batches_are_counted():
         train(model(), iter(BATCHES), steps=5, device="cpu", progress=False)
 
 
-# several processes
-
-SCRIPT = """
-import sys, torch
-from nbutils import models, training
-from nbutils.device import generator
-
-torch.set_num_threads(1)
-rng = generator(0, "cpu")
-model = models.CausalLM(13, 8, 2, 2, 8, dtype=torch.float64, generator=rng)
-tokens = [torch.randint(0, 13, (5, 9), generator=rng) for _ in range(3)]  # 5 rows: 3 and 2
-batches = [(rows[:, :-1], rows[:, 1:].clone()) for rows in tokens]
-batches[0][1][1::2] = training.IGNORED  # none for the second process in steps 1, 4, …
-batches[1][1][0::2] = training.IGNORED
-run = training.train(model, batches, steps=15, clip=1.0, device="cpu", progress=False)
-if run.settings["rank"] == 0:
-    training.save_run(run, sys.argv[1])
-"""
-
-
-def test_accelerate_gives_the_curve_of_one_process(tmp_path):
-    """``--multi_gpu`` is accelerate's word for several processes; without a GPU they are CPU processes over gloo."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    environment = os.environ | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    for words, name in (([], "one"), (launch, "two")):
-        command = [sys.executable, *words, str(script), str(tmp_path / name)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
-    one, two = load_run(tmp_path / "one"), load_run(tmp_path / "two")
-    assert (one.settings["processes"], two.settings["processes"]) == (1, 2)
-    np.testing.assert_allclose(two.history, one.history, rtol=1e-8, atol=1e-10)
-
-
 def test_t5_trains_on_a_share_of_the_rows():
     tokens = BATCHES[0][::2, :-1]  # not contiguous, as a process gets it
     done = train(
@@ -388,32 +342,6 @@ def test_t5_trains_on_a_share_of_the_rows():
         progress=False,
     )
     assert done.history.loss.iloc[1:].notna().all()
-
-
-@pytest.mark.parametrize("silent", [[], [1, 3, 5], [0, 2, 4], [0, 1, 3, 4]])
-@pytest.mark.parametrize(("rows", "processes"), [(4, 2), (5, 2), (6, 3)])
-def test_shares_of_a_batch_weigh_as_the_whole(rows, processes, silent):
-    """Loss and gradient, also where the processes have different numbers of targets, and where one has none."""
-    net, tokens = model(), BATCHES[0][:rows]
-    targets = tokens[:, 1:].clone()
-    targets[0, 2:] = -100
-    targets[[row for row in silent if row < rows]] = -100
-    batch = (tokens[:, :-1], targets)
-    parts, parameters = [], list(net.parameters())
-    for rank in range(processes):
-        mine, weight = training._share(batch, SimpleNamespace(process_index=rank, num_processes=processes))
-        parts.append(batch_loss(net, mine) * weight)
-        torch.autograd.grad(parts[-1], parameters, retain_graph=True)  # raises if one is not used: DDP waits for all
-    mean, whole = torch.stack(parts).mean(), batch_loss(net, batch)
-    torch.testing.assert_close(mean, whole, rtol=1e-12, atol=0)
-    gradients = (torch.autograd.grad(value, parameters) for value in (mean, whole))
-    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
-
-
-def test_a_batch_without_any_target_is_named():
-    batch = (BATCHES[0][:, :-1], torch.full((6, 8), -100))
-    with pytest.raises(ValueError, match="a batch has no target: all are -100"):
-        training._share(batch, SimpleNamespace(process_index=0, num_processes=2))
 
 
 # the batched ensemble

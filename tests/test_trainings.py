@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbutils import device, models, recipes_lm, recipes_t5, text, training, trainings
+from nbutils import device, text, training, trainings
+from nbutils.trainings import recipes_lm, recipes_t5
 
 SMALL = {"profile": "smoke", "seed": 0, "device": "cpu"}
 
@@ -57,7 +58,7 @@ def asked(monkeypatch):
 
     def options(name, profile="smoke", seed=0):
         seen = {}
-        monkeypatch.setattr(models, "small_t5", lambda *sizes, seed, **more: seen.update(weights=seed))
+        monkeypatch.setattr(recipes_t5, "small_t5", lambda *sizes, seed, **more: seen.update(weights=seed))
         monkeypatch.setattr(text, "span_batches", lambda *given: seen.update(batches=given[3].initial_seed()))
         monkeypatch.setattr(training, "train", lambda model, batches, **more: seen.update(more) or 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -115,7 +116,7 @@ def test_snapshots_of_t5_are_evenly_spaced_from_the_start_to_the_end(asked, prof
 
 def test_noise_of_t5_is_not_parallel_to_its_weights():
     """One seed for both, but in another order: cos·√n is standard normal, for each matrix and step."""
-    net, noise, cosines = models.small_t5(512, 32, 2, heads=2, seed=0), device.generator(0, "cpu"), []
+    net, noise, cosines = recipes_t5.small_t5(512, 32, 2, heads=2, seed=0), device.generator(0, "cpu"), []
     for _ in range(3):
         training.noise_gradients(net, noise)
         for weights in (p for p in net.parameters() if p.ndim > 1):
@@ -162,7 +163,7 @@ def test_another_seed_or_another_version_is_trained_anew(tmp_path, monkeypatch):
     changed = tmp_path / "module"
     changed.mkdir()
     (changed / "trainings.py").write_text("pass")
-    monkeypatch.setattr(trainings, "__file__", str(changed / "trainings.py"))
+    monkeypatch.setattr(trainings, "CODE", changed)
     assert len(places | {trainings.results_folder(**SMALL)}) == 3
 
 

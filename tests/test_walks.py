@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from nbutils import walks
+from nbutils.chapters import growth, walks
 from nbutils.device import generator
 
 LAWS = {"gaussian": walks.gaussian, "signs": walks.signs, "bursts": walks.bursts(0.3), "stable": walks.stable(1.3)}
@@ -120,7 +120,7 @@ def test_the_interval_of_an_exponent_is_as_wide_as_its_noise():
 
 def toy(pull, turn, seed=0):
     rng = generator(seed, "cpu")
-    return walks.orthogonal_walk(n=20, steps=3000, lr=0.1, pull=pull, turn=turn, walks=2, generator=rng)
+    return growth.orthogonal_walk(n=20, steps=3000, lr=0.1, pull=pull, turn=turn, walks=2, generator=rng)
 
 
 @pytest.mark.parametrize(("pull", "turn"), [(0, 0), (3, 0), (0, 2), (1, 1)])
@@ -137,30 +137,30 @@ def test_interval_shares_of_known_paths():
     angle = np.arange(41) * np.pi / 20
     spiral = np.sqrt(1 + np.arange(41))[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)
     ends = (spiral[-1] ** 2).sum() - 1
-    assert walks.interval_shares(spiral, np.array([40]))[0] == pytest.approx(
+    assert growth.interval_shares(spiral, np.array([40]))[0] == pytest.approx(
         ((spiral[-1] - spiral[0]) ** 2).sum() / ends
     )
     radial = np.outer([1.0, 2.0, 4.0], [1, 0])  # Δ = 1 and 2: 5 of 15; at once 9 of 15
-    np.testing.assert_allclose(walks.interval_shares(radial, np.array([1, 2])), [5 / 15, 9 / 15])
+    np.testing.assert_allclose(growth.interval_shares(radial, np.array([1, 2])), [5 / 15, 9 / 15])
 
 
 def test_what_holds_the_direction_lowers_the_share_and_what_turns_it_raises_it():
     spans = np.array([1, 300])
-    free, held, turning = (walks.interval_shares(toy(*force).theta[0], spans) for force in ((0, 0), (3, 0), (0, 1)))
+    free, held, turning = (growth.interval_shares(toy(*force).theta[0], spans) for force in ((0, 0), (3, 0), (0, 1)))
     assert held[1] < 0.8 < free[1] < 1.2 < turning[1]
     assert [share[0] for share in (free, held, turning)] == pytest.approx([1, 1, 1])
 
 
 def test_the_toy_needs_an_even_dimension():
     with pytest.raises(ValueError, match="even dimension"):
-        walks.orthogonal_walk(n=3, steps=1, lr=0.1, pull=0, turn=0, walks=1, generator=generator(0, "cpu"))
+        growth.orthogonal_walk(n=3, steps=1, lr=0.1, pull=0, turn=0, walks=1, generator=generator(0, "cpu"))
 
 
 def test_a_million_steps_in_a_hundred_thousand_dimensions():
     """100 walks in a fresh process: under 20 s of CPU time and 1 GB, whatever t."""
     code = (
         "import json, time, torch\n"
-        "from nbutils import walks\n"
+        "from nbutils.chapters import walks\n"
         "from nbutils.device import generator\n"
         "torch.set_num_threads(1)\n"
         "start = time.process_time()\n"

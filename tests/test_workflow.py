@@ -13,13 +13,15 @@ import subprocess
 import sys
 import time
 from functools import partial
+from graphlib import TopologicalSorter
+from pathlib import Path
 
 import psutil
 import pytest
 from conftest import CHECK, FAILS, HOLDS, ROOT, chapter
 
 from nbutils import device
-from workflow import dependencies
+from workflow import chapters, dependencies
 from workflow.stage import configuration, hosted, remote_url
 
 TINY = "nbutils/profile.py"
@@ -50,7 +52,7 @@ def test_everything_then_nothing_then_only_what_changed(project, workflow):
     workflow(project)
     assert stamps(project) == first
 
-    norms = project / "nbutils" / "norms.py"
+    norms = project / "nbutils" / "norms" / "pieces.py"
     norms.write_text(norms.read_text() + "\n# a remark\n")
     workflow(project)
     second = stamps(project)
@@ -206,7 +208,7 @@ claims.check("{}", "a", runs["quick-a"].history.norm.iloc[-1], (1.4, 1.6), kind=
 
 def test_chapters_share_a_training(project, workflow):
     """Trained once for both; not again for a new text; a recipe that raises is named and leaves no chapter behind."""
-    module = project / "nbutils" / "trainings.py"
+    module = project / "nbutils" / "trainings" / "__init__.py"
     recipes = module.read_text()
     module.write_text(recipes + QUICK.format(body="pass"))
     for name, claim in (("01-one", "one"), ("02-two", "two")):
@@ -230,7 +232,7 @@ def test_chapters_share_a_training(project, workflow):
 
 def test_a_module_edited_while_trainings_share_a_job(project, workflow):
     """The second training would run the old code, which is loaded, and count as made from the new."""
-    module = project / "nbutils" / "trainings.py"
+    module = project / "nbutils" / "trainings" / "__init__.py"
     edit = f'open({str(module)!r}, "a").write("\\n# edited\\n")'
     recipes = module.read_text() + QUICK.format(body="pass").replace("RECIPES = ", "_FIRST = ")
     second = "\nRECIPES = {**_FIRST, 'quick-b': _quick}\n"
@@ -376,8 +378,8 @@ def test_a_second_run_gets_one_clear_line(project, workflow):
     )
     words = [sys.executable, "-m", "workflow", "run", "--profile", "smoke"]
     first = subprocess.Popen(words, cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    lock, deadline = project / "_build" / ".lock", time.monotonic() + 60
-    while not (lock.exists() and lock.read_text()) and time.monotonic() < deadline:
+    holder, deadline = project / "_build" / ".holder", time.monotonic() + 60
+    while not holder.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     said = f"error: another run is active in this checkout (process {first.pid} on {platform.node()}): wait for it"
     for command in ("run", "alarms"):
@@ -414,11 +416,11 @@ def test_cuda_where_there_is_none(project, workflow):
 def test_dependencies_follow_imports():
     walk, t5 = dependencies.of_chapter("01-random-walk"), dependencies.of_chapter("03-t5")
     assert (
-        {"nbutils/walks.py", "nbutils/fits.py"} <= set(walk)
-        and "nbutils/growth.py" not in walk
+        {"nbutils/chapters/walks.py", "nbutils/fits.py"} <= set(walk)
+        and "nbutils/chapters/growth.py" not in walk
         and not [f for f in walk if f.endswith(".csv")]
     )
-    assert {"nbutils/fits.py", "nbutils/norms.py", "nbutils/data.py", "book/book.mplstyle"} <= set(t5)
+    assert {"nbutils/fits.py", "nbutils/norms/__init__.py", "nbutils/data.py", "book/book.mplstyle"} <= set(t5)
     tables = {f for f in t5 if f.endswith(".csv")}
     assert tables == {f"book/data/{name}.csv" for name in ("t5_norm", "t5_cos_similarity", "t5_norm_by_layer")}
 
@@ -429,16 +431,66 @@ def test_dependencies_follow_imports():
         ("import nbutils\nnbutils.profile.choose", {"profile"}),
         ("import nbutils as nb\nnb.fits.fit", {"fits"}),
         ("import nbutils.norms", {"norms"}),
-        ("from nbutils import norms as n, walks", {"norms", "walks"}),
+        ("from nbutils import norms as n, heads", {"norms", "heads"}),
         ("from nbutils.fits import fit", {"fits"}),
         ("def f():\n    from nbutils import device", {"device"}),
+        ("from nbutils.chapters import walks", {"chapters", "chapters.walks"}),
+        ("from nbutils.chapters.limits import STEP", {"chapters", "chapters.limits"}),
+        ("import nbutils\nnbutils.norms.pieces.Pieces", {"norms", "norms.pieces"}),
+        ("from nbutils import homogeneity as h\nh.algebra.shown", {"homogeneity", "homogeneity.algebra"}),
         ("import numpy\nnumpy.norms", set()),
     ],
 )
 def test_modules_of_code(code, found):
     import ast
 
-    assert dependencies._uses(ast.parse(code)).modules == found
+    assert dependencies._uses(ast.parse(code)).modules == {f"nbutils.{name}" for name in found}
+
+
+@pytest.mark.parametrize("chapter", chapters())
+def test_what_python_loads_is_among_the_dependencies(chapter):
+    """The imports of a chapter in a process of its own, against what is read from its text."""
+    code = """
+import ast, json, sys
+cells = json.load(open(sys.argv[1]))["cells"]
+text = "\\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+nodes = [n for n in ast.parse(text).body if isinstance(n, (ast.Import, ast.ImportFrom))]
+exec(compile(ast.Module([n for n in nodes if "nbutils" in ast.unparse(n)], []), "imports", "exec"))
+print(json.dumps([m.__file__ for n, m in sys.modules.items() if n.split(".")[0] == "nbutils"]))
+"""
+    notebook = ROOT / "book" / "notebooks" / f"{chapter}.ipynb"
+    done = subprocess.run([sys.executable, "-c", code, notebook], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = {str(Path(file).relative_to(ROOT)) for file in json.loads(done.stdout)}
+    assert len(loaded) > 5 and loaded - {"nbutils/__init__.py"} <= set(dependencies.of_chapter(chapter))
+
+
+def test_an_edit_in_each_folder_voids_exactly_the_chapters_that_import_it(project):
+    folders = {path.parent for path in (project / "nbutils").rglob("*.py")} - {project / "nbutils"}
+    one = "from nbutils.chapters import walks\nfrom nbutils import norms, saturation, trainings"
+    two = "from nbutils import checkpoints, homogeneity, text\nfrom nbutils.claims import Ledger"
+    for name, imports in (("01-one", one), ("02-two", two)):
+        (project / "book" / f"{name}.md").write_text(chapter(name, "claims = None", imports))
+    code = (
+        "import json; from workflow import notebooks, stale; list(notebooks.sync());"
+        "print(json.dumps([stale.sources_of_chapter(name) for name in ('01-one', '02-two')]))"
+    )
+
+    def digests():
+        done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    voids = {"chapters/walks": (True, False), "norms/loops": (True, False), "saturation/scaling": (True, False),
+             "trainings/recipes_t5": (True, False), "checkpoints/sources": (False, True),
+             "homogeneity/rules": (False, True), "text/corpora": (True, True), "claims/records": (True, True),
+             "chapters/limits": (False, False)}  # fmt: skip
+    assert {project / "nbutils" / name.split("/")[0] for name in voids} == folders, "a folder without a module here"
+    before = digests()
+    for module, voided in voids.items():
+        with open(project / "nbutils" / f"{module}.py", "a") as file:
+            file.write("\n# edited\n")
+        after = digests()
+        assert tuple(x != y for x, y in zip(before, after, strict=True)) == voided, module
+        before = after
 
 
 def test_no_chapter_depends_on_the_ledger_of_claims():
@@ -609,3 +661,15 @@ def test_alarms_count_runs_go_on_and_outlive_an_edit_of_the_workflow(project, wo
     done = workflow(project, "--first", "5", "--seeds", "2", "01-one", **words)
     last = done.stdout.strip().splitlines()[-1]
     assert done.returncode == 1 and "not measured since they changed: 02-two" in last, "its red run is of another text"
+
+
+def test_no_circle_of_imports_and_no_arrow_from_what_is_shared_to_a_chapter():
+    """Imports inside functions and for types alone count too; a package runs before its parts, which is no circle."""
+    graph = {
+        name: {used for used in dependencies._of_module(name).modules if not name.startswith(f"{used}.")} - {name}
+        for name in dependencies.known_modules()
+    }
+    shared = {name: used for name, used in graph.items() if not name.startswith("nbutils.chapters")}
+    assert {name: up for name, used in shared.items() if (up := {u for u in used if "chapters" in u})} == {}
+    order = list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+    assert order.index("nbutils.names") < order.index("nbutils.norms") < order.index("nbutils.training")

@@ -6,8 +6,8 @@ import nbformat
 import pytest
 import torch
 
+from nbutils.checkpoints.sources import Checkpoint
 from nbutils.claims import Ledger
-from nbutils.sources import Checkpoint
 from workflow import ROOT
 
 NOTEBOOK = ROOT / "book" / "notebooks" / "14-your-own.ipynb"
@@ -71,14 +71,14 @@ def run(mine, *, causal=True, tokenizer_from=None):
 @pytest.fixture
 def claimed(monkeypatch):
     """Ids of the claims that the chapter checks."""
-    seen, plain = [], Ledger._record
+    seen, plain = [], Ledger._keep
 
-    def record(self, claim, *rest, **more):
-        seen.append(claim)
-        return plain(self, claim, *rest, **more)
+    def keep(self, record):
+        seen.append(record.claim)
+        return plain(self, record)
 
     monkeypatch.setitem(os.environ, "MPLBACKEND", "Agg")
-    monkeypatch.setattr(Ledger, "_record", record)
+    monkeypatch.setattr(Ledger, "_keep", keep)
     return seen
 
 

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import betaincinv
 
-from nbutils.claims import KINDS, format_number
+from nbutils.claims import KINDS
+from nbutils.claims.records import Record, format_number
 from nbutils.samples import CONFIDENCE
 from workflow import chapters as all_chapters
-from workflow import cluster, jobs, kept, report, run_folder
+from workflow import cluster, jobs, report, run_folder, stale
 from workflow.report import alarms_file
 from workflow.summaries import rows
 
@@ -44,7 +45,7 @@ def keep(found: Mapping[str, Any]) -> Path:
 def missing(found: Mapping[str, Any], chapter: str, seeds: Iterable[int]) -> list[int]:
     """The seeds at which a chapter, as it is today, has not been run yet."""
     entry = found["chapters"].get(chapter)
-    if entry is None or entry["made_from"] != kept.sources_of_chapter(chapter):
+    if entry is None or entry["made_from"] != stale.sources_of_chapter(chapter):
         return list(seeds)
     return [seed for seed in seeds if str(seed) not in entry["runs"]]
 
@@ -56,7 +57,7 @@ def add(found: dict[str, Any], chapter: str, seeds: Iterable[int]) -> None:
     ``runs``: by seed the checks that did not hold, each with the values at two further seeds and whether it is ``red``;
     and ``measured``: mean, standard deviation (ddof 1) and number of seeds of every finite value.
     """
-    profile, made_from = found["profile"], kept.sources_of_chapter(chapter)
+    profile, made_from = found["profile"], stale.sources_of_chapter(chapter)
     entry = found["chapters"].get(chapter)
     if entry is None or entry["made_from"] != made_from:
         entry = {"made_from": made_from, "hardware": [], "versions": {}, "kinds": {}, "runs": {}, "measured": {}}
@@ -75,11 +76,11 @@ def add(found: dict[str, Any], chapter: str, seeds: Iterable[int]) -> None:
         entry["hardware"] = sorted({*entry["hardware"], stats["hardware"]})
         entry["versions"] = stats["versions"]
         records = report.looked_at(profile, seed, chapter)
-        entry["kinds"] = {kind: sum(record["kind"] == kind for record in records) for kind in KINDS}
-        entry["runs"][str(seed)] = [_failed(record) for record in records if record["holds"] is False]
+        entry["kinds"] = {kind: sum(record.kind == kind for record in records) for kind in KINDS}
+        entry["runs"][str(seed)] = [_failed(record) for record in records if record.holds is False]
         for record in records:
-            if record["measured"] is not None and math.isfinite(float(record["measured"])):
-                values.setdefault(f"{record['claim']}/{record['check']}", []).append(float(record["measured"]))
+            if record.measured is not None and math.isfinite(float(record.measured)):
+                values.setdefault(f"{record.claim}/{record.check}", []).append(float(record.measured))
     for name, seen in values.items():
         entry["measured"][name] = pool(entry["measured"].get(name), seen)
     entry["runs"] = dict(sorted(entry["runs"].items(), key=lambda item: int(item[0])))
@@ -92,7 +93,7 @@ def failure(profile: str, seed: int, chapter: str) -> str:
 
     What was killed, had no room or no time, or was edited meanwhile says nothing of the chapter.
     """
-    told = jobs.told(run_folder(profile, seed) / "logs")
+    told = jobs.errors(run_folder(profile, seed) / "logs")
     own = {chapter, *cluster.trained_for(chapter, profile)}
     raised = re.compile(r"(cell \[\d+\]|training) raised (?!TimeoutError|OSError)(?!.*changed while it ran)")
     return next((f"{job}: {what}" for job, what in told.items() if job in own and raised.match(what)), "")
@@ -106,9 +107,9 @@ def _looked_at(profile: str, seed: int, chapter: str) -> bool:
     )
 
 
-def _failed(record: Mapping[str, Any]) -> dict[str, Any]:
-    facts = {name: record[name] for name in ("claim", "check", "kind", "measured", "band")}
-    return {**facts, "further": record.get("further", []), "red": not record.get("noted", False)}
+def _failed(record: Record) -> dict[str, Any]:
+    facts = {name: getattr(record, name) for name in ("claim", "check", "kind", "measured", "band", "further")}
+    return {**facts, "red": not record.noted}
 
 
 def pool(old: Mapping[str, float] | None, values: Sequence[float]) -> dict[str, float]:
@@ -153,7 +154,7 @@ def pooled(found: Mapping[str, Any]) -> Pooled:
     today = {
         name: entry["runs"]
         for name, entry in found["chapters"].items()
-        if name in all_chapters() and entry["made_from"] == kept.sources_of_chapter(name)
+        if name in all_chapters() and entry["made_from"] == stale.sources_of_chapter(name)
     }
     red = {name: sum(any(check["red"] for check in run) for run in runs.values()) for name, runs in today.items()}
     return Pooled(

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbutils.claims import format_band, format_number
+from nbutils.claims.records import Record, format_band, format_number
+from nbutils.samples import REPLICATES
 from workflow.summaries import rows
 
 MOVED = 15  # rows in the table of checks that moved most
@@ -21,8 +22,8 @@ class Move(NamedTuple):
     """One check in two runs; ``distance`` is the difference in units of ``unit``."""
 
     key: tuple[str, str, str]
-    a: Mapping[str, Any]
-    b: Mapping[str, Any]
+    a: Record
+    b: Record
     distance: float
     unit: str
 
@@ -35,8 +36,8 @@ class Comparison(NamedTuple):
     verdicts: list[tuple[str, str, str]]
     failed_in_one: list[Move]
     moved: list[Move]
-    only_a: list[Mapping[str, Any]]
-    only_b: list[Mapping[str, Any]]
+    only_a: list[Record]
+    only_b: list[Record]
     settings: list[tuple[str, str, str]]
 
     @property
@@ -69,7 +70,7 @@ def load(place: Path) -> dict[str, Any]:
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
     """What differs between two runs, as ``load`` gives them."""
-    of_a, of_b = ({_key(record): record for record in run["records"]} for run in (a, b))
+    of_a, of_b = ({_key(record): record for record in map(Record.of, run["records"])} for run in (a, b))
     both = [_move(key, of_a[key], of_b[key]) for key in of_a if key in of_b]
     names = dict.fromkeys([*a["verdicts"], *b["verdicts"]])
     verdicts = [(name, a["verdicts"].get(name, "none"), b["verdicts"].get(name, "none")) for name in names]
@@ -78,7 +79,7 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
         red_alone=[name for name, run in named.items() if not run["run"].get("green")],
         problems=[(name, *_problem(each)) for name, run in named.items() for each in run.get("problems", ())],
         verdicts=[row for row in verdicts if row[1] != row[2]],
-        failed_in_one=[move for move in both if (move.a["holds"] is False) != (move.b["holds"] is False)],
+        failed_in_one=[move for move in both if (move.a.holds is False) != (move.b.holds is False)],
         moved=sorted((move for move in both if move.distance > 0), key=lambda move: -move.distance),
         only_a=[record for key, record in of_a.items() if key not in of_b],
         only_b=[record for key, record in of_b.items() if key not in of_a],
@@ -90,13 +91,13 @@ def _problem(problem: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(problem.get(field, "") for field in ("chapter", "claim", "what", "measured", "band"))
 
 
-def _key(record: Mapping[str, Any]) -> tuple[str, str, str]:
-    return record["chapter"], record["claim"], record["check"]
+def _key(record: Record) -> tuple[str, str, str]:
+    return record.chapter, record.claim, record.check
 
 
-def _move(key: tuple[str, str, str], a: Mapping[str, Any], b: Mapping[str, Any]) -> Move:
+def _move(key: tuple[str, str, str], a: Record, b: Record) -> Move:
     """How far a check moved. What is no number in one run only has moved without bound."""
-    x, y = (_number(record["measured"]) for record in (a, b))
+    x, y = (_number(record.measured) for record in (a, b))
     size, unit = scale(a)
     if x == y or (math.isnan(x) and math.isnan(y)):
         return Move(key, a, b, 0.0, unit)
@@ -108,21 +109,21 @@ def _number(value: Any) -> float:
     return math.nan if value is None else float(value)  # the ledger keeps what is not finite as text
 
 
-def scale(record: Mapping[str, Any]) -> tuple[float, str]:
+def scale(record: Record) -> tuple[float, str]:
     """One step of a check's scale: its sd over fresh seeds, else half of the band, else the room to its one edge.
 
-    The sd of an exact check is rounding alone, which is no scale.
+    The sd of an exact check is rounding alone, which is no scale; nor is that of fewer than eight seeds.
 
     >>> sd = {"mean": 2.0, "sd": 1e-16, "n": 50}
-    >>> scale({"kind": "exact", "baseline": sd, "band": [1.0, 3.0], "measured": 2.5})
+    >>> scale(Record("c", "a", "stated", kind="exact", measured=2.5, band=(1.0, 3.0), baseline=sd))
     (1.0, 'half band')
     """
-    if record.get("kind") in ("derived", "empirical") and record.get("baseline"):
-        return record["baseline"]["sd"], "sd"
-    low, high = (_number(edge) for edge in record["band"] or (None, None))
+    if record.kind in ("derived", "empirical") and record.baseline and record.baseline["n"] >= REPLICATES:
+        return record.baseline["sd"], "sd"
+    low, high = (_number(edge) for edge in record.band or (None, None))
     if math.isfinite(low) and math.isfinite(high):
         return (high - low) / 2, "half band"
-    room = abs(_number(record["measured"]) - (low if math.isfinite(low) else high))
+    room = abs(_number(record.measured) - (low if math.isfinite(low) else high))
     return (room if math.isfinite(room) else 0.0), "room to the edge"
 
 
@@ -158,7 +159,7 @@ def markdown(found: Comparison, a: str, b: str) -> str:
     lines += rows(heads, map(_row, found.moved[:MOVED])) if found.moved else ["None: every measured value is the same."]
     for name, records in (("A", found.only_a), ("B", found.only_b)):
         lines += ["", f"### Checks in {name} only", ""]
-        cells = ((r["chapter"], r["claim"], r["check"], format_number(r["measured"])) for r in records)
+        cells = ((r.chapter, r.claim, r.check, format_number(r.measured)) for r in records)
         lines += rows(["chapter", "claim", "check", "measured"], cells) if records else ["None."]
     return "\n".join(lines) + "\n"
 
@@ -168,7 +169,7 @@ def _alone(found: Comparison) -> str:
 
 
 def _row(move: Move) -> tuple[str, ...]:
-    values = (format_number(move.a["measured"]), format_number(move.b["measured"]))
+    values = (format_number(move.a.measured), format_number(move.b.measured))
     return (*move.key, *values, format_band(move.a), format_band(move.b), f"{move.distance:.2g}", move.unit)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from nbutils import trainings
 from workflow import ROOT
 
-# Read by every run: how text becomes code, how code is run, and with which packages.
+# Read by every run: how text becomes code, how code is run, and with which packages. Snakemake looks after these.
 HOW_IT_IS_RUN = (
     "workflow/notebooks.py",
     "workflow/run_notebook.py",
@@ -25,7 +25,7 @@ HOW_IT_IS_RUN = (
 class Uses(NamedTuple):
     """What a piece of code names itself."""
 
-    modules: frozenset[str]  # of nbutils
+    modules: frozenset[str]  # of nbutils, by their full names
     tables: frozenset[str]  # published ones
 
 
@@ -36,11 +36,10 @@ def of_chapter(chapter: str) -> list[str]:
     modules = _closure(direct.modules)
     tables = direct.tables.union(*(_of_module(name).tables for name in modules))
     files = {
-        *HOW_IT_IS_RUN,
-        *(f"nbutils/{name}.py" for name in modules),
+        *map(file_of, modules),
         *(f"book/data/{table}.csv" for table in tables),
     }
-    if "figures" in modules:
+    if "nbutils.figures" in modules:
         files.add("book/book.mplstyle")
     return sorted(files)
 
@@ -62,6 +61,22 @@ def _code(chapter: str) -> ast.Module:
     return ast.parse("\n".join(cells))
 
 
+@cache
+def known_modules() -> dict[str, str]:
+    """All modules of nbutils by their full names, and the file of each, relative to the root."""
+    found = {}
+    for path in sorted((ROOT / "nbutils").rglob("*.py")):
+        file = path.relative_to(ROOT)
+        parts = file.with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = str(file)
+    return found
+
+
+def file_of(module: str) -> str:
+    """The file of a module, relative to the root."""
+    return known_modules()[module]
+
+
 def _closure(direct: Iterable[str]) -> set[str]:
     """Modules of nbutils, those that they use, and these in turn."""
     found: set[str] = set()
@@ -76,7 +91,7 @@ def _closure(direct: Iterable[str]) -> set[str]:
 
 @cache
 def _of_module(name: str) -> Uses:
-    return _uses(ast.parse((ROOT / "nbutils" / f"{name}.py").read_text(encoding="utf-8")))
+    return _uses(ast.parse((ROOT / file_of(name)).read_text(encoding="utf-8")))
 
 
 @cache
@@ -100,44 +115,54 @@ def trainings_of(chapter: str) -> list[str]:
 def of_training(training: str) -> list[str]:
     """Files, relative to the root, whose change means that this shared training must run again."""
     recipe = trainings.RECIPES[training]
-    module = getattr(recipe, "func", recipe).__module__.removeprefix("nbutils.")
-    return sorted({*HOW_IT_IS_RUN, *(f"nbutils/{name}.py" for name in _closure([module]))})
+    return sorted(map(file_of, _closure([getattr(recipe, "func", recipe).__module__])))
 
 
 def _uses(tree: ast.AST) -> Uses:
-    """Modules of nbutils that a piece of code imports, or reaches as attributes of the package; tables that it reads.
+    """Modules of nbutils that a piece of code imports, or reaches as attributes of a package; tables that it reads.
 
+    An import of a module runs the packages it stands in, so these count too; the bare top package imports nothing.
     Where the name of a table is not a constant, it may be any.
     """
-    known = {path.stem for path in (ROOT / "nbutils").glob("*.py")} - {"__init__"}
     tables = {path.stem for path in (ROOT / "book" / "data").glob("*.csv")}
-    packages, modules, read = {"nbutils"}, set(), set()
+    called: dict[str, str] = {"nbutils": "nbutils"}  # what a name in the code stands for
+    reached, read = set(), set()
     nodes = list(ast.walk(tree))
     for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                first, _, rest = alias.name.partition(".")
-                if first == "nbutils":
-                    packages.add(alias.asname or first)
-                    modules.add(rest.split(".")[0])
+                if alias.name.split(".")[0] == "nbutils":
+                    reached.add(alias.name)
+                    called[alias.asname or "nbutils"] = alias.name if alias.asname else "nbutils"
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "nbutils":
-            modules.update(node.module.split(".")[1:2] or [alias.name for alias in node.names])
+            for alias in node.names:
+                reached.add(f"{node.module}.{alias.name}")
+                called[alias.asname or alias.name] = f"{node.module}.{alias.name}"
         elif isinstance(node, ast.Call):
-            called = getattr(node.func, "attr", getattr(node.func, "id", None))
-            if called == "published" and node.args:
+            function = getattr(node.func, "attr", getattr(node.func, "id", None))
+            if function == "published" and node.args:
                 name = node.args[0]
                 read |= {name.value} if isinstance(name, ast.Constant) else tables
     for node in nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in packages:
-            modules.add(node.attr)
-    return Uses(frozenset(modules & known), frozenset(read & tables))
+        if isinstance(node, ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
+            if first in called:
+                reached.add(f"{called[first]}.{rest}")
+    modules = {module for name in reached for module in _run_by(name)}
+    return Uses(frozenset(modules), frozenset(read & tables))
+
+
+def _run_by(name: str) -> set[str]:
+    """The modules that run before ``nbutils.a.b.c`` can be had: a, a.b and a.b.c, as far as these are modules."""
+    parts = name.split(".")
+    return {".".join(parts[:end]) for end in range(2, len(parts) + 1)} & set(known_modules())
 
 
 def of_pages() -> list[str]:
     """Files, relative to the root, that the rendered pages are made from besides the executed notebooks."""
     book = [path for path in (ROOT / "book").glob("*.*") if path.suffix in (".md", ".bib", ".yml")]
     static = [path for path in (ROOT / "book" / "_static").rglob("*") if path.is_file()]
-    code = [*(ROOT / "workflow").glob("*.py"), *(ROOT / "nbutils").glob("*.py")]
+    code = [*(ROOT / "workflow").glob("*.py"), *(ROOT / "nbutils").rglob("*.py")]
     kept = [
         *(
             ROOT / "tests" / "baselines" / f"{name}.json"

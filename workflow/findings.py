@@ -13,10 +13,10 @@ from workflow.notebooks import FINDING
 
 def evidence(claim: str, result: report.Report) -> tuple[str, str]:
     """Page and anchor of the first check of a claim."""
-    first = next((record for record in result.records if record["claim"] == claim), None)
+    first = next((record for record in result.records if record.claim == claim), None)
     if first is None:  # listed, and not checked: the run is red for it
         return f"{report.load_claims()[claim]['chapters'][0]}.html", ""
-    return f"{first['chapter']}.html", f"claim-{claim}"
+    return f"{first.chapter}.html", f"claim-{claim}"
 
 
 FAILED = (
@@ -36,9 +36,9 @@ def banner(result: report.Report) -> str:
         return ""
     lines = ["```{danger} This run is red", "", f"{len(result.problems)} problem(s). {FAILED}", ""]
     for record in result.records:
-        if record["holds"] is False and not record.get("noted"):
-            place = f"{record['chapter']}.html#{record.get('anchor') or 'claim-' + record['claim']}"
-            shown = html.escape(f"{record['chapter']}: {record['claim']}: {record['check']}")
+        if record.fails:
+            place = f"{record.chapter}.html#{record.anchor or 'claim-' + record.claim}"
+            shown = html.escape(f"{record.chapter}: {record.claim}: {record.check}")
             lines.append(f'- <a href="{place}">{shown}</a>')
     lines += [
         f"- {html.escape(each.chapter)}: {html.escape(each.what)}" for each in result.problems if not each.measured

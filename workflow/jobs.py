@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import resource
@@ -18,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from filelock import FileLock, Timeout
 
 from nbutils import device
 from workflow import BUILD, ROOT
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+HOLDER = BUILD / ".holder"  # process and name of the run that took this checkout last
 KILLED = "its job was killed before its end: by hand, for want of memory, or by a limit of the scheduler"
 BLOCK = 4096  # bytes of an error file, one block of most file systems
 
@@ -52,9 +53,9 @@ def die_with_run(run: str = "", interval: float = 0.3) -> None:
 
 
 def holder() -> str:
-    """Name of the run that took this checkout last, from the second line of its lock; "" where there is none."""
+    """Name of the run that took this checkout last, from the second line of ``HOLDER``; "" where there is none."""
     try:
-        return "".join((BUILD / ".lock").read_text(encoding="utf-8").splitlines()[1:2])
+        return "".join(HOLDER.read_text(encoding="utf-8").splitlines()[1:2])
     except OSError:
         return ""
 
@@ -68,13 +69,13 @@ def gpu_slot(names: Sequence[str]) -> Iterator[str]:
     BUILD.mkdir(exist_ok=True)
     while True:
         for name in names:
-            with open(BUILD / f".gpu-{name}.lock", "w") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    continue
-                os.environ["CUDA_VISIBLE_DEVICES"] = name
-                yield name
+            lock = FileLock(BUILD / f".gpu-{name}.lock")
+            with suppress(Timeout):
+                lock.acquire(timeout=0)
+            if lock.is_locked:
+                with lock:
+                    os.environ["CUDA_VISIBLE_DEVICES"] = name
+                    yield name
                 return
         time.sleep(1)
 
@@ -104,14 +105,14 @@ def put(target: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def tell(error_file: Path, job: str, what: str) -> None:
+def note_error(file: Path, job: str, what: str) -> None:
     """Say in a file why a job has no result. It is written over in place: a full disk has no room for more."""
     text = json.dumps({"job": job, "what": " ".join(what.split())[:500]})
-    with open(error_file, "r+" if error_file.exists() else "w", encoding="utf-8") as file:
-        file.write(text.ljust(BLOCK - 1) + "\n")
+    with open(file, "r+" if file.exists() else "w", encoding="utf-8") as target:
+        target.write(text.ljust(BLOCK - 1) + "\n")
 
 
-def told(folder: Path) -> dict[str, str]:
+def errors(folder: Path) -> dict[str, str]:
     """Why the jobs of a run failed, by job, from the files in its ``logs``. One without words is of a killed job."""
     said = {}
     for file in sorted(folder.glob("*.error.json")):
@@ -124,20 +125,20 @@ def told(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def telling(error_file: Path, job: str) -> Iterator[None]:
+def error_file(file: Path, job: str) -> Iterator[None]:
     """Leave a file that says why the job failed, unless it reaches its end; a killed one has said so beforehand."""
     try:
-        error_file.parent.mkdir(parents=True, exist_ok=True)
-        tell(error_file, job, KILLED)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        note_error(file, job, KILLED)
         yield
     except Exception as error:
         what = str(error) if isinstance(error, JobError) else f"{type(error).__name__}: {error}"
         print(f"{job}: {' '.join(what.split())[:500]}", file=sys.stderr, flush=True)
         with suppress(OSError):  # no room or no leave to write: the line above has said it
-            if error_file.exists():
-                tell(error_file, job, what)
+            if file.exists():
+                note_error(file, job, what)
         raise SystemExit(1) from None
-    error_file.unlink()
+    file.unlink()
 
 
 def out_of_memory_kills() -> int:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import os
 import platform
 import shlex
-import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+
+from filelock import FileLock, Timeout
 
 from nbutils import device as devices
 from nbutils import profile as profiles
@@ -20,14 +19,14 @@ from workflow import (
     BUILD,
     ROOT,
     alarms,
-    anew,
     chapters,
     html_folder,
     jobs,
-    kept,
     notebooks,
     report,
+    retry,
     run_folder,
+    stale,
     summaries,
 )
 
@@ -37,30 +36,25 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def lock(wait: float = 3.0) -> TextIO:
-    """Take the one lock of this checkout and name the run in it. It goes with the process, however it ends.
+@contextlib.contextmanager
+def checkout(wait: float = 3.0) -> Iterator[None]:
+    """This checkout for one run, whose name stands in it; it is free again when the process ends, however it does.
 
     Raises:
-        RuntimeError: another run holds it.
+        RuntimeError: another run has it.
     """
     BUILD.mkdir(exist_ok=True)
-    held = open(BUILD / ".lock", "a+")  # noqa: SIM115  kept open on purpose
-    deadline = time.monotonic() + wait
-    while True:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError:
-            if time.monotonic() > deadline:
-                held.seek(0)
-                raise RuntimeError(
-                    f"another run is active in this checkout ({held.readline().strip()}): wait for it"
-                ) from None
-            time.sleep(0.1)
-    held.truncate(0)
-    held.write(f"process {os.getpid()} on {platform.node()}\nrun-{uuid.uuid4().hex}\n")
-    held.flush()
-    return held
+    lock = FileLock(BUILD / ".lock")
+    try:
+        lock.acquire(timeout=wait)
+    except Timeout:
+        other = jobs.HOLDER.read_text(encoding="utf-8").partition("\n")[0] if jobs.HOLDER.exists() else "a process"
+        raise RuntimeError(f"another run is active in this checkout ({other}): wait for it") from None
+    try:
+        jobs.put(jobs.HOLDER, f"process {os.getpid()} on {platform.node()}\nrun-{uuid.uuid4().hex}\n")
+        yield
+    finally:
+        lock.release()
 
 
 def check_chapters(names: Sequence[str]) -> list[str]:
@@ -101,7 +95,7 @@ def snakemake(
     for seed in seeds:  # a failure told of an earlier run says nothing about this one
         for error in (run_folder(profile, seed) / "logs").glob("*.error.json"):
             error.unlink()
-    for path, why in kept.remove_unsound(profile, seeds, names, device):
+    for path, why in stale.remove_unsound(profile, seeds, names, device):
         if why == "damaged":
             print(f"{path.relative_to(ROOT)} is damaged: it is made anew")
     local = options.executor == "local"
@@ -180,36 +174,42 @@ def run(arguments: argparse.Namespace) -> int:
     names = check_chapters(arguments.chapters)
     if not 0 <= arguments.seed < 2**31:
         raise ValueError(f"seed {arguments.seed}: a seed is a whole number from 0 to {2**31 - 1}")
-    held = lock()
-    anew.retry_open(profile, arguments.seed, names)
-    if not arguments.chapters:
+    with checkout():
+        result, pages = _run(arguments, profile, names, device)
+    return conclude(result, pages)
+
+
+def _run(
+    arguments: argparse.Namespace, profile: str, names: Sequence[str], device: str
+) -> tuple[report.Report, Path | None]:
+    """What a run says, and where its pages are if it made any."""
+    seed, whole = arguments.seed, not arguments.chapters
+    retry.left_open(profile, seed, names)
+    if whole:
         withdraw(profile)
     elif (BUILD / profile / "metrics.json").exists() and not summaries.say_red(BUILD / profile):
         withdraw(profile)  # some chapters alone get no reports, but a green one of all may be wrong from now on
         print("the green reports of all chapters are withdrawn: a run of all writes new ones")
     settings = {"profile": profile, "names": names, "device": device, "options": arguments}
-    done = snakemake("notebooks", seeds=[arguments.seed], **settings)
+    done = snakemake("notebooks", seeds=[seed], **settings)
     if done:
-        look_again([arguments.seed], **settings)
-    anew.tell_edited(profile, arguments.seed, names, device)
-    result = report.collect(profile, arguments.seed, names)
+        look_again([seed], **settings)
+    retry.edited(profile, seed, names, device)
+    result = report.collect(profile, seed, names)
     if not done:
-        result = report.stopped(
-            result, no_room(run_folder(profile, arguments.seed)) or ("" if result.problems else STOPPED)
-        )
-    pages = arguments.html and not arguments.chapters and done
-    if not arguments.chapters:
+        result = report.stopped(result, no_room(run_folder(profile, seed)) or ("" if result.problems else STOPPED))
+    if whole:
         result = keep(result, profile)
-    if pages and not snakemake("html", seeds=[arguments.seed], **settings):
-        told = jobs.told(run_folder(profile, arguments.seed) / "logs").get("pages", STOPPED)
+    pages = arguments.html and whole and done
+    if pages and not snakemake("html", seeds=[seed], **settings):
+        told = jobs.errors(run_folder(profile, seed) / "logs").get("pages", STOPPED)
         result = keep(report.stopped(result, f"no pages: {told}"), profile)
         pages = False
     made_from = {each["chapter"]: each["made_from"] for each in result.stats}
-    if old := [name for name in made_from if made_from[name] != kept.sources_of_chapter(name)]:
+    if old := [name for name in made_from if made_from[name] != stale.sources_of_chapter(name)]:
         result = report.stopped(result, f"edited while the run went on: {', '.join(old)}; run it again")
-        result = result if arguments.chapters else keep(result, profile)
-    held.close()
-    return conclude(result, html_folder(profile) if pages else None)
+        result = keep(result, profile) if whole else result
+    return result, html_folder(profile) if pages else None
 
 
 def keep(result: report.Report, profile: str) -> report.Report:
@@ -264,7 +264,7 @@ def conclude(result: report.Report, pages: Path | None) -> int:
         print(f"RED: {count}; the first: {first.chapter}: {cause}{measured}")
         return 1
     counts = ", ".join(f"{count} {name}" for name, count in sorted(result.run["verdict_counts"].items()))
-    hold = sum(record["holds"] is True for record in result.records)  # one left open does not
+    hold = sum(record.holds is True for record in result.records)  # one left open does not
     noted = f", {result.run['noted']} noted (failed here, held at two further seeds)" if result.run["noted"] else ""
     print(f"GREEN: {hold} checks hold{noted}; {counts}")
     if pages:
@@ -272,7 +272,7 @@ def conclude(result: report.Report, pages: Path | None) -> int:
     return 0
 
 
-BLOCK = 5  # seeds that are run before what they say is kept
+BLOCK = 1  # seed after seed: Snakemake 9.27 wakes each second for every job it has started, a tenth of a core for 166
 
 
 def measure_alarms(arguments: argparse.Namespace) -> int:
@@ -283,7 +283,7 @@ def measure_alarms(arguments: argparse.Namespace) -> int:
     device = where(arguments, profile)
     found = alarms.load(profile, device)
     asked = range(arguments.first, arguments.first + arguments.seeds)
-    with contextlib.closing(lock()):  # held until all is judged: another run would change the notebooks that are read
+    with checkout():  # until all is judged: another run would change the notebooks that are read
         bring_notebooks_in_step()
         for start in range(0, len(asked), BLOCK):
             block = asked[start : start + BLOCK]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbutils import device as devices
-from nbutils.claims import format_number
+from nbutils.claims.records import Record, format_number
 from workflow import BUILD, ROOT, compare, jobs
 from workflow.mutants import NOT_COPIED
 from workflow.summaries import rows
@@ -103,14 +103,14 @@ def against(reference: Mapping[str, Any], found: Mapping[str, Any] | None) -> di
     if found is None:
         return {"green": False, "why": "no report: see run.log"}
     moves = compare.compare(reference, found)
-    failed = [record for record in found["records"] if record["holds"] is False]
+    failed = [record for record in map(Record.of, found["records"]) if record.holds is False]
     return {
         "green": found["run"]["green"],
         "why": "; ".join(f"{each['chapter']}: {each['claim']} {each['what']}" for each in found["problems"][:3]),
         "checks": len(found["records"]),
         "moved": len(moves.moved),
         "most": [[*move.key, move.distance, move.unit] for move in moves.moved[:5]],
-        "failed": [[r["chapter"], r["claim"], r["check"], r["measured"], bool(r.get("noted"))] for r in failed],
+        "failed": [[r.chapter, r.claim, r.check, r.measured, r.noted] for r in failed],
         "appeared": len(moves.only_a) + len(moves.only_b),
     }
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 def bits() -> str:
     """SHA-256 over the libraries that chapters compute with: torch's loops, MKL, oneDNN, NumPy, OpenBLAS, numba."""
-    from nbutils import loops
+    from nbutils.norms import loops
 
     rng, found = np.random.default_rng(0), []
     for dtype in (np.float32, np.float64):

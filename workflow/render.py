@@ -61,7 +61,7 @@ def frame(source: Path) -> str:
         if path.is_file():
             seen = "\n".join(_seen_elsewhere(path)).encode() if path.suffix in (".md", ".ipynb") else path.read_bytes()
             digest.update(f"{path.relative_to(source)} {len(seen)}\n".encode() + seen)
-    for path in sorted([*(ROOT / "workflow").glob("*.py"), *(ROOT / "nbutils").glob("*.py")]):
+    for path in sorted([*(ROOT / "workflow").glob("*.py"), *(ROOT / "nbutils").rglob("*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from nbutils.claims import MIME, VERDICTS, Record, format_band, format_number, verdict
+from nbutils.claims import MIME, VERDICTS, verdict
+from nbutils.claims.records import Record, format_band, format_number
 from workflow import ROOT, cluster, git, jobs, run_folder
 from workflow import chapters as all_chapters
 
@@ -108,7 +110,7 @@ def records_of(notebook: Path) -> list[Record]:
     """The records of the checks in an executed notebook, in order."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]  # nbformat would check each cell, 15 ms a chapter
     outputs = (output for cell in cells for output in cell.get("outputs", ()))
-    return [dict(output["data"][MIME]) for output in outputs if MIME in output.get("data", {})]
+    return [Record.of(output["data"][MIME]) for output in outputs if MIME in output.get("data", {})]
 
 
 def audit(
@@ -125,34 +127,34 @@ def audit(
     ran, problems = set(chapters), []
     by_claim: dict[str, list[Record]] = {}
     for record in records:
-        by_claim.setdefault(record["claim"], []).append(record)
-        if record["holds"] is False and not record.get("noted"):
-            what = f"{record['role']} check does not hold: {record['check']}{_again_text(record)}"
+        by_claim.setdefault(record.claim, []).append(record)
+        if record.fails:
+            what = f"{record.role} check does not hold: {record.check}{_again_text(record)}"
             problems.append(
                 Problem(
-                    record["chapter"],
-                    record["claim"],
+                    record.chapter,
+                    record.claim,
                     what,
-                    format_number(record["measured"]),
+                    format_number(record.measured),
                     format_band(record),
                     format_baseline(record),
                 )
             )
     for name, found in by_claim.items():
-        where = found[0]["chapter"]
+        where = found[0].chapter
         if name not in claims:
             problems.append(Problem(where, name, "checked, but not listed in claims.yml"))
         elif claims[name].get("planned"):
             problems.append(Problem(where, name, "checked, but marked as planned in claims.yml"))
         else:
-            for chapter in {record["chapter"] for record in found} - set(claims[name]["chapters"]):
+            for chapter in {record.chapter for record in found} - set(claims[name]["chapters"]):
                 problems.append(Problem(chapter, name, "checked in a chapter that claims.yml does not name for it"))
     verdicts = {}
     for name, claim in claims.items():
         here = ran & set(claim["chapters"])
         if claim.get("planned") or not here:
             continue
-        for chapter in sorted(here - {record["chapter"] for record in by_claim.get(name, ())}):
+        for chapter in sorted(here - {record.chapter for record in by_claim.get(name, ())}):
             problems.append(Problem(chapter, name, "listed in claims.yml, but the chapter does not check it"))
         if set(claim["chapters"]) & set(existing) - ran:
             continue
@@ -172,7 +174,7 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
     """
     folder = run_folder(profile, seed)
     records, stats, ran, failed = [], [], [], []
-    said = jobs.told(folder / "logs")
+    said = jobs.errors(folder / "logs")
     failed += [Problem(job, "", what) for job, what in said.items() if job not in all_chapters()]  # shared trainings
     for chapter in chapters:
         notebook, missing = folder / f"{chapter}.ipynb", sorted(set(said) & cluster.trained_for(chapter, profile))
@@ -182,7 +184,7 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
             failed.append(Problem(chapter, "", f"not run: the training {missing[0]} failed"))
         elif notebook.exists():
             ran.append(chapter)
-            records += looked_at(profile, seed, chapter)
+            records += map(with_baseline, looked_at(profile, seed, chapter))
             stats.append(json.loads((folder / f"{chapter}.json").read_text(encoding="utf-8")))
         else:
             failed.append(Problem(chapter, "", "no result: its job did not start, or left no word"))
@@ -197,8 +199,8 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
         "chapters": ran,
         "notebooks": stats,
         "verdict_counts": dict(Counter(verdicts.values())),
-        "kinds": dict(Counter(record["kind"] for record in records if record["kind"])),
-        "noted": sum(bool(record.get("noted")) for record in records),
+        "kinds": dict(Counter(record.kind for record in records if record.kind)),
+        "noted": sum(record.noted for record in records),
         "green": not (failed or problems),
     }
     return Report(run, records, verdicts, failed + problems, stats)
@@ -215,8 +217,8 @@ def further(seed: int) -> list[int]:
 
 def doubtful(records: Iterable[Record]) -> bool:
     """Whether a chapter is to be looked at again: only checks fail in it that chance may have failed."""
-    failed = [record for record in records if record["holds"] is False]
-    return bool(failed) and all(record["kind"] != "exact" for record in failed)
+    failed = [record for record in records if record.holds is False]
+    return bool(failed) and all(record.kind != "exact" for record in failed)
 
 
 def looked_at(profile: str, seed: int, chapter: str) -> list[Record]:
@@ -231,21 +233,22 @@ def looked_at(profile: str, seed: int, chapter: str) -> list[Record]:
     runs = [run_folder(profile, each) for each in (seed, *further(seed))]
     if not all((run / f"{chapter}.ipynb").exists() for run in runs) or len(_texts(runs, chapter)) > 1:
         return records  # not looked at, or not the same text: nothing is excused
-    others = [{(r["claim"], r["check"]): r for r in records_of(run / f"{chapter}.ipynb")} for run in runs[1:]]
-    for record in records:
-        if record["holds"] is False:
-            found = [other.get((record["claim"], record["check"])) for other in others]
-            record["further"] = [
-                {name: each[name] for name in ("seed", "measured", "holds")} for each in found if each is not None
-            ]
-            record["noted"] = sum(each["holds"] is True for each in record["further"]) == len(others)
-    failed = {(r["claim"], r["check"]) for r in records if r["holds"] is False}
+    others = [{r.key: r for r in records_of(run / f"{chapter}.ipynb")} for run in runs[1:]]
+    judged = [record if record.holds is not False else _with(record, others) for record in records]
+    failed = {record.key for record in records if record.holds is False}
     for key in [key for key in others[0] if key in others[1] and key not in failed]:
-        found = [other[key] for other in others if other[key]["holds"] is False]
-        if len(found) == len(others) or (found and found[0]["kind"] == "exact"):
-            told = ", ".join(str(each["seed"]) for each in found)
-            records.append({**found[0], "check": f"{found[0]['check']} (at seed {told})", "anchor": None})
-    return records
+        found = [other[key] for other in others if other[key].holds is False]
+        if len(found) == len(others) or (found and found[0].kind == "exact"):
+            told = ", ".join(str(each.seed) for each in found)
+            judged.append(replace(found[0], check=f"{found[0].check} (at seed {told})", anchor=None))
+    return judged
+
+
+def _with(record: Record, others: Sequence[Mapping[tuple[str, str], Record]]) -> Record:
+    """A check that fails, with what the runs at further seeds measured: noted if it holds in all of them."""
+    found = [other[record.key] for other in others if record.key in other]
+    further = tuple({"seed": each.seed, "measured": each.measured, "holds": each.holds} for each in found)
+    return replace(record, further=further, noted=sum(each.holds is True for each in found) == len(others))
 
 
 def _texts(runs: Iterable[Path], chapter: str) -> set[str]:
@@ -255,7 +258,7 @@ def _texts(runs: Iterable[Path], chapter: str) -> set[str]:
 
 def _again_text(record: Record) -> str:
     """What further seeds said of a check that stays red, for its problem."""
-    values = [f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.get("further", ())]
+    values = [f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further]
     return f" (looked at again: {', '.join(values)})" if values else ""
 
 
@@ -270,7 +273,8 @@ def load(folder: Path) -> Report:
         raise ValueError(f"{file} is not there: run all chapters first, `make {folder.name}`")
     kept = json.loads(file.read_text(encoding="utf-8"))
     problems = [Problem(*(problem[field] for field in Problem._fields)) for problem in kept["problems"]]
-    return Report(kept["run"], kept["records"], kept["verdicts"], problems, kept["run"]["notebooks"])
+    records = [Record.of(record) for record in kept["records"]]
+    return Report(kept["run"], records, kept["verdicts"], problems, kept["run"]["notebooks"])
 
 
 def stopped(report: Report, why: str) -> Report:
@@ -289,19 +293,18 @@ def table(problems: Sequence[Problem]) -> str:
 
 
 def format_baseline(record: Record) -> str:
-    """The seed baseline of a record as text; empty where there is none.
+    """What a check measured over fresh seeds, as text; empty where these were not run.
 
-    >>> format_baseline({"claim": "c", "check": "a", "profile": "smoke", "chapter": "99-none"})
-    ''
+    >>> format_baseline(Record("c", "a", "stated", baseline={"mean": 2.0, "sd": 0.5, "n": 30}))
+    '2 ± 0.5 (sd), n = 30'
     """
-    found = baseline_of(record)
+    found = record.baseline
     return f"{found['mean']:.5g} ± {found['sd']:.2g} (sd), n = {found['n']}" if found else ""
 
 
-def baseline_of(record: Record) -> dict[str, Any] | None:
-    """Mean, sd and number of seeds of a check's value over fresh seeds; None where they were not measured."""
-    found = _over_fresh_seeds(record["profile"]).get(record["chapter"], {})
-    return found.get(f"{record['claim']}/{record['check']}")
+def with_baseline(record: Record) -> Record:
+    found = _over_fresh_seeds(record.profile).get(record.chapter, {})
+    return replace(record, baseline=found.get(f"{record.claim}/{record.check}"))
 
 
 @cache

@@ -19,12 +19,12 @@ import papermill
 from papermill.exceptions import PapermillExecutionError
 from traitlets.config import Config
 
-from workflow import ROOT, jobs, kept, notebooks
+from workflow import ROOT, jobs, notebooks, stale
 
 
 def execute(arguments: argparse.Namespace) -> None:
     """The chapter, with word of why it failed if it does."""
-    with jobs.telling(Path(arguments.log).with_suffix(".error.json"), arguments.chapter):
+    with jobs.error_file(Path(arguments.log).with_suffix(".error.json"), arguments.chapter):
         execute_chapter(arguments)
 
 
@@ -32,12 +32,12 @@ def execute_chapter(arguments: argparse.Namespace) -> None:
     """Run the notebook into the log file, then move it and its statistics into place, each in one step."""
     chapter, log = arguments.chapter, Path(arguments.log)
     os.environ["NBUTILS_TRAININGS"] = str(Path(arguments.output).resolve().parent / "trainings")
-    started, made_from = datetime.now(UTC), kept.sources_of_chapter(chapter)
+    started, made_from = datetime.now(UTC), stale.sources_of_chapter(chapter)
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / f"{chapter}.ipynb"
         nbformat.write(notebooks.executable(ROOT / "book" / f"{chapter}.md"), source)
         run_kernel(source, log, scratch, arguments)
-    if kept.sources_of_chapter(chapter) != made_from:
+    if stale.sources_of_chapter(chapter) != made_from:
         # Snakemake would take the old result for that of the new text
         raise jobs.JobError("cell ? raised: the chapter or a module of it changed while it ran: run it again")
     notebook = log.read_text(encoding="utf-8")
@@ -45,7 +45,7 @@ def execute_chapter(arguments: argparse.Namespace) -> None:
         "chapter": chapter,
         **jobs.statistics(arguments, started, resource.RUSAGE_CHILDREN),
         "made_from": made_from,
-        "files": {Path(arguments.output).name: kept.digest(notebook.encode())},
+        "files": {Path(arguments.output).name: stale.digest(notebook.encode())},
     }
     jobs.put(Path(arguments.stats), json.dumps(stats, indent=1) + "\n")
     jobs.put(Path(arguments.output), notebook)

@@ -17,11 +17,24 @@ from typing import Any
 import nbformat
 import yaml
 
-import nbutils
-from nbutils.claims import KINDS, MIME, as_html
-from workflow import BUILD, ROOT, alarms, chapters, git, html_folder, mutants, platforms, report, run_folder, speed
+from nbutils.claims import KINDS, MIME
+from nbutils.claims.records import as_html
+from workflow import (
+    BUILD,
+    ROOT,
+    alarms,
+    chapters,
+    dependencies,
+    git,
+    html_folder,
+    mutants,
+    platforms,
+    report,
+    run_folder,
+    speed,
+)
 from workflow.findings import FAILED, banner, below_title, bind, corrected, evidence
-from workflow.jobs import die_with_run, telling
+from workflow.jobs import die_with_run, error_file
 from workflow.render import render
 
 VERDICT_ORDER = ("confirmed", "refined", "refuted", "open", "failed")
@@ -74,8 +87,8 @@ def held(claim: str, result: report.Report) -> str:
     """How many checks of a claim hold, as text."""
     if result.verdicts[claim] == "open":
         return "not decided"
-    checks = [record for record in result.records if record["claim"] == claim]
-    return f"{sum(bool(record['holds']) for record in checks)} of {len(checks)}" if checks else "none"
+    checks = [record for record in result.records if record.claim == claim]
+    return f"{sum(bool(record.holds) for record in checks)} of {len(checks)}" if checks else "none"
 
 
 def origin(claim: Mapping[str, Any]) -> str:
@@ -92,7 +105,7 @@ def verdict_box(chapter: str, result: report.Report, claims: Mapping[str, Mappin
         link = f'<a href="#claim-{name}"><code>{name}</code></a>'
         text = f"- {badge(result.verdicts[name])} {link} ({origin(claim)}): {claim['statement']}"
         lines.append(text + corrected(claim, result.verdicts[name]))
-    noted = [record for record in result.records if record["chapter"] == chapter and record.get("noted")]
+    noted = [record for record in result.records if record.chapter == chapter and record.noted]
     if noted:
         lines += [
             "",
@@ -105,9 +118,7 @@ def with_box(notebook: Path, boxes: Sequence[str], result: report.Report) -> nbf
     """An executed notebook as it is shown: no injected parameters, boxes below the title, checks as judged."""
     node = nbformat.read(notebook, as_version=4)
     node.cells = [cell for cell in node.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
-    judged = {
-        (record["claim"], record["check"]): record for record in result.records if record["chapter"] == notebook.stem
-    }
+    judged = {(record.claim, record.check): record for record in result.records if record.chapter == notebook.stem}
     for cell in node.cells:
         if cell.cell_type == "markdown":
             cell.source = to_notebooks(bind(cell.source, result))
@@ -124,7 +135,7 @@ def with_box(notebook: Path, boxes: Sequence[str], result: report.Report) -> nbf
 
 def places(claim: str, result: report.Report, listed: Iterable[str]) -> str:
     """The chapters of a claim by number, each linked to the first check of the claim there."""
-    checked = {record["chapter"] for record in result.records if record["claim"] == claim}
+    checked = {record.chapter for record in result.records if record.claim == claim}
     shown = []
     for chapter in listed:
         number = int(chapter[:2])
@@ -141,7 +152,7 @@ def scorecard(result: report.Report, claims: Mapping[str, Mapping[str, Any]]) ->
         verdict = result.verdicts.get(name, "planned")
         statement = html.escape(claim["statement"])
         statement += html.escape(corrected(claim, verdict, "\n")).replace("\n", "<br><em>We find:</em> ", 1)
-        if name in result.verdicts and any(record["claim"] == name for record in result.records):
+        if name in result.verdicts and any(record.claim == name for record in result.records):
             page, anchor = evidence(name, result)
             label, checks = f'<a href="{page}#{anchor}"><code>{name}</code></a>', held(name, result)
         else:
@@ -194,7 +205,7 @@ def beyond(result: report.Report, claims: Mapping[str, Mapping[str, Any]], ours:
             continue
         text = f"- {badge(result.verdicts[name])} {claim['statement']}"
         text += corrected(claim, result.verdicts[name])
-        if any(record["claim"] == name for record in result.records):
+        if any(record.claim == name for record in result.records):
             page, anchor = evidence(name, result)
             text += f' <a href="{page}#{anchor}">{html.escape(origin(claim)) if not ours else "checks"}</a>'
         lines.append(text)
@@ -227,11 +238,13 @@ def run_versions(result: report.Report) -> str:
 
 
 def api() -> str:
-    """One section a module, made by autodoc."""
-    parts = [
-        f"## {name}\n\n```{{eval-rst}}\n.. automodule:: nbutils.{name}\n   :members:\n```" for name in nbutils.__all__
-    ]
-    return "\n\n".join(parts)
+    """One section a module, made by autodoc: what chapters share, then what one alone needs."""
+    names = [name for name in dependencies.known_modules() if name not in ("nbutils", "nbutils.__main__")]
+    names.sort(key=lambda name: (name.startswith("nbutils.chapters"), name))
+    return "\n\n".join(
+        f"## {name.removeprefix('nbutils.')}\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n```"
+        for name in names
+    )
 
 
 def placeholders(result: report.Report, claims: Mapping[str, Any], run: Path) -> Callable[[str], str]:
@@ -320,7 +333,7 @@ def main() -> None:
     arguments = parser.parse_args()
     die_with_run(arguments.run)
     folder = BUILD / arguments.profile
-    with telling(run_folder(arguments.profile, arguments.seed) / "logs" / "pages.error.json", "pages"):
+    with error_file(run_folder(arguments.profile, arguments.seed) / "logs" / "pages.error.json", "pages"):
         stage(arguments.profile, arguments.seed, folder / "source")
         render(folder / "source", html_folder(arguments.profile), folder / "jupyter-book.log")
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbutils.claims import Record, format_band, format_number
+from nbutils.claims.records import Record, format_band, format_number
 from workflow import jobs
-from workflow.report import Problem, Report, again, baseline_of, format_baseline, load_claims, shown_by
+from workflow.report import Problem, Report, again, format_baseline, load_claims, shown_by
 
 
 def write(report: Report, folder: Path) -> None:
@@ -45,10 +45,9 @@ def metrics(report: Report) -> dict[str, Any]:
         "run": report.run,
         "records": [
             {
-                **record,
-                "source": sources.get(record["claim"]),
-                "baseline": baseline_of(record),
-                "again": _again(report, [record["chapter"]]),
+                **record.as_dict(),
+                "source": sources.get(record.claim),
+                "again": _again(report, [record.chapter]),
             }
             for record in report.records
         ],
@@ -83,11 +82,11 @@ def junit(report: Report) -> bytes:
 
     for record in report.records:
         said = _facts(record, sources)
-        name, shown = f"{record['claim']}: {record['check']}", [record["chapter"]]
-        element = case(record["chapter"], name, shown, claim=record["claim"], **said)
-        if record["role"] == "open":
-            ET.SubElement(element, "skipped", message=record["reason"])
-        elif not record["holds"] and not record.get("noted"):
+        name, shown = f"{record.claim}: {record.check}", [record.chapter]
+        element = case(record.chapter, name, shown, claim=record.claim, **said)
+        if record.role == "open":
+            ET.SubElement(element, "skipped", message=record.reason)
+        elif record.fails:
             message = f"measured {said['measured']}, band {said['band']}"
             failure = ET.SubElement(element, "failure", message=message)
             failure.text = "\n".join(f"{key}: {value}" for key, value in said.items() if value)
@@ -117,7 +116,7 @@ def markdown(report: Report) -> str:
         heads = ["chapter", "claim", "source", "problem", "measured", "band", "baseline", "seed", "run again"]
         lines += rows(heads, (_problem_row(report, problem, sources) for problem in report.problems))
         lines.append("")
-    checks = {claim: [record for record in report.records if record["claim"] == claim] for claim in report.verdicts}
+    checks = {claim: [record for record in report.records if record.claim == claim] for claim in report.verdicts}
     lines += rows(
         ["claim", "source", "verdict", "checks"],
         (
@@ -125,13 +124,13 @@ def markdown(report: Report) -> str:
                 name,
                 sources.get(name, ""),
                 found,
-                f"{sum(r['holds'] is True for r in checks[name])} of {len(checks[name])} hold",
+                f"{sum(r.holds is True for r in checks[name])} of {len(checks[name])} hold",
             )
             for name, found in report.verdicts.items()
         ),
     )
-    for chapter in dict.fromkeys(record["chapter"] for record in report.records):
-        mine = [record for record in report.records if record["chapter"] == chapter]
+    for chapter in dict.fromkeys(record.chapter for record in report.records):
+        mine = [record for record in report.records if record.chapter == chapter]
         lines += ["", "<details>", f"<summary>{chapter}: {len(mine)} checks, seed {run['seed']}</summary>", ""]
         lines += [f"Run again: `{_again(report, [chapter])}`", ""]
         marks = {True: "yes", "noted": "noted", False: "**no**", None: "open"}
@@ -139,9 +138,9 @@ def markdown(report: Report) -> str:
             ["claim", "source", "check", "kind", "role", "measured", "band", "baseline", "looked at again", "holds"],
             (
                 (
-                    record["claim"],
+                    record.claim,
                     *_facts(record, sources).values(),
-                    marks["noted" if record.get("noted") else record["holds"]],
+                    marks["noted" if record.noted else record.holds],
                 )
                 for record in mine
             ),
@@ -165,14 +164,14 @@ def _problem_row(report: Report, problem: Problem, sources: dict[str, str]) -> t
 
 def _facts(record: Record, sources: dict[str, str]) -> dict[str, str]:
     return {
-        "source": sources.get(record["claim"], ""),
-        "check": record["check"],
-        "kind": record["kind"] or "",
-        "role": record["role"],
-        "measured": "" if record["role"] == "open" else format_number(record["measured"]),
-        "band": "" if record["role"] == "open" else format_band(record),
+        "source": sources.get(record.claim, ""),
+        "check": record.check,
+        "kind": record.kind or "",
+        "role": record.role,
+        "measured": "" if record.role == "open" else format_number(record.measured),
+        "band": "" if record.role == "open" else format_band(record),
         "baseline": format_baseline(record),
-        "noted": ", ".join(f"{format_number(r['measured'])} at seed {r['seed']}" for r in record.get("further", ())),
+        "noted": ", ".join(f"{format_number(r['measured'])} at seed {r['seed']}" for r in record.further),
     }
 
 

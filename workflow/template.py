@@ -31,7 +31,7 @@ def new_chapter(name: str, title: str) -> int:
         "next, in this order:\n"
         "  book/claims.yml: source and statement of the claim\n"
         "  tests/baselines/verdicts.yml: the verdict that you expect, and the reason\n"
-        "  _toc.yml and the README's table: the chapter\n"
+        "  _toc.yml and the table of book/running.md: the chapter\n"
         "  make notebooks\n"
         f"  make smoke CHAPTERS={name}"
     )

@@ -13,17 +13,18 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
-from nbutils import training, trainings
-from workflow import jobs, kept
+from nbutils import trainings
+from nbutils.trainings import runs
+from workflow import jobs, stale
 
 
 def execute(arguments: argparse.Namespace) -> None:
     """One training after another; the first that fails ends the job, and says why."""
     folders = list(dict.fromkeys(Path(output).parent for output in arguments.outputs))
-    sources = {folder: kept.sources_of_training(folder.name) for folder in folders}  # of what this process has loaded
+    sources = {folder: stale.sources_of_training(folder.name) for folder in folders}  # of what this process has loaded
     for folder, made_from in sources.items():
         log = folder.parent.parent / "logs" / f"{folder.name}.log"
-        with jobs.telling(log.with_suffix(".error.json"), folder.name):
+        with jobs.error_file(log.with_suffix(".error.json"), folder.name):
             train(folder, log, made_from, arguments)
 
 
@@ -41,9 +42,9 @@ def train(folder: Path, log: Path, made_from: str, arguments: argparse.Namespace
 
             torch.set_num_threads(arguments.threads)
             run = trainings.make(name, profile=arguments.profile, seed=arguments.seed, device=arguments.device)
-            if kept.sources_of_training(name) != made_from:
+            if stale.sources_of_training(name) != made_from:
                 raise RuntimeError("a module of it changed while it ran: run it again")
-            training.save_run(run, folder)
+            runs.save_run(run, folder)
     except TimeoutError:
         raise jobs.JobError(f"training raised TimeoutError: not finished after {arguments.time_limit} s") from None
     except Exception as error:
@@ -57,7 +58,7 @@ def train(folder: Path, log: Path, made_from: str, arguments: argparse.Namespace
         "training": name,
         **jobs.statistics(arguments, started, resource.RUSAGE_SELF, cpu_before),
         "made_from": made_from,
-        "files": kept.digests(folder),
+        "files": stale.digests(folder),
     }
     jobs.put(folder / "stats.json", json.dumps(stats, indent=1) + "\n")
     print(f"{name}, seed {arguments.seed}: {stats['seconds']:.1f} s, {stats['peak_mb']:.0f} MB", flush=True)

@@ -1,0 +1,1 @@
+"""What one chapter alone needs, a module each."""

@@ -1,0 +1,82 @@
+"""Networks written once for numbers and for leading terms; each returns a logit (batch,), for a sigmoid to follow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nbutils.chapters.limits import LEADING, Activations, Array, Theta
+
+
+def feedforward(theta: Theta, x: Any, act: Activations, *, hidden: str = "sigmoid") -> Any:
+    """Two hidden layers and a readout, all with biases; ``x`` ``(batch, n)``; ``hidden`` names the activation.
+
+    >>> from nbutils.chapters.limits import STEP
+    >>> theta = {name: np.ones_like(value) for name, value in draw("feedforward", np.random.default_rng(0)).items()}
+    >>> feedforward(theta, np.ones((1, 3)), STEP)  # eight units at 1, and the bias
+    array([9.])
+    """
+    for i in (1, 2):
+        x = getattr(act, hidden)(x @ theta[f"W{i}"].mT + theta[f"b{i}"])
+    return (x @ theta["W3"].mT + theta["b3"])[:, 0]
+
+
+def lstm(theta: Theta, x: Any, act: Activations) -> Any:
+    """One LSTM layer over ``x`` ``(batch, T, n)`` and a readout of its last state.
+
+    >>> from nbutils.chapters.limits import limit
+    >>> generator = np.random.default_rng(0)
+    >>> theta, x = draw("lstm", generator), generator.normal(size=(2, 5, 3))
+    >>> limit(lstm, theta, x).degree  # states are bounded: only the readout grows
+    array([1., 1.])
+    """
+    gate = {name: getattr(act, kind) for name, kind in zip("ifog", ("sigmoid",) * 3 + ("tanh",), strict=True)}
+    h = cell = np.zeros((x.shape[0], theta["Wi"].coef.shape[0] if act is LEADING else len(theta["Wi"])))
+    for t in range(x.shape[1]):
+        i, f, o, g = (
+            gate[n](h @ theta[f"W{n}"].mT + x[:, t] @ theta[f"U{n}"].mT + theta[f"b{n}"]) for n in ("i", "f", "o", "g")
+        )
+        cell = f * cell + i * g
+        h = o * act.tanh(cell)
+    return (h @ theta["W"].mT + theta["b"])[:, 0]
+
+
+def transformer(theta: Theta, x: Any, act: Activations) -> Any:
+    """One post-norm layer (one head, biases, residuals) on ``x`` ``(batch, T, n)`` and a readout of the first token.
+
+    >>> from nbutils.chapters.limits import limit
+    >>> generator = np.random.default_rng(0)
+    >>> theta, x = draw("transformer", generator), generator.normal(size=(2, 5, 3))
+    >>> limit(transformer, theta, x).degree  # gain and readout, after a norm of degree 0
+    array([2., 2.])
+    """
+    e = x @ theta["E"].mT
+    q, k, v = (e @ theta[name].mT for name in ("Q", "K", "V"))
+    y = act.layer_norm(e + act.softmax(q @ k.mT) @ v @ theta["O"].mT) * theta["gain1"] + theta["shift1"]
+    z = y + act.relu(y @ theta["W1"].mT + theta["b1"]) @ theta["W2"].mT + theta["b2"]
+    z = act.layer_norm(z) * theta["gain2"] + theta["shift2"]
+    return (z[:, 0] @ theta["W"].mT + theta["b"])[:, 0]
+
+
+def draw(network: str, generator: np.random.Generator, *, inputs: int = 3, width: int = 8) -> dict[str, Array]:
+    """Random parameters of ``feedforward``, ``lstm`` or ``transformer``, normal with standard deviation 1.
+
+    Raises:
+        ValueError: unknown network.
+
+    >>> {name: value.shape for name, value in draw("feedforward", np.random.default_rng(0), width=4).items()}
+    {'W1': (4, 3), 'b1': (4,), 'W2': (4, 4), 'b2': (4,), 'W3': (1, 4), 'b3': (1,)}
+    """
+    n, d = inputs, width
+    if network == "feedforward":
+        shapes = {"W1": (d, n), "b1": (d,), "W2": (d, d), "b2": (d,), "W3": (1, d), "b3": (1,)}
+    elif network == "lstm":
+        shapes = {f"{kind}{g}": s for g in "ifog" for kind, s in (("W", (d, d)), ("U", (d, n)), ("b", (d,)))}
+        shapes |= {"W": (1, d), "b": (1,)}
+    elif network == "transformer":
+        shapes = {"E": (d, n), **{name: (d, d) for name in "QKVO"}, "W1": (d, d), "b1": (d,), "W2": (d, d), "b2": (d,)}
+        shapes |= {f"{kind}{i}": (d,) for i in (1, 2) for kind in ("gain", "shift")} | {"W": (1, d), "b": (1,)}
+    else:
+        raise ValueError(f"unknown network {network!r}: choose one of feedforward, lstm, transformer")
+    return {name: generator.normal(size=shape) for name, shape in shapes.items()}

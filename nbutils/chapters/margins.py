@@ -1,0 +1,227 @@
+"""θ·∇L of binary cross-entropy for a homogeneous network: by example, by batch, and where it changes sign on a ray.
+
+The *margin* of an example is m = f for label 1 and −f for label 0: positive where the network is right. The loss is
+log(1 + exp(−m)). Homogeneity of degree k makes m = ρ^k m̂, with m̂ the margin at unit norm and ρ = ‖θ‖. Then
+θ·∇L = −k m σ(−m), and all of it follows from the margins. ``measured_*`` take none of that: they ask autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq, linprog
+from scipy.special import expit, lambertw
+from torch import Tensor, nn
+from torch.func import functional_call  # not grad or vmap: their first call imports torch._dynamo, 3 s
+from torch.nn.functional import logsigmoid
+
+Array = NDArray[np.float64]
+DEEPEST = float(lambertw(np.exp(-1)).real)  # max of |f| σ(−|f|): 0.278…, where |f| = 1 + this; solves x eˣ = 1/e
+
+
+def projection(margins: ArrayLike, degree: float) -> Array:
+    """θ·∇L of single examples, −k m σ(−m): ``−k|f|σ(−|f|)`` where right, ``k|f|σ(|f|)`` where wrong.
+
+    Args:
+        margins: any shape; positive where the network is right.
+        degree: k.
+
+    Below m of about −1e308/k it is infinite, above 745 it is −0.0.
+
+    >>> projection([-2.0, 0.0, 2.0], degree=1).round(4).tolist()
+    [1.7616, -0.0, -0.2384]
+    """
+    m = np.asarray(margins, dtype=np.float64)
+    return -degree * m * expit(-m)
+
+
+def margin_accuracy(margins: ArrayLike) -> float:
+    """Accuracy with each example weighted by its output, ``Σ_right|f| / Σ|f|``. The same at every norm on a ray.
+
+    >>> margin_accuracy([1.0, 1.0, -2.0])
+    0.5
+    """
+    m = _unit(margins)
+    return float(m[m > 0].sum() / abs(m).sum())
+
+
+def equilibrium(unit_margins: ArrayLike, degree: float) -> float:
+    """Norm ρ* at which θ·∇L of a batch changes sign on the ray with these margins at unit norm.
+
+    With s = ρ^k the loss is convex, so there is at most one: where the mean of ``σ(s|m̂|)``, weighted by ``|m̂|``, is
+    ``margin_accuracy``. It is 0 where that is at most ½ (the norm shrinks everywhere), ``inf`` where none is wrong.
+
+    Raises:
+        ValueError: no margins, or none that is not 0, or one that is not finite.
+
+    >>> round(equilibrium([2, 2, 2, -2], degree=1), 6)  # logit(¾) / 2
+    0.549306
+    """
+    m = _unit(unit_margins)
+    largest = abs(m).max()
+    m = m / largest  # s* scales inversely
+    right, wrong = m[m > 0].sum(), -m[m < 0].sum()
+    if wrong == 0:
+        return float("inf")
+    if right <= wrong:
+        return 0.0
+    weight = abs(m) / (right + wrong)
+    low = np.log(right / wrong) / (weight @ abs(m))  # σ is concave for positive margins
+    high = 2 * DEEPEST * (m > 0).sum() / wrong  # right ones pull by at most DEEPEST, wrong ones push by |f|/2 or more
+
+    def slope(log_s: float) -> float:  # dL/ds
+        return float(-(m @ expit(-np.exp(log_s) * m)))
+
+    log_s = brentq(slope, np.log(low) - 1e-6, np.log(high) + 1e-6, xtol=1e-14, rtol=1e-14)
+    return float(np.exp((log_s - np.log(largest)) / degree))
+
+
+def _unit(margins: ArrayLike) -> Array:
+    m = np.asarray(margins, dtype=np.float64).ravel()
+    if not np.isfinite(m).all():
+        raise ValueError("margins must be finite")
+    if not (m != 0).any():
+        raise ValueError("at least one margin must differ from 0")
+    return m
+
+
+def measured_projection(module: nn.Module, inputs: Tensor, labels: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """f and θ·∇L of each example at its own scale c of all parameters, by reverse-mode autograd.
+
+    Args:
+        module: of matrices, one output, broadcasting like ``models.HomogeneousMLP``; its own parameters are at scale 1.
+        inputs, labels, scales: ``(n, n_in)``, ``(n,)`` of 0 and 1, ``(n,)``.
+
+    Returns:
+        Two tensors ``(n,)``.
+
+    >>> from nbutils.models import HomogeneousMLP
+    >>> net, one = HomogeneousMLP((3, 8, 1), generator=torch.Generator().manual_seed(0)), torch.ones(2)
+    >>> f, found = measured_projection(net, torch.ones(2, 3, dtype=torch.float64), one, torch.tensor([1.0, 3.0]))
+    >>> round(float(f[1] / f[0]), 6), np.allclose(found, projection(f, degree=2))  # 3², and autograd agrees
+    (9.0, True)
+    """
+    scales = scales.to(inputs.dtype)[:, None, None]  # one copy of the parameters for each example
+    theta = {name: (scales * value.detach()).requires_grad_() for name, value in module.named_parameters()}
+    f = functional_call(module, theta, (inputs[:, None],))[:, 0, 0]
+    # not binary_cross_entropy_with_logits: its backward pass is σ(f) − y, which is 0 from f = 37 on for y = 1
+    loss = -logsigmoid((2 * labels.to(inputs.dtype) - 1) * f).sum()
+    gradients = torch.autograd.grad(loss, list(theta.values()))
+    products = (value.detach() * gradient for value, gradient in zip(theta.values(), gradients, strict=True))
+    return f.detach(), sum(product.flatten(1).sum(1) for product in products)
+
+
+def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor, *, decades: float = 4) -> float:
+    """Norm at which autograd's θ·∇L of the batch changes sign, by root finding on the ray through the parameters.
+
+    0 or ``inf`` where it has one sign over ``decades`` of the scale on either side of the module's own norm.
+
+    >>> from nbutils.models import HomogeneousMLP
+    >>> net, x = HomogeneousMLP((1, 1)), torch.full((4, 1), 2.0, dtype=torch.float64)
+    >>> _ = nn.init.ones_(net.weights[0])
+    >>> round(measured_equilibrium(net, x, torch.tensor([1, 1, 1, 0])), 6)  # logit(¾) / 2, as ``equilibrium`` says
+    0.549306
+    """
+
+    parameters = {name: value.detach() for name, value in module.named_parameters()}
+    sign = 2 * labels.to(inputs.dtype) - 1
+
+    def batch(log_c: float) -> float:
+        theta = {name: (np.exp(log_c) * value).requires_grad_() for name, value in parameters.items()}
+        loss = -logsigmoid(sign * functional_call(module, theta, (inputs,)).squeeze(-1)).mean()
+        gradients = torch.autograd.grad(loss, list(theta.values()))
+        products = (value.detach() * gradient for value, gradient in zip(theta.values(), gradients, strict=True))
+        return float(np.arcsinh(1e3 * float(sum(p.sum() for p in products))))  # compressed: it spans many decades
+
+    end = decades * np.log(10)
+    if batch(-end) >= 0:
+        return 0.0
+    if batch(end) <= 0:
+        return float("inf")
+    norm = sum(float(value.double().square().sum()) for value in parameters.values()) ** 0.5
+    return norm * float(np.exp(brentq(batch, -end, end, xtol=1e-12)))
+
+
+class Descent(NamedTuple):
+    """What ``descend`` saw at some steps; each array is ``(len(times), runs)``, margins ``(len(times), runs, n)``."""
+
+    times: Array
+    norm: Array
+    projection: Array
+    gradient_norm: Array
+    margins: Array
+
+    @property
+    def accuracy(self) -> Array:
+        """Share of right examples."""
+        return (self.margins > 0).mean(-1)
+
+    def equilibria(self, degree: float) -> Array:
+        """ρ* of the direction in which each run points at each time."""
+        unit = self.margins / self.norm[..., None] ** degree
+        return np.array([[equilibrium(m, degree) for m in row] for row in unit])
+
+
+def descend(
+    modules: Sequence[nn.Module], inputs: Tensor, labels: Tensor, *, steps: int, rate: float, times: Sequence[int]
+) -> Descent:
+    """Full-batch gradient descent on the mean loss, several networks of one shape at once.
+
+    Args:
+        modules: of one output and one shape, and broadcasting like ``models.HomogeneousMLP``; left as they were.
+        inputs, labels: ``(n, n_in)`` or ``(runs, n, n_in)``; ``(n,)`` or ``(runs, n)``.
+        steps, rate: number and size of the steps.
+        times: steps, 0 to ``steps``, at which to look.
+
+    >>> from nbutils.models import HomogeneousMLP
+    >>> net, x = HomogeneousMLP((1, 1)), torch.full((4, 1), 2.0, dtype=torch.float64)
+    >>> descend([net], x, torch.tensor([1, 1, 1, 0]), steps=99, rate=1.0, times=[99]).norm.round(6)  # logit(¾) / 2
+    array([[0.549306]])
+    """
+    names = [name for name, _ in modules[0].named_parameters()]
+    stacks = [torch.stack([dict(m.named_parameters())[name].detach() for m in modules]) for name in names]
+    theta = [stack.requires_grad_() for stack in stacks]
+    sign, looked = 2 * labels.to(inputs.dtype) - 1, {int(t) for t in times}
+    seen: list[list[Array]] = []
+    for step in range(steps + 1):
+        m = sign * functional_call(modules[0], dict(zip(names, theta, strict=True)), (inputs,)).squeeze(-1)
+        gradients = torch.autograd.grad(-logsigmoid(m).mean(-1).sum(), theta)
+        with torch.no_grad():
+            if step in looked:
+                norm = _per_run(theta, theta).sqrt()
+                parts = (norm, _per_run(theta, gradients), _per_run(gradients, gradients).sqrt(), m)
+                seen.append([part.double().cpu().numpy() for part in parts])
+            for value, gradient in zip(theta, gradients, strict=True):
+                value -= rate * gradient
+    return Descent(np.array(sorted(looked)), *map(np.array, zip(*seen, strict=True)))
+
+
+def _per_run(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    return sum((x.detach().double() * y.detach().double()).flatten(1).sum(1) for x, y in zip(a, b, strict=True))
+
+
+def separating_direction(inputs: ArrayLike, labels: ArrayLike) -> tuple[float, Array]:
+    """Whether the loss of a linear model has no minimum: a direction with no negative margin and some positive ones.
+
+    Such a direction exists, and the norm grows without limit, unless the data overlap (Albert and Anderson 1984, who
+    call it complete or quasi-complete separation).
+
+    Args:
+        inputs, labels: ``(n, n_in)``, and ``(n,)`` of 0 and 1.
+
+    Returns:
+        The sum of margins of the best direction v with all entries in [−1, 1] and no negative margin, 0 if the data
+        overlap; and v.
+
+    >>> separating_direction([[1.0, 0.0], [0.0, -1.0]], [1, 0])
+    (2.0, array([1., 1.]))
+    >>> separating_direction([[1.0], [1.0]], [1, 0])[0]  # they overlap
+    0.0
+    """
+    z = (2 * np.asarray(labels, dtype=np.float64) - 1)[:, None] * np.asarray(inputs, dtype=np.float64)
+    found = linprog(-z.sum(0), A_ub=-z, b_ub=np.zeros(len(z)), bounds=(-1, 1))
+    return max(0.0, -float(found.fun)), found.x

@@ -1,0 +1,289 @@
+"""θ·∇L along a ray cθ, at every scale and accuracy at once, and the norm at which it changes sign.
+
+With logits z and their derivative ż along the ray, dz/d ln c, softmax cross-entropy with label y has
+θ·∇L = Σ_j p_j ż_j − ż_y. So one forward-mode pass per scale gives θ·∇L for every label, and with it every accuracy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import lambertw
+from torch import Tensor, nn
+from torch.func import functional_call, jvp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Array = NDArray[np.float64]
+Classes = NDArray[np.int64]
+
+WRONG = ("uniform", "mirror")
+
+
+@dataclass(frozen=True)
+class Projection:
+    """θ·∇L of a batch on the ray cθ, and what made it. Wrong samples stay wrong at all lower accuracies."""
+
+    scales: Array  # c, (n_scales,)
+    accuracies: Array  # as given, (n_accuracies,)
+    norm: Array  # c‖θ‖ of all parameters, (n_scales,)
+    projection: Array  # mean over samples, (n_accuracies, n_scales)
+    predicted: Classes  # argmax of the logits, (n_scales, samples)
+    wrong: Classes  # number of samples with a wrong label, (n_accuracies,)
+    right_part: Array = field(repr=False)  # θ·∇L of each sample if its label is right, (n_scales, samples)
+    wrong_part: Array = field(repr=False)  # and if it is wrong
+    order: Classes = field(repr=False)  # the order in which samples turn wrong, (samples,)
+    other: Classes = field(repr=False)  # their wrong labels, (n_scales, samples)
+    at: Callable[[float], Array] = field(repr=False)  # projection of every accuracy at another scale, (n_accuracies,)
+    several: Callable[[Array], Array] = field(repr=False)  # at several: (n_accuracies, n_scales)
+
+    def labels(self, accuracy: int, scale: int) -> Classes:
+        """Labels at an accuracy and a scale, given by their places in ``accuracies`` and ``scales``: ``(samples,)``."""
+        y = self.predicted[scale].copy()
+        turned = self.order[: self.wrong[accuracy]]
+        y[turned] = self.other[scale, turned]
+        return y
+
+
+def along_ray(
+    module: nn.Module,
+    inputs: Tensor,
+    scales: ArrayLike,
+    accuracies: ArrayLike,
+    *,
+    scale_inputs: bool = True,
+    wrong: str = "uniform",
+    memory: int = 2**28,
+    generator: torch.Generator,
+) -> Projection:
+    """θ·∇L of softmax cross-entropy where all parameters of ``module`` are multiplied by each scale.
+
+    The labels are those of §4.2. They are set anew at every scale, from the prediction there: a right label is
+    argmax z, a wrong one another class. The generator draws once, for all scales: the order in which samples turn
+    wrong, and each sample's wrong class relative to its prediction. At accuracy a the first round((1 − a)·samples) in
+    that order are wrong.
+
+    Args:
+        module: gives logits ``(..., classes)``; every leading index is a sample. All its parameters are θ, frozen ones
+            too; its buffers are not. It must work under ``torch.func`` (no in-place changes, no dropout).
+        inputs: its one argument.
+        scales: c > 0, ``(n_scales,)``.
+        accuracies: in [0, 1], ``(n_accuracies,)``.
+        scale_inputs: multiply the input by c, too, as the released code does for an input of degree 1. θ·∇L is over
+            the parameters in any case: the input is scaled, not differentiated.
+        wrong: ``uniform`` takes one of the other classes at random, ``mirror`` the class C − 1 − argmax of the released
+            code, which needs an even number of classes.
+        memory: bytes that the intermediate values of the scales taken at once may need, roughly.
+
+    Raises:
+        ValueError: an accuracy outside [0, 1], a scale that is not positive, fewer than two classes, an odd number of
+            them with ``mirror``, logits that are not finite.
+
+    >>> net = nn.Linear(3, 4, bias=False)
+    >>> ray = along_ray(net, torch.randn(8, 3), [1, 2], [0.5, 1], generator=torch.Generator())
+    >>> ray.projection.shape, ray.predicted.shape, bool((ray.projection[1] < 0).all())
+    ((2, 2), (2, 8), True)
+    """
+    scales, accuracies = (np.atleast_1d(np.asarray(part, dtype=np.float64)) for part in (scales, accuracies))
+    for a in accuracies:
+        if not 0 <= a <= 1:
+            raise ValueError(f"accuracy {a:g}: a fraction of right samples lies in [0, 1]")
+    if not (scales > 0).all():
+        raise ValueError(f"scale {scales.min():g}: a ray has scales above 0")
+    if wrong not in WRONG:
+        raise ValueError(f"unknown wrong labels {wrong!r}: choose one of {', '.join(WRONG)}")
+
+    size, (*batch, classes) = _forward_bytes(module, inputs)
+    samples = int(np.prod(batch))
+    if classes < 2:
+        raise ValueError(f"{classes} class: with fewer than two there is no wrong label")
+    if wrong == "mirror" and classes % 2:
+        raise ValueError(f"{classes} classes: the mirror label C − 1 − argmax needs an even number, or it may be right")
+    order = torch.randperm(samples, generator=generator, device=generator.device).cpu().numpy()
+    shift = torch.randint(1, classes, (samples,), generator=generator, device=generator.device).cpu()
+    counts = np.rint((1 - accuracies) * samples).astype(np.int64)
+    at_once = max(1, memory // (4 * size))  # logits, their derivative, and what both leave behind
+
+    def parts(c: Array) -> tuple[Array, Array, Classes, Classes]:
+        """θ·∇L of each sample, right and wrong, and both labels; each ``(len(c), samples)``."""
+        chunks = (c[i : i + at_once] for i in range(0, len(c), at_once))
+        pairs = [logits_along_ray(module, inputs, chunk, scale_inputs=scale_inputs) for chunk in chunks]
+        z, dz = (torch.cat(part).double().cpu().flatten(1, -2) for part in zip(*pairs, strict=True))
+        if not (z.isfinite().all() and dz.isfinite().all()):
+            raise ValueError(f"logits or their derivatives are not finite at scales up to {c.max():g}")
+        best = z.argmax(-1)
+        other = classes - 1 - best if wrong == "mirror" else (best + shift) % classes
+        p = z.softmax(-1)  # Σ_j p_j (ż_j − ż_y): differences first, so that nothing large cancels
+        right, false = ((p * (dz - dz.gather(-1, y[..., None]))).sum(-1).numpy() for y in (best, other))
+        return right, false, best.numpy(), other.numpy()
+
+    def mean(right: Array, false: Array) -> Array:
+        """The first ``counts`` samples of the order wrong, the others right: ``(n_accuracies, scales)``."""
+        right, false = (np.pad(part, ((0, 0), (1, 0))) for part in (right[:, order[::-1]], false[:, order]))
+        return (false.cumsum(1)[:, counts] + right.cumsum(1)[:, samples - counts]).T / samples
+
+    right, false, best, other = parts(scales)
+    table = mean(right, false)
+    known = dict(zip(scales.tolist(), table.T, strict=True))
+
+    def several(c: Array) -> Array:
+        return mean(*parts(c)[:2])
+
+    def at(c: float) -> Array:
+        c = float(c)
+        if c not in known:
+            known[c] = several(np.array([c]))[:, 0]
+        return known[c]
+
+    rho = sum(float(p.detach().double().square().sum()) for p in module.parameters()) ** 0.5
+    return Projection(scales, accuracies, scales * rho, table, best, counts, right, false, order, other, at, several)
+
+
+def logits_along_ray(
+    module: nn.Module, inputs: Tensor, scales: ArrayLike, *, scale_inputs: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Logits z at each scale and dz/d ln c over the parameters alone: twice ``(n_scales, ..., classes)``.
+
+    >>> z, dz = logits_along_ray(nn.Linear(3, 4, bias=False), torch.randn(8, 3), [1.0, 2.0])
+    >>> torch.allclose(z, dz)  # degree 1 in the parameters
+    True
+    """
+    theta = {name: value.detach() for name, value in module.named_parameters()}
+    dtype = next(iter(theta.values()), inputs).dtype  # inputs may be whole numbers, such as tokens
+    c = torch.as_tensor(np.asarray(scales), dtype=dtype, device=inputs.device)
+
+    def one(c: Tensor) -> tuple[Tensor, Tensor]:
+        point = {name: c * value for name, value in theta.items()}
+        x = c * inputs if scale_inputs else inputs
+        return jvp(lambda at: functional_call(module, at, (x,)), (point,), (point,))
+
+    with torch.no_grad():
+        return vmap(one)(c)
+
+
+class Plain(NamedTuple):
+    """What one backward pass tells of a point on the ray."""
+
+    total: float  # θ·∇L
+    cosine: float  # θ·∇L / (‖θ‖‖∇L‖)
+    last_norm: float  # the part of θ·∇L that the gain and the shift of the last layer norm have; 0 without one
+
+
+def by_autograd(module: nn.Module, inputs: Tensor, c: float, labels: ArrayLike, *, scale_inputs: bool = True) -> Plain:
+    """The plain way, one point by one backward pass, at the scale c.
+
+    >>> net = nn.Linear(1, 2, bias=False)
+    >>> net.weight.data = torch.tensor([[3.0], [1.0]]).log()  # logits ln 3 and 0, so p = (3/4, 1/4)
+    >>> [round(value, 4) for value in by_autograd(net, torch.ones(1, 1), 1.0, [0])]  # −(ln 3)/4 and −1/√2
+    [-0.2747, -0.7071, 0.0]
+    """
+    theta = {name: (c * value.detach()).requires_grad_() for name, value in module.named_parameters()}
+    logits = functional_call(module, theta, (c * inputs if scale_inputs else inputs,)).flatten(0, -2)
+    loss = nn.functional.cross_entropy(logits, torch.as_tensor(labels, device=logits.device))
+    gradient = torch.autograd.grad(loss, list(theta.values()), allow_unused=True)
+    pairs = {
+        name: (p.detach().double(), g.double())
+        for (name, p), g in zip(theta.items(), gradient, strict=True)
+        if g is not None
+    }
+    dots = {name: float((p * g).sum()) for name, (p, g) in pairs.items()}
+    last = ([name for name in theta if name.rpartition(".")[0].endswith("norm")] or [""])[-1].rpartition(".")[0]
+    of_last = sum((dots.get(f"{last}.{name}", 0.0) for name in ("gain", "shift")), 0.0) if last else 0.0
+    rho = sum(float(p.detach().double().square().sum()) for p in theta.values()) ** 0.5
+    dot = sum(dots.values())
+    return Plain(dot, dot / (rho * sum(float(g.square().sum()) for _, g in pairs.values()) ** 0.5), of_last)
+
+
+def _forward_bytes(module: nn.Module, inputs: Tensor) -> tuple[int, torch.Size]:
+    """Bytes of all values that one forward pass makes, and the shape of the last."""
+    total = 0
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal total
+            out = func(*args, **(kwargs or {}))
+            total += out.nbytes if isinstance(out, Tensor) else 0
+            return out
+
+    with torch.no_grad(), Count():
+        shape = module(inputs).shape
+    return max(total, 1), shape
+
+
+def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:
+    """First norm at which θ·∇L turns from negative to positive, one for each accuracy, ``(n_accuracies,)``.
+
+    The first two neighbouring scales between which it does so, then secants and halves on the ray itself. Where the
+    grid has none, the search goes on outside it by factors of two: above it if θ·∇L is negative at its end, below it if
+    it is positive from the start. A prediction that changes with the scale makes θ·∇L jump: the crossing may be such
+    a jump. Two crossings between neighbouring scales go unseen.
+
+    Infinite where no sample is wrong, accuracy 1 (but for rounding to whole samples), or where there is no crossing
+    up to a million times the largest scale; 0 where it stays positive down to a millionth of the smallest.
+
+    >>> net = nn.Linear(1, 2, bias=False)
+    >>> net.weight.data = torch.tensor([[1.0], [0.0]])  # logits ρ and 0
+    >>> ray = along_ray(net, torch.ones(4, 1), [1, 2], [0.75], scale_inputs=False, generator=torch.Generator())
+    >>> equilibrium(ray).round(4)  # at ρ = ln 3 the confidence e^ρ/(1 + e^ρ) is the accuracy 3/4
+    array([1.0986])
+    """
+    unit = ray.norm[0] / ray.scales[0]
+    order = np.argsort(ray.scales)
+    grid, values = ray.scales[order], ray.projection[:, order]
+    low, high = np.full((2, len(values)), np.nan)  # brackets; NaN where there is none
+    up = (values[:, :-1] <= 0) & (values[:, 1:] > 0)
+    some_wrong, from_start = ray.wrong > 0, values[:, 0] > 0
+    seen = some_wrong & ~from_start & up.any(1)
+    low[seen], high[seen] = grid[up.argmax(1)[seen]], grid[up.argmax(1)[seen] + 1]
+    unseen = some_wrong & ~from_start & ~seen
+    for near in grid[0] * 0.5 ** np.arange(20):  # downwards
+        if not (left := some_wrong & from_start & np.isnan(low)).any():
+            break
+        found = left & (ray.at(near / 2) <= 0)
+        low[found], high[found] = near / 2, near
+    for near in grid[-1] * 2.0 ** np.arange(20):  # upwards
+        if not (left := unseen & np.isnan(low)).any():
+            break
+        found = left & (ray.at(2 * near) > 0)
+        low[found], high[found] = near, 2 * near
+    out = np.where(some_wrong & from_start, 0.0, np.inf)
+    inside = np.flatnonzero(np.isfinite(low))
+    out[inside] = unit * _roots(ray, inside, low[inside], high[inside], max(rtol, 1e-15))
+    return out
+
+
+def _roots(ray: Projection, rows: Classes, low: Array, high: Array, rtol: float) -> Array:
+    """Where each row's θ·∇L turns positive in its bracket, all at once: secants, and halves against slow ends."""
+    if not len(rows):
+        return low
+    at_low, at_high = (np.array([ray.at(c)[i] for i, c in zip(rows, end, strict=True)]) for end in (low, high))
+    for turn in range(200):
+        if (high - low <= rtol * high).all():
+            break
+        middle = (low + high) / 2
+        if turn % 3:
+            # a little past the secant's root on the side of the longer part, so that both ends close in
+            guess = low - at_low * (high - low) / (at_high - at_low)
+            guess += np.where(guess < middle, 1, -1) * rtol / 2 * high
+            middle = np.where((guess > low) & (guess < high), guess, middle)
+        value = ray.several(middle)[rows, np.arange(len(rows))]
+        above = value > 0
+        high, at_high = np.where(above, middle, high), np.where(above, value, at_high)
+        low, at_low = np.where(above, low, middle), np.where(above, at_low, value)
+    return (low + high) / 2
+
+
+def pull_bound(classes: int) -> float:
+    """Largest E_p over a right prediction of f_max − f: W((C − 1)/e), with Lambert's W.
+
+    For logits of degree k, −θ·∇L of a right sample is at most k times it, at any norm. It is Σ_j p_j m_j with margins
+    m_j = −ln(p_j/p_max), the entropy of p plus ln p_max; at given p_max it is largest if all other classes are alike.
+
+    >>> round(pull_bound(2), 4), round(pull_bound(10), 4)
+    (0.2785, 1.101)
+    """
+    return float(lambertw((classes - 1) / np.e).real)

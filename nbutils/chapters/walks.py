@@ -1,0 +1,173 @@
+"""Random walks in parameter space: null models of norm growth.
+
+A walk is sampled at a few times only. The sum of m independent steps is drawn directly from its own law, so the cost
+depends on the number of sampled times and not on how many steps lie between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import poch
+
+from nbutils import fits
+
+# An increment: the exact sum of `steps` independent steps, drawn for every walk at once, shape (walks, n).
+Increment = Callable[[int, tuple[int, int], torch.Generator], torch.Tensor]
+
+
+def log_times(t_max: int, per_decade: int = 4) -> NDArray[np.int64]:
+    """Whole numbers from 1 to ``t_max``, evenly spaced in log t.
+
+    >>> log_times(1000, per_decade=1)
+    array([   1,   10,  100, 1000])
+    """
+    if t_max < 1:
+        raise ValueError(f"t_max = {t_max}: the last time must be at least 1")
+    count = max(2, round(per_decade * math.log10(t_max)) + 1)
+    return np.unique(np.rint(np.geomspace(1, t_max, count)).astype(np.int64))
+
+
+def gaussian(steps: int, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+    """Sum of ``steps`` standard Gaussian steps: √steps · N(0, I).
+
+    >>> sums = gaussian(10_000, (1, 100_000), torch.Generator().manual_seed(0))
+    >>> round(float(sums.square().mean()) / 10_000, 1)
+    1.0
+    """
+    return math.sqrt(steps) * torch.randn(shape, generator=generator, device=generator.device)
+
+
+def signs(steps: int, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+    """Sum of ``steps`` steps with independent ±1 coordinates: 2·Binomial(steps, ½) − steps.
+
+    >>> signs(3, (1, 1000), torch.Generator().manual_seed(0)).unique().tolist()
+    [-3.0, -1.0, 1.0, 3.0]
+    """
+    count = torch.full(shape, float(steps), dtype=torch.float64, device=generator.device)
+    return 2 * torch.binomial(count, torch.full_like(count, 0.5), generator=generator) - steps
+
+
+def bursts(p: float) -> Increment:
+    """Steps that are Gaussian with probability ``p`` and zero otherwise, the whole vector at once.
+
+    Their sum is Gaussian with a binomial number of terms. The step length has E‖δ‖² / (E‖δ‖)² ∝ 1/p: a finite but heavy
+    spread of lengths, in any dimension.
+
+    >>> steps = bursts(0.5)(1, (10_000, 3), torch.Generator().manual_seed(0))
+    >>> moved = (steps != 0).all(1)
+    >>> round(float(moved.double().mean()), 1), bool((steps[~moved] == 0).all())
+    (0.5, True)
+    """
+    if not 0 < p <= 1:
+        raise ValueError(f"p = {p}: the probability of a step must lie in (0, 1]")
+
+    def increment(steps: int, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+        trials = torch.full((shape[0], 1), float(steps), dtype=torch.float64, device=generator.device)
+        count = torch.binomial(trials, torch.full_like(trials, p), generator=generator)
+        return count.sqrt() * torch.randn(shape, generator=generator, device=generator.device, dtype=torch.float64)
+
+    return increment
+
+
+def stable(alpha: float) -> Increment:
+    """Symmetric α-stable coordinates: infinite variance for α < 2, and a sum of m of them is m^{1/α} times one.
+
+    >>> one, ten = (stable(0.5)(steps, (1, 3), torch.Generator().manual_seed(0)) for steps in (1, 10))
+    >>> (ten / one).round(decimals=6).tolist()  # 10²
+    [[100.0, 100.0, 100.0]]
+    """
+    if not 0 < alpha < 2:
+        raise ValueError(f"alpha = {alpha}: the index of a stable law with infinite variance must lie in (0, 2)")
+
+    from scipy.stats import levy_stable  # a second to import
+
+    def increment(steps: int, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
+        seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+        drawn = levy_stable.rvs(alpha, 0, size=shape, random_state=np.random.default_rng(seed))
+        return torch.as_tensor(steps ** (1 / alpha) * drawn, device=generator.device)
+
+    return increment
+
+
+def walk_norms(
+    increment: Increment,
+    *,
+    n: int,
+    times: NDArray[np.int64],
+    walks: int,
+    generator: torch.Generator,
+    batch_elements: int = 4_000_000,
+) -> NDArray[np.float64]:
+    """Norms ‖θ_t‖ of independent walks from θ = 0, exact in law at every sampled time, shape ``(walks, len(times))``.
+
+    Walks run in batches of at most ``batch_elements`` coordinates, so memory grows neither with t nor with the number
+    of walks. Sums of squares are accumulated in float64.
+
+    >>> from nbutils.device import generator
+    >>> walk_norms(gaussian, n=3, times=log_times(100, 1), walks=5, generator=generator(0, "cpu")).shape
+    (5, 3)
+    """
+    if len(times) == 0 or times[0] < 1 or (np.diff(times) <= 0).any():
+        raise ValueError(f"times must be positive and increasing; got {list(times)}")
+    gaps = [int(gap) for gap in np.diff(times, prepend=0)]
+    norms = np.empty((walks, len(times)))
+    for rows in _batches(walks, max(1, batch_elements // n)):
+        theta = torch.zeros(rows.stop - rows.start, n, device=generator.device)
+        for column, gap in enumerate(gaps):
+            theta = theta + increment(gap, tuple(theta.shape), generator)
+            norms[rows, column] = torch.linalg.vector_norm(theta, dim=1, dtype=torch.float64).cpu().numpy()
+    return norms
+
+
+def _batches(total: int, size: int) -> Iterator[slice]:
+    for start in range(0, total, size):
+        yield slice(start, min(start + size, total))
+
+
+def gaussian_mean_norm(n: int, variance: float = 1.0) -> float:
+    """E‖G‖ for G ~ N(0, variance · I_n): √(2·variance) · Γ((n+1)/2) / Γ(n/2).
+
+    >>> round(gaussian_mean_norm(1), 4)  # √(2/π)
+    0.7979
+    """
+    return math.sqrt(2 * variance) * float(poch(n / 2, 0.5))  # a difference of lgammas would lose all digits at large n
+
+
+class Exponent(NamedTuple):
+    """Growth exponent d ln ρ / d ln t over a window, with a 99.9 % interval."""
+
+    estimate: float
+    interval: tuple[float, float]
+    each: NDArray[np.float64]  # of each independent batch
+
+
+def growth_exponent(
+    times: NDArray[np.int64],
+    norms: NDArray[np.float64],
+    *,
+    statistic: Callable[..., NDArray[np.float64]] = np.mean,
+    batches: int = 20,
+    level: float = 0.999,
+) -> Exponent:
+    """Slope of ln(statistic of the norms) against ln t, with a Student interval from independent batches of walks.
+
+    Args:
+        times: sampled times, shape ``(T,)``.
+        norms: norms of independent walks, shape ``(walks, T)``.
+        statistic: ``np.mean`` or ``np.median``, taken over the walks of a batch.
+
+    >>> growth_exponent(np.array([1, 4, 16]), np.tile([1.0, 2.0, 4.0], (40, 1))).estimate
+    0.5
+    """
+    if len(norms) < 2 * batches:
+        raise ValueError(f"{len(norms)} walks are too few for {batches} batches: give at least {2 * batches}")
+    log_t = np.log(times) - np.log(times).mean()
+    curves = np.array([np.log(statistic(batch, axis=0)) for batch in np.array_split(norms, batches)])
+    slopes = curves @ log_t / (log_t @ log_t)
+    return Exponent(*fits.mean_interval(slopes, level=level), slopes)

@@ -1,0 +1,259 @@
+"""Norm, direction and norm budget of a series of checkpoints: folders, revisions on the Hub, or several of either."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from nbutils.checkpoints.comparisons import Sums, same, sums, tied
+from nbutils.checkpoints.sources import Checkpoint, Opener, Skip, find, series_below
+from nbutils.checkpoints.store import COLUMNS, Key, Reference, Row, Store
+from nbutils.checkpoints.weights import ReadError
+from nbutils.names import layer_of, layer_order
+
+
+@dataclass
+class Series:
+    """A measured series.
+
+    ``table`` has one row a step and layer, in the order of steps: ``norm`` ρ, and against the step before it
+    ``cos_similarity``, ``displacement_sq`` = ‖Δ‖² and ``inner`` = 2θ·Δ (θ the earlier parameters, as in
+    ``nbutils.norms.norm_budget``), so that ρ'² = ρ² + ``displacement_sq`` + ``inner``. The first step has no neighbour.
+    """
+
+    table: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(COLUMNS)))
+    duplicates: list[Skip] = field(default_factory=list)
+    skipped: list[Skip] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)  # tensors that are not counted, and why
+    parameters: int = 0
+    resumed: int = 0  # steps taken from ``out``
+
+
+def _reference(found: Sequence[Checkpoint], opener: Opener) -> Reference | None:
+    """From headers alone where they are at hand; of a series on the Hub the last readable revision decides."""
+    kinds: list[tuple[Checkpoint, frozenset[object]]] = []
+    for checkpoint in reversed(found):
+        if checkpoint.place is None and kinds:
+            continue
+        with contextlib.suppress(ReadError):
+            shapes = {name: t.shape for name, t in opener(checkpoint).parameters.items()}
+            kinds.append((checkpoint, frozenset(i for i in shapes.items() if layer_of(i[0]) != "head")))
+            if checkpoint.place is None:
+                opener.pinned = checkpoint.label
+    counts = Counter(kind for _, kind in kinds)
+    for checkpoint, kind in kinds:
+        if counts[kind] == max(counts.values()):
+            weights = opener(checkpoint)
+            aliases = tied(weights)
+            shapes = {name: t.shape for name, t in weights.parameters.items() if name not in aliases}
+            left_out = weights.left_out | {alias: f"tied to {name}" for alias, name in aliases.items()}
+            return Reference(checkpoint.label, checkpoint.stamp, shapes, aliases, left_out)
+    return None
+
+
+def _measure(
+    checkpoint: Checkpoint,
+    before: Checkpoint | None,
+    norms: dict[str, float],
+    ref: Reference,
+    opener: Opener,
+    by: str,
+) -> list[Row]:
+    """Rows of one checkpoint; ``norms`` are those of ``before``, by layer."""
+    previous = opener(before) if before else None  # first: the opener keeps the last two
+    current = opener(checkpoint)
+    ref.check(checkpoint.label, current)
+    parts: dict[str, list[Sums]] = {"total": []}
+    for name in ref.shapes:
+        one = sums(current.parameters[name], previous.parameters[name] if previous else None)
+        if not all(map(math.isfinite, one)):
+            raise ReadError(f"{checkpoint.label}: {name} holds values that are not finite, or too large to square")
+        for layer in ("total", layer_of(name)) if by == "layer" else ("total",):
+            parts.setdefault(layer, []).append(one)
+    rows = []
+    for layer in sorted(parts, key=layer_order):
+        square, moved, dot = (math.fsum(column) for column in zip(*parts[layer], strict=True))
+        norm, cos = math.sqrt(square), None
+        if previous is None:
+            rows.append(Row(checkpoint.step, layer, norm))
+            continue
+        if norm > 0 and norms[layer] > 0:  # from its gap to 1: there nothing cancels
+            cos = 1 - (moved - (norm - norms[layer]) ** 2) / (2 * norm * norms[layer])
+            cos = min(max(cos, -1.0), 1.0)
+        rows.append(Row(checkpoint.step, layer, norm, cos, moved, 2 * dot))
+    return rows
+
+
+def _equal(a: Checkpoint, b: Checkpoint, ref: Reference, opener: Opener) -> bool:
+    if a.commit and a.commit == b.commit:
+        return True
+    x, y = opener(a), opener(b)
+    return all(same(x, name, y, name) for name in ref.shapes)
+
+
+def _walk(
+    found: Sequence[Checkpoint], store: Store, opener: Opener, result: Series, by: str, progress: bool
+) -> dict[Key, list[Row]]:
+    """Rows of the checkpoints that count, in order of steps."""
+    from tqdm.auto import tqdm
+
+    known, here = store.reference, {c.key: c for c in found}
+    if known and (known.label, known.stamp) in here and here[known.label, known.stamp].place is None:
+        ref: Reference | None = known  # no download to look at it again
+    else:
+        ref = _reference(found, opener)
+    if ref is None:
+        result.skipped += [Skip(c.label, why) for c in found if (why := _unreadable(c, opener))]
+        return {}
+    if known and (known.shapes, known.aliases) != (ref.shapes, ref.aliases):
+        store.rows, store.loaded, store.twins = {}, [], []
+    elif known:
+        ref.left_out |= known.left_out
+    store.reference = ref
+    store.twins = [t for t in store.twins if (t[0], t[1]) in here and (t[2], t[3]) in here]
+    done = set(store.rows)
+    order = [c for c in found if list(c.key) not in [t[:2] for t in store.twins]]
+    counted: dict[Key, list[Row]] = {}
+    path: list[Checkpoint] = []
+
+    def key(i: int) -> Key:
+        return (*path[i].key, *(path[i - 1].key if i else ("", "")))
+
+    def duplicate(copy: Checkpoint, original: Checkpoint) -> None:
+        store.twins.append([*copy.key, *original.key])
+        order.remove(copy)
+
+    with (
+        tqdm(total=len(found), desc="checkpoints", unit="", disable=not progress) as bar,
+        store.keeping(lambda: counted),
+    ):
+        while len(path) < len(order):
+            bar.update(len(path) + len(found) - len(order) - bar.n)
+            checkpoint, before = order[len(path)], path[-1] if path else None
+            path.append(checkpoint)
+            mine = key(len(path) - 1)
+            try:
+                if mine not in store.rows:
+                    norms = {row.layer: row.norm for row in counted[key(len(path) - 2)]} if before else {}
+                    store.rows[mine] = _measure(checkpoint, before, norms, ref, opener, by)
+                rows = store.rows[mine]
+                near = [
+                    i
+                    for i, (other, theirs) in enumerate(counted.items())
+                    if not {mine, other} <= done and math.isclose(theirs[0].norm, rows[0].norm, rel_tol=1e-12)
+                ]
+                twin = next((i for i in near if _equal(path[i], checkpoint, ref, opener)), None)
+                if twin is None and before and before.step == checkpoint.step:
+                    raise ReadError(f"{checkpoint.label}: step {checkpoint.step} is {before.label} too, other weights")
+            except ReadError as error:
+                result.skipped.append(Skip(checkpoint.label, str(error)))
+                order.remove(path.pop())
+                continue
+            if twin is None:
+                counted[mine] = rows
+                store.save(counted)
+                continue
+            path.pop()
+            # Away from its place a copy lies far from its neighbours: the one that lies nearer to them is the original.
+            steps = [counted[key(i)][0].displacement_sq for i in (twin, twin + 1) if i < len(path)]
+            apart = [moved for moved in steps if moved is not None]
+            if twin == len(path) - 1 or sum(apart) / len(apart) <= (rows[0].displacement_sq or 0.0):
+                duplicate(checkpoint, path[twin])
+            else:
+                duplicate(path[twin], checkpoint)
+                path, counted = [], {}  # again, from rows that are there
+        bar.update(len(found) - bar.n)
+    if counted:
+        store.save(counted, now=True)
+    for a, b, c, d in store.twins:
+        result.duplicates.append(Skip(here[a, b].label, f"its weights are those of {here[c, d].label}"))
+    result.resumed = len(done & set(counted))
+    return counted
+
+
+def _unreadable(checkpoint: Checkpoint, opener: Opener) -> str | None:
+    try:
+        opener(checkpoint)
+    except ReadError as error:
+        return str(error)
+    return None
+
+
+def _none(sources: Sequence[str | Path], match: str, skipped: Sequence[Skip]) -> str:
+    """Why there is nothing to measure."""
+    there = len(find(sources)[0]) if match != "*" else 0
+    if there:
+        return f"none of its {there} checkpoint{'s' if there > 1 else ''} matches {match!r}"
+    said = ["no checkpoint with a step in its name, such as step1000, checkpoint-1000 or step_20k"]
+    for what, items in (
+        ("", skipped),
+        ("it has folders that hold series: ", [below for one in sources for below in series_below(Path(one))]),
+    ):
+        if items:
+            more = f" and {len(items) - 3} more" if len(items) > 3 else ""
+            said.append(f"{what}{', '.join(map(str, items[:3]))}{more}")
+    return "; ".join(said)
+
+
+def series(
+    source: str | Path | Iterable[str | Path],
+    *,
+    by: str = "total",
+    out: str | Path | None = None,
+    match: str = "*",
+    keep: bool = True,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> Series:
+    """Measure the parameter norm, direction and norm budget along a series of checkpoints.
+
+    Weights are read tensor by tensor in blocks and summed in float64; no model is built. Buffers are left out, tied
+    weights counted once. What cannot be read is listed in ``skipped``, with the file and the reason.
+
+    Args:
+        source, match: as in ``find``.
+        by: ``total``, or ``layer`` for rows of each block, the embeddings, the output layer and the rest as well.
+        out: CSV that is written on the way; a run with the same arguments goes on where the last one stopped.
+        keep: leave downloads in the Hub's cache; otherwise each is deleted after use.
+        overwrite: begin anew, whatever is in ``out``.
+        progress: show a bar.
+
+    Raises:
+        ValueError: no checkpoint is readable, or ``out`` belongs to another series.
+        FileNotFoundError, ConnectionError: as in ``find``.
+
+    >>> import torch
+    >>> from nbutils.chapters.growth import saved_series
+    >>> with saved_series({step: {"w": torch.tensor([3.0, 4.0 * step])} for step in (0, 1)}) as folder:
+    ...     series(folder).table.iloc[1, 2:].tolist()  # ρ' = 5, cos = 3/5, ‖Δ‖² = 4², 2θ·Δ = 0
+    [5.0, 0.6, 16.0, 0.0]
+    """
+    if by not in ("total", "layer"):
+        raise ValueError(f"by = {by!r}: choose total or layer")
+    sources = [source] if isinstance(source, str | Path) else list(source)
+    spelled = [str(Path(s).resolve() if Path(s).exists() else s) for s in sources]
+    origin = {"source": spelled, "by": by, "match": match}
+    store = Store(Path(out) if out is not None else None, origin, overwrite)
+    found, skipped = find(sources, match)
+    if not found:
+        raise ValueError(f"{', '.join(map(str, sources))}: {_none(sources, match, skipped)}")
+    result, opener = Series(skipped=skipped), Opener(keep)
+    try:
+        counted = _walk(found, store, opener, result, by, progress)
+    finally:
+        opener.close()
+    if not counted:
+        raise ValueError("no checkpoint could be read:\n" + "\n".join(f"  {skip}" for skip in result.skipped))
+    assert store.reference
+    result.table = pd.DataFrame([row for rows in counted.values() for row in rows], columns=list(COLUMNS))
+    numbers = list(COLUMNS[2:])
+    result.table[numbers] = result.table[numbers].astype("float64")
+    result.left_out = store.reference.left_out
+    result.parameters = sum(math.prod(shape) for shape in store.reference.shapes.values())
+    return result

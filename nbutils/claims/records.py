@@ -1,0 +1,154 @@
+"""The record that a check leaves in its notebook's output, and how a reader sees it."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+Band = tuple[float | None, float | None]
+Value = float | str | None  # JSON has no NaN: what is not finite is kept as text
+
+
+@dataclass(frozen=True)
+class Record:
+    """One check: what was measured, the band it must lie in, whether it holds, and in which run.
+
+    ``form`` is how it was checked (``band``, ``inequality``, ``order``, ``mean``, ``population``, ``exponent``,
+    ``open``); ``kind`` and ``role`` are those of ``Ledger``. The fields after ``versions`` are there for some forms;
+    the last three are the workflow's, which may look again at two further seeds.
+    """
+
+    claim: str
+    check: str
+    role: str
+    form: str = "band"
+    kind: str | None = None
+    measured: Value = None
+    expected: Value = None
+    band: Band | None = None
+    holds: bool | None = None
+    chapter: str = ""
+    profile: str = ""
+    seed: int = 0
+    device: str = ""
+    versions: Mapping[str, str] | None = None
+    claimed: float | None = None  # by the paper
+    n: int | None = None  # trainings or replicates
+    samples: int | None = None  # over which an inequality was asked
+    statistic: str | None = None
+    interval: tuple[Value, Value] | None = None
+    max_width: float | None = None
+    resolution: float | None = None
+    reason: str | None = None  # why it is open
+    anchor: str | None = None  # where pages link to
+    further: tuple[Mapping[str, Any], ...] = ()  # seed, measured, holds
+    noted: bool = False  # failed here, held at both further seeds
+    baseline: Mapping[str, float] | None = None  # mean, sd and n of the value over fresh seeds, where these were run
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> Record:
+        """A record from its JSON; fields of another version are left out.
+
+        >>> Record.of({"claim": "c", "check": "a", "role": "stated", "band": [0, None], "of old": 1}).band
+        (0, None)
+        """
+        known = {field.name for field in fields(cls)}
+        return cls(**{key: tuple(x) if isinstance(x, list) else x for key, x in kept.items() if key in known})
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; what only some forms have is left out where it is not there."""
+        always = ("kind", "measured", "expected", "band", "holds")
+
+        def there(x: object) -> bool:
+            return x is not None and x is not False and x != ()  # 0 is there, and equals False
+
+        return {key: x for key, x in asdict(self).items() if key in always or there(x)}
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The names of claim and check, which no two checks of a chapter share."""
+        return self.claim, self.check
+
+    @property
+    def fails(self) -> bool:
+        """Whether it makes its claim fail, since it does not hold and was not noted."""
+        return self.holds is False and not self.noted
+
+
+def finite(value: float | None) -> Value:
+    """A number as JSON can hold it.
+
+    >>> finite(2), finite(math.nan), finite(None)
+    (2.0, 'nan', None)
+    """
+    if value is None:
+        return None
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def format_number(value: Value) -> str:
+    """A measured value or the end of a band as text; None is no bound.
+
+    >>> format_number(0.123456789), format_number(None), format_number("nan")
+    ('0.12346', '∞', 'nan')
+    """
+    if value is None:
+        return "∞"
+    return value if isinstance(value, str) else f"{value:.5g}"
+
+
+def format_band(record: Record) -> str:
+    """The band of a record as text.
+
+    >>> format_band(Record("c", "a", "stated", "order", band=(0.0, None)))
+    '> 0'
+    """
+    if record.band is None or record.band == (None, None):
+        return "no band"
+    low, high = record.band
+    if high is None:
+        return f"{'>' if record.form == 'order' else '≥'} {format_number(low)}"
+    if low is None:
+        return f"≤ {format_number(high)}"
+    return f"[{format_number(low)}, {format_number(high)}]"
+
+
+def line(record: Record) -> tuple[str, str]:
+    """What a reader sees of a check: its mark, and the text after the claim's name.
+
+    >>> line(Record("public-series", "open", "open", reason="no network"))
+    ('○', 'open: no network')
+    """
+    if record.role == "open":
+        return "○", f"open: {record.reason}"
+    what, interval = {"inequality": "smallest margin ", "order": "smallest step "}.get(record.form, ""), ""
+    if record.form == "population":
+        low, high = map(format_number, record.interval)
+        what, interval = f"{record.statistic} of {record.n}: ", f", interval [{low}, {high}]"
+    body = f"({record.role}) {record.check}: {what}{format_number(record.measured)}{interval}"
+    body += f", band {format_band(record)}"
+    if record.further:
+        others = " and ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further)
+        told = "it does not hold at this seed, and held at two others" if record.noted else "looked at again"
+        body += f"; {told}: {others}"
+    return "✓" if record.holds else "◐" if record.noted else "✗", body
+
+
+COLOURS = {"✓": "#1a7f37", "✗": "#cf222e", "○": "#8a6d00", "◐": "#8a6d00"}
+
+
+def as_html(record: Record) -> str:
+    """The same as a line of a page, with the anchors that verdicts and banners link to.
+
+    >>> as_html(Record("public-series", "open", "open", reason="no network")).endswith("open: no network</div>")
+    True
+    """
+    mark, body = line(record)
+    anchor = f' id="{html.escape(record.anchor)}"' if record.anchor else ""
+    return (
+        f'<div class="nb-check"{anchor}><span style="color:{COLOURS[mark]};font-weight:bold">{mark}</span> '
+        f"<code>{html.escape(record.claim)}</code> {html.escape(body)}</div>"
+    )

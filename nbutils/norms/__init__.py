@@ -1,0 +1,309 @@
+"""The parameter norm and what its growth is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nbutils.names import layer_of
+from nbutils.norms.pieces import Pieces
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
+
+
+class NormBudget(NamedTuple):
+    """Growth of ρ² over each interval of a series, shapes ``(n-1,)``: ``total = displacement_sq + inner``."""
+
+    displacement_sq: NDArray[np.float64]  # ‖Δ‖²
+    inner: NDArray[np.float64]  # 2θ·Δ
+    total: NDArray[np.float64]  # ρ'² − ρ²
+
+
+def norm_budget(rho: ArrayLike, cos: ArrayLike) -> NormBudget:
+    """Split Δ(ρ²) of each interval into ‖Δ‖² and 2θ·Δ, from norms and neighbour cosines alone.
+
+    With Δ = θ' − θ, ρ = ‖θ‖ and cos the cosine between θ and θ': 2θ·Δ = 2ρ(ρ' cos − ρ), and ‖Δ‖² is the rest of
+    ρ'² − ρ² (Eq. 3 of the paper, for an interval). The budget of an interval is not the budget of a step: correlated
+    steps move growth from one term to the other.
+
+    Args:
+        rho: parameter norms at n ≥ 2 successive snapshots, shape ``(n,)``.
+        cos: cosine between each snapshot and the one before, shape ``(n-1,)``.
+
+    Raises:
+        ValueError: shapes that do not match, a negative or non-finite norm, a cosine outside [−1, 1].
+
+    >>> norm_budget([3.0, 5.0], [0.6])
+    NormBudget(displacement_sq=array([16.]), inner=array([0.]), total=array([16.]))
+    """
+    rho, cos = np.asarray(rho, dtype=np.float64), np.asarray(cos, dtype=np.float64)
+    if rho.ndim != 1 or len(rho) < 2:
+        raise ValueError(f"rho has shape {rho.shape}: give at least two norms, shape (n,)")
+    if cos.shape != (len(rho) - 1,):
+        raise ValueError(
+            f"{len(rho)} norms need {len(rho) - 1} neighbour cosines, shape ({len(rho) - 1},); got {cos.shape}"
+        )
+    if not (np.isfinite(rho).all() and (rho >= 0).all()):
+        raise ValueError(f"norms must be finite and not negative; got {rho[~(np.isfinite(rho) & (rho >= 0))][0]}")
+    outside = ~(np.abs(cos) <= 1)  # catches NaN too
+    if outside.any():
+        raise ValueError(f"cosines must lie in [-1, 1]; got {cos[outside][0]} at position {int(np.argmax(outside))}")
+    before, after = rho[:-1], rho[1:]
+    # (ρ' − ρ)² + 2ρρ'(1 − cos) has no cancellation where ρ' ≈ ρ and cos ≈ 1
+    displacement_sq = (after - before) ** 2 + 2 * before * after * (1 - cos)
+    inner = 2 * before * (after * cos - before)
+    total = (after - before) * (after + before)
+    return NormBudget(displacement_sq, inner, total)
+
+
+def drift_free_cap(steps: ArrayLike, *, warmup: int = 10_000, alpha: float = 1.0) -> NDArray[np.float64]:
+    """Largest growth of ln ρ² between successive ``steps`` that Adafactor allows if θ·δ = 0 at every step.
+
+    Adafactor with relative steps and clipping moves each matrix by at most ``alpha``/√max(s, warmup) of its own norm at
+    step s (Shazeer and Stern 2018, §6 and §8; the schedule is that of T5). Orthogonal steps then multiply ρ² by at most
+    1 + alpha²/max(s, warmup) each. It holds for every matrix above ε₂, so for any sum of squares over them.
+
+    Returns:
+        One number an interval, shape ``(n-1,)``; after warm-up and for alpha = 1 it is ln(t'/t).
+
+    >>> drift_free_cap([10_000, 20_000, 80_000]).round(4)  # ln 2 and ln 4
+    array([0.6931, 1.3863])
+    """
+    steps = np.asarray(steps, dtype=np.int64)
+    if steps.ndim != 1 or len(steps) < 2 or steps[0] < 0 or (np.diff(steps) <= 0).any():
+        raise ValueError(f"steps must be at least two, not negative and increasing; got {steps}")
+    relative = alpha**2 / np.maximum(np.arange(steps[-1]), warmup)
+    total = np.concatenate(([0.0], np.cumsum(np.log1p(relative))))
+    return np.diff(total[steps])
+
+
+class NormTracker:
+    """Norm, step and alignment of a training run, total and by layer, at about one reading of the parameters a step.
+
+    For θ' = θ + δ it measures ‖θ'‖, ‖δ‖, θ·δ, cos(θ, δ), with ``gradients`` also θ·∇L and ‖∇L‖, and after
+    ``snapshot()`` the cosine of θ' with that snapshot. δ is the step that the parameters really made, after rounding,
+    clipping and weight decay, and not what the optimizer meant. It keeps one copy of the parameters (two with a
+    snapshot). Sums are float64. On CPU so are the differences and products in them, and all is right to about 1e-12;
+    on CUDA float32 is multiplied in float32, right to about 1e-7. On CUDA nothing waits for the device before
+    ``history()``.
+
+    Between sums of squares of the parameters themselves, which come every ``check``-th measured step, ρ² follows from
+    ρ'² = ρ² + ‖δ‖² + 2θ·δ. Where the sum is taken the two are compared: ``identity_error``.
+
+    Args:
+        named_parameters: as ``model.named_parameters()`` gives them; those with ``requires_grad=False`` are left out.
+        every: measure at steps ``every``, 2·``every``, …; the others cost nothing.
+        by: from a parameter's name to its layer; ``None`` for the total alone.
+        gradients: measure θ·∇L and ‖∇L‖ as well, from ``.grad`` as it is when the step begins: one more reading.
+        check: take the norm from its own sum of squares at every so many measured steps; 1 is always.
+
+    Raises:
+        ValueError: nothing to track, parameters on several devices, complex ones, ``every`` or ``check`` < 1, a layer
+            named ``total``.
+
+    >>> import torch
+    >>> theta = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    >>> tracker, sgd = NormTracker([("theta", theta)], by=None), torch.optim.SGD([theta], lr=1.0)
+    >>> theta.grad = torch.tensor([0.0, -8.0])
+    >>> with tracker.step():
+    ...     sgd.step()
+    >>> tracker.history()[["step", "layer", "step_norm", "inner", "alignment"]].round(2).values.tolist()
+    [[0, 'total', nan, nan, nan], [1, 'total', 8.0, 32.0, 0.8]]
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, Tensor]],
+        *,
+        every: int = 1,
+        by: Callable[[str], str] | None = layer_of,
+        gradients: bool = False,
+        check: int = 32,
+    ) -> None:
+        import torch
+
+        named = [(name, p) for name, p in named_parameters if p.requires_grad]
+        if complex_ones := [name for name, p in named if p.is_complex()]:
+            raise ValueError(f"{complex_ones[0]} is complex: give real parameters, such as torch.view_as_real of it")
+        devices = {p.device for _, p in named}
+        if min(every, check) < 1 or len(devices) != 1:
+            raise ValueError(
+                f"give trainable parameters on one device, every ≥ 1 and check ≥ 1; got {len(named)} of them on "
+                f"{sorted(map(str, devices))}, every = {every}, check = {check}"
+            )
+        layers = {name: by(name) if by else "total" for name, _ in named}
+        if by and "total" in layers.values():
+            raise ValueError("no layer may be named 'total': that row is the sum over all layers")
+        self.layers = list(dict.fromkeys(layers.values()))  # in the order of the parameters
+        self.every, self.gradients, self.check, self.steps = every, gradients, check, 0
+        number = {layer: i for i, layer in enumerate(self.layers)}
+        of_dtype: dict[torch.dtype, list[tuple[Tensor, int]]] = {}
+        for name, p in named:
+            of_dtype.setdefault(p.dtype, []).append((p, number[layers[name]]))
+        self._groups = [Pieces(members) for members in of_dtype.values()]
+        self._layer_of_piece = torch.tensor([i for g in self._groups for i in g.layers], device=devices.pop())
+        self._snapshot_squared: Tensor | None = None
+        self._rows: list[tuple[int, Tensor]] = []
+        self._gaps: list[Tensor] = []  # relative gap between the two sides of the identity, where both were taken
+        self._open, self._of_gradients, self._version = False, {}, None
+        self._refresh()
+        self._record({"norm": self._squared})
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Around one ``optimizer.step()``: ``before()`` and ``after()`` in one."""
+        self.before()
+        yield
+        self.after()
+
+    def before(self) -> None:
+        """Right before the optimizer's step, with the gradients in place."""
+        self._open = True
+        if (self.steps + 1) % self.every:
+            return
+        if not self._refresh() and self._due():
+            self._compare()
+        self._of_gradients = self._products(("projection", "gradient"), Pieces.gradient) if self.gradients else {}
+
+    def after(self) -> None:
+        """Right after the optimizer's step.
+
+        Raises:
+            RuntimeError: no ``before()`` since the last ``after()``.
+        """
+        if not self._open:
+            raise RuntimeError("NormTracker.after() without a before(): put both around each optimizer step")
+        self._open = False
+        self.steps += 1
+        if self.steps % self.every:
+            self._version = None  # the copy is old, and fused optimizers do not raise versions
+            return
+        measured = self._products(("inner", "step", "snapshot"), Pieces.advance) | self._of_gradients
+        measured["before"] = self._squared
+        if self._snapshot_squared is not None:
+            measured["snapshot_norm"] = self._snapshot_squared
+        self._squared, self._version = self._squared + measured["step"] + 2 * measured["inner"], self._versions()
+        if self._due():
+            self._squared = self._compare()
+        self._record(measured | {"norm": self._squared})
+
+    def snapshot(self) -> None:
+        """Keep the parameters as they are now: from here on ``cos_similarity`` is the cosine with them."""
+        self._refresh()
+        for group in self._groups:
+            group.snapshot()
+        self._snapshot_squared = self._squared
+
+    def history(self) -> pd.DataFrame:
+        """One row for each measured step and layer, the total last; row 0 is the start.
+
+        Columns: ``step`` (steps done), ``layer``, ``norm`` ‖θ'‖ after the step, ``step_norm`` ‖δ‖, ``inner`` θ·δ,
+        ``alignment`` cos(θ, δ), ``projection`` θ·∇L and ``grad_norm`` ‖∇L‖ before the step, ``cos_similarity`` with the
+        last snapshot. What was not measured is NaN; so is a cosine with a zero vector.
+        """
+        import pandas as pd
+
+        steps, sums, layers = self._sums()
+        q = dict(zip(QUANTITIES, np.moveaxis(sums, 1, 0), strict=True))  # each (measured steps, layers)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            columns = {
+                "norm": np.sqrt(q["norm"]),
+                "step_norm": np.sqrt(q["step"]),
+                "inner": q["inner"],
+                "alignment": q["inner"] / np.sqrt(q["before"] * q["step"]),
+                "projection": q["projection"],
+                "grad_norm": np.sqrt(q["gradient"]),
+                "cos_similarity": q["snapshot"] / np.sqrt(q["norm"] * q["snapshot_norm"]),
+            }
+        index = {"step": np.repeat(steps, len(layers)), "layer": np.tile(np.array(layers, dtype=object), len(steps))}
+        return pd.DataFrame(index | {name: values.ravel() for name, values in columns.items()})
+
+    def identity_error(self) -> float:
+        """Largest relative gap between ρ'² and ρ² + ‖δ‖² + 2θ·δ over layers (Eq. 3 of the paper).
+
+        It is taken where ρ'² was summed, before and after every ``check``-th measured step and now; the right side runs
+        along all steps since the sum before. Rounding gives up to about 1e-12, on CUDA 1e-6 for float32; more means
+        that the parameters are not finite, or were written between two steps where no tensor's version shows it: by
+        ``p.data``, or by a fused optimizer that is not tracked. Such a change counts as part of the next step, and only
+        those before a ``check``-th step are seen here; with ``check=1`` all are.
+
+        Raises:
+            RuntimeError: nothing measured yet, or nothing summed since.
+        """
+        import torch
+
+        if len(self._rows) < 2:
+            raise RuntimeError("no step measured yet: there is no identity to check")
+        if self._version == self._versions():  # else something else than a step has moved the parameters since
+            self._compare()
+        if not self._gaps:
+            raise RuntimeError(
+                f"no norm summed beside the identity: the parameters have moved since the last measured step, and none "
+                f"of the {len(self._rows) - 1} was a {self.check}th; ask right after a step, or take check=1"
+            )
+        return float(torch.stack(self._gaps).max())
+
+    def _sums(self) -> tuple[NDArray[np.int64], NDArray[np.float64], list[str]]:
+        """Measured steps (T,), their sums (T, quantities, layers + 1) and the layers, the total last."""
+        import torch
+
+        steps = np.array([step for step, _ in self._rows], dtype=np.int64)
+        sums = torch.stack([sums for _, sums in self._rows]).cpu().numpy()
+        if self.layers == ["total"]:
+            return steps, sums, self.layers
+        return steps, np.concatenate([sums, sums.sum(axis=2, keepdims=True)], axis=2), [*self.layers, "total"]
+
+    def _record(self, measured: dict[str, Tensor]) -> None:
+        import torch
+
+        missing = torch.full_like(self._squared, torch.nan)
+        self._rows.append((self.steps, torch.stack([measured.get(name, missing) for name in QUANTITIES])))
+
+    def _versions(self) -> list[tuple[int, int]]:
+        return [(p._version, p.data_ptr()) for group in self._groups for p in group.parameters]
+
+    def _refresh(self) -> bool:
+        """Copy the parameters and take their norm, unless their versions say that the last step's copy is still exact.
+
+        In-place changes raise a tensor's version, so what happens between two steps is not taken for a step.
+        """
+        if self._version == self._versions():
+            return False
+        for group in self._groups:
+            group.refresh()
+        self._squared, self._version = self._sum_of_squares(), self._versions()
+        return True
+
+    def _due(self) -> bool:
+        return len(self._rows) % self.check == 0
+
+    def _compare(self) -> Tensor:
+        """‖θ‖² by layer; its distance from what the steps add up to is kept."""
+        summed = self._sum_of_squares()
+        gap = (summed - self._squared).abs() / summed.clamp(min=np.finfo(np.float64).tiny)
+        self._gaps.append(gap.max())
+        return summed
+
+    def _sum_of_squares(self) -> Tensor:
+        """‖θ‖² by layer, from the parameters themselves."""
+        return self._by_layer([group.squares() for group in self._groups])
+
+    def _products(self, names: tuple[str, ...], of: Callable[[Pieces], list[Tensor]]) -> dict[str, Tensor]:
+        """Sums of each group, by layer; the last names may have none."""
+        sums = map(self._by_layer, zip(*map(of, self._groups), strict=True))
+        return dict(zip(names, sums, strict=False))
+
+    def _by_layer(self, sums: Sequence[Tensor]) -> Tensor:
+        """Sums of each group's pieces to sums by layer, shape (layers,)."""
+        import torch
+
+        zero = torch.zeros(len(self.layers), dtype=torch.float64, device=self._layer_of_piece.device)
+        return zero.index_add(0, self._layer_of_piece, torch.cat(sums))

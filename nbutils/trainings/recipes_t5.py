@@ -1,0 +1,173 @@
+"""Shared trainings of a small T5, with its optimizer and schedule, and their null models."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from nbutils.training import Run
+
+Array = NDArray[np.float64]
+DRAWS = 9  # independent repetitions of one seed: a population
+
+
+def own_seed(seed: int, draw: int) -> int:
+    """The seed of one repetition: no two of all seeds and draws share one.
+
+    Blocks of a thousand: seeds 0 to 999 have 0 to 8,999 for their nine draws, seeds 1000 to 1999 the next 9,000.
+
+    Raises:
+        ValueError: a draw beyond ``DRAWS``, whose seed another draw has.
+
+    >>> [own_seed(seed, draw) for seed in (7, 1007) for draw in (0, 1, 8)]
+    [7, 1007, 8007, 9007, 10007, 17007]
+    """
+    if not 0 <= draw < DRAWS:
+        raise ValueError(
+            f"draw = {draw}: choose one of 0 to {DRAWS - 1}, or raise DRAWS, which changes seeds from 1000"
+        )
+    return 1000 * (DRAWS * (seed // 1000) + draw) + seed % 1000
+
+
+def t5(
+    alpha: float, draw: int = 0, *, null: bool = False, keep: bool = False, profile: str, seed: int, device: str
+) -> Run:
+    """Span corruption as T5 has it: Adafactor with rate α/√max(t, warm-up), tied embeddings, no dropout.
+
+    Each step is recorded by layer, of noise by parameter: there each matrix is a walk of its own. Text is the standard
+    library's, since it is on every machine.
+
+    Args:
+        alpha: of the schedule; T5 has 1.
+        draw: number of an independent repetition, 0 to 8: other initial values, batches and noise.
+        null: the same network fed pure noise in the place of its gradients.
+        keep: look at the path at evenly spaced steps: ``measures`` are points with its lengths and angles, as
+            ``path`` finds them. Of the first draw the snapshots are kept, too.
+
+    >>> history = t5(1.0, null=True, profile="smoke", seed=0, device="cpu").history
+    >>> round(float(history["step_norm"][1] / history["norm"][0]), 3)  # relative steps, a warm-up of 16: α/√16
+    0.25
+    """
+    import pandas as pd
+
+    from nbutils import device as devices
+    from nbutils import optimizers, text, training
+    from nbutils import profile as profiles
+
+    dim, layers, heads = profiles.choose(profile, smoke=(32, 2, 2), book=(64, 2, 4), gpu=(768, 12, 12))
+    batch, length, vocab = profiles.choose(profile, smoke=(4, 32, 512), book=(8, 64, 1024), gpu=(32, 256, 32_000))
+    # T5: 524,288 and 10,000. On a GPU: about 6e12 operations a step, 30 ms at 200 TFLOP/s, and as much again to start
+    # the kernels of 24 blocks and of the optimizer: an estimate of about 18 minutes for all fourteen trainings
+    steps, warmup = profiles.choose(profile, smoke=(128, 16), book=(640, 80), gpu=(1024, 128))
+    parts, size = profiles.choose(profile, smoke=(8, 200_000), book=(32, 2_000_000), gpu=(8, 30_000_000))
+    own = own_seed(seed, draw)
+    model, batches = small_t5(vocab, dim, layers, heads=heads, seed=own), ()
+    if not null:
+        corpus = text.corpus(size)
+        tokenizer = text.bpe(corpus, vocab, sentinels=min(100, vocab // 16))  # T5 has 100
+        tokens, sentinels = text.tokens(corpus.train, tokenizer), text.sentinel_ids(tokenizer)
+        batches = text.span_batches(tokens, batch, length, devices.generator(own, "cpu"), sentinels)
+    run = training.train(
+        model,
+        batches,
+        steps=steps,
+        optimizer="adafactor",
+        schedule=optimizers.schedule("inverse-sqrt", alpha, warmup=warmup),
+        gradients="noise" if null else "loss",
+        by_layer=str if null else True,
+        snapshots=range(0, steps + 1, steps // parts) if keep else (),
+        device=device,
+        precision="bf16" if profiles.resolve(profile) == "gpu" and devices.resolve(device) == "cuda" else "full",
+        seed=own,  # the weights' too: T5 draws them in another order than the noise, so the two are not parallel
+    )
+    if keep:
+        marks, points = path(run.snapshots)
+        measures = pd.DataFrame(points, columns=[f"x{i}" for i in range(len(marks))]).assign(step=marks)
+        run = dataclasses.replace(run, measures=measures, snapshots={} if draw else run.snapshots)
+    run.settings.update(alpha=alpha, warmup=warmup, dim=dim, blocks=layers, batch=batch, length=length, vocab=vocab)
+    return run
+
+
+RECIPES: Mapping[str, Callable[..., Run]] = {
+    "t5-alpha-1": partial(t5, 1.0, keep=True),
+    **{f"t5-alpha-1-{draw + 1}": partial(t5, 1.0, draw, keep=True) for draw in range(1, DRAWS)},
+    "t5-alpha-half": partial(t5, 0.5),
+    "t5-alpha-2": partial(t5, 2.0),
+    "t5-null-1": partial(t5, 1.0, null=True, keep=True),
+    "t5-null-half": partial(t5, 0.5, null=True),
+    "t5-null-2": partial(t5, 2.0, null=True),
+}
+
+
+def path(snapshots: Mapping[int, Mapping[str, Tensor]], *, without: str = "shared.") -> tuple[NDArray[np.int64], Array]:
+    """Steps ``(n,)`` and points ``(n, n)`` with the lengths and angles of a run's n snapshots.
+
+    n points and the origin span at most n dimensions, so the inner products say all, and those are summed tensor by
+    tensor in float64: memory is n times the largest tensor. Names that begin with ``without`` are left out. Distances
+    are right to about 1e-7 of the largest norm.
+
+    >>> import torch
+    >>> runs = {step: {"shared.weight": torch.ones(9), "w": torch.tensor([3.0, 4.0]) * step} for step in (20, 10)}
+    >>> steps, points = path(runs)
+    >>> steps.tolist(), np.linalg.norm(points, axis=1).round(6).tolist()
+    ([10, 20], [50.0, 100.0])
+    """
+    steps = sorted(snapshots)
+    inner = np.zeros((len(steps), len(steps)))
+    for name in (name for name in snapshots[steps[0]] if not name.startswith(without)):
+        rows = np.stack([snapshots[step][name].double().numpy().ravel() for step in steps])
+        inner += rows @ rows.T
+    sizes, axes = np.linalg.eigh(inner)
+    return np.array(steps), axes * np.sqrt(np.maximum(sizes, 0))
+
+
+def small_t5(
+    vocab: int,
+    dim: int,
+    layers: int,
+    *,
+    heads: int = 4,
+    hidden: int | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+    **config: Any,
+) -> nn.Module:
+    """A T5 of ``layers`` encoder and ``layers`` decoder layers, new, from a configuration: nothing is downloaded.
+
+    ``transformers`` draws its weights from torch's global generator; here that happens under a fork of it, seeded with
+    ``seed``, which leaves the caller's as it was. Embeddings start with deviation 1 and are tied, as in T5.
+
+    Args:
+        vocab: padding and decoder start are token 0, the end is token 1.
+        dim: d_model; the ReLU layers are ``hidden`` wide, ``4 * dim`` if not given.
+        config: further fields of ``transformers.T5Config``, such as ``tie_word_embeddings``.
+
+    >>> model = small_t5(32, 8, 1, heads=2)
+    >>> model.lm_head.weight is model.shared.weight, model.config.d_ff
+    (True, 32)
+    """
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    settings = T5Config(
+        vocab_size=vocab,
+        d_model=dim,
+        d_ff=hidden or 4 * dim,
+        d_kv=dim // heads,
+        num_heads=heads,
+        num_layers=layers,
+        num_decoder_layers=layers,
+        dropout_rate=dropout,
+        **{"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1, "use_cache": False} | config,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return T5ForConditionalGeneration(settings)

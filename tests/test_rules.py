@@ -1,0 +1,466 @@
+"""Each rule gives the degree that is measured, in networks of our own and in generated ones."""
+
+import math
+import warnings
+from fractions import Fraction
+
+import pytest
+import torch
+import torch.nn.functional as F
+from degrees import (
+    IMAGE,
+    INDEX,
+    TOKENS,
+    Net,
+    Two,
+    X,
+    attention_of_normed,
+    build,
+    encoder,
+    in_place,
+    linear,
+    mha,
+    moved,
+    no_bias,
+    norm,
+    par,
+    plain,
+    seq,
+    sq,
+)
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from nbutils.homogeneity import degree, explain, measure_degree, scaling_error
+from nbutils.homogeneity.algebra import EpsilonWarning, NotHomogeneous
+
+# name: (network, input shape or tensors, k_in, degree). Exact.
+EXACT = {
+    "linear": (lambda: linear(4, 3), X, 1, 2),
+    "linear with bias, input fixed": (lambda: linear(4, 3, bias=True), X, 0, 1),
+    "mlp": (lambda: seq(linear(4, 5), nn.ReLU(), linear(5, 5), nn.LeakyReLU(0.1), linear(5, 2)), X, 0, 3),
+    "bias in the first layer": (lambda: seq(linear(4, 5, bias=True), nn.ReLU(), linear(5, 2)), X, 0, 2),
+    "residual behind layer norm": (lambda: Net(lambda m, x: m.ln(x) + m.b, ln=norm(), b=par(4)), X, 1, 1),
+    "bilinear": (lambda: Two(lambda m, x, y: m.f(x, y), f=nn.Bilinear(4, 4, 3, bias=False)), (X, X), 1, 3),
+    "bilinear with bias": (lambda: Two(lambda m, x, y: m.f(x, y), f=nn.Bilinear(4, 4, 3)), (X, X), 0, 1),
+    "bilinear, inputs of degrees 2 and −1": (lambda: nn.Bilinear(4, 4, 3, bias=False), (X, X), [2, -1], 2),
+    "embedding": (lambda: nn.Embedding(5, 4), INDEX, 0, 1),
+    "embedding, norm, head": (lambda: seq(nn.Embedding(5, 4), norm(bias=False), linear(4, 2)), INDEX, 1, 2),
+    "tied embedding": (lambda: Net(lambda m, x: m.e(x) @ m.e.weight.T, e=nn.Embedding(5, 4)), INDEX, 0, 2),
+    "conv1d": (lambda: nn.Conv1d(3, 2, 3, bias=False), X, 1, 2),
+    "conv2d with bias": (lambda: nn.Conv2d(3, 2, 3), IMAGE, 0, 1),
+    "transposed conv": (lambda: nn.ConvTranspose2d(3, 2, 3, bias=False), IMAGE, 2, 3),
+    "conv net": (
+        lambda: seq(
+            nn.Conv2d(3, 4, 3, bias=False),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 4, 2, bias=False),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            linear(4, 2),
+        ),
+        IMAGE,
+        0,
+        3,
+    ),
+    "layer norm": (lambda: norm(), X, 5, 1),
+    "layer norm without affine": (lambda: plain(), X, 5, 0),
+    "ε does not matter at degree 0": (lambda: nn.LayerNorm(4, eps=0.3), X, 0, 1),
+    "rms norm": (lambda: seq(sq(), norm(nn.RMSNorm), linear(4, 2)), X, 1, 2),
+    "rms norm without affine": (lambda: norm(nn.RMSNorm, elementwise_affine=False), X, 1, 0),
+    "group norm": (lambda: seq(nn.Conv2d(3, 4, 3, bias=False), nn.GroupNorm(2, 4, eps=0.0)), IMAGE, 0, 1),
+    "batch norm, running mean 0": (lambda: seq(linear(4, 3), nn.BatchNorm1d(3, affine=False)), X, 1, 2),
+    "batch norm, running mean 0, weight": (lambda: Net(lambda m, x: m.bn(x), bn=no_bias(nn.BatchNorm1d(3))), X, 1, 2),
+    "batch norm, running mean": (lambda: moved(nn.BatchNorm1d(3)), X, 0, 1),
+    "batch norm of the batch": (lambda: nn.BatchNorm1d(3, eps=1e-30, track_running_stats=False), X, 3, 1),
+    "square": (lambda: Net(lambda m, x: m.f(x) ** 2, f=linear(4, 3)), X, 0, 2),
+    "square root of a norm": (
+        lambda: Net(lambda m, x: m.f(x).norm(dim=-1).sqrt(), f=linear(4, 3)),
+        X,
+        0,
+        Fraction(1, 2),
+    ),
+    "quotient": (lambda: Net(lambda m, x: m.f(x) / m.f(m.f(x)).abs().sum(), f=sq()), X, 0, -1),
+    "product with a gate of degree 0": (
+        lambda: Net(lambda m, x: torch.sigmoid(m.n(x)) * m.f(x), f=sq(), n=plain()),
+        X,
+        1,
+        2,
+    ),
+    "gelu at degree 0": (lambda: seq(plain(), nn.GELU(), linear(4, 2)), X, 1, 1),
+    "residual of equal degrees": (lambda: Net(lambda m, x: m.f(x) + m.w * x, f=sq(), w=par(4)), X, 1, 2),
+    "cat and split": (lambda: Net(lambda m, x: torch.cat(m.f(x).chunk(2, -1)[::-1], -1), f=sq()), X, 1, 2),
+    "stack and max": (lambda: Net(lambda m, x: torch.stack([m.f(x), m.g(x)]).max(0).values, f=sq(), g=sq()), X, 1, 2),
+    "einsum": (lambda: Net(lambda m, x: torch.einsum("bti,ij,buj->btu", x, m.w, x), w=par(4, 4)), X, 1, 3),
+    "causal mask of 0 and −∞": (
+        lambda: Net(
+            lambda m, x: (m.f(x) @ x.mT + m.mask).amax(-1), {"mask": torch.full((3, 3), -math.inf).triu(1)}, f=sq()
+        ),
+        X,
+        1,
+        3,
+    ),
+    "attention of normed queries and keys": (
+        lambda: Net(attention_of_normed, q=sq(), k=sq(), v=sq(), norm=plain()),
+        X,
+        1,
+        2,
+    ),
+    "fused attention of normed values": (
+        lambda: Net(
+            lambda m, x: F.scaled_dot_product_attention(m.n(x), m.n(x), m.v(x), is_causal=True), n=plain(), v=sq()
+        ),
+        X,
+        1,
+        2,
+    ),
+    "attention on input of degree −1": (lambda: mha(bias=False), (TOKENS,) * 3, -1, 1),
+    "attention, other sizes of keys": (lambda: mha(bias=False, kdim=6, vdim=3), (TOKENS, (2, 5, 6), (2, 5, 3)), -1, 1),
+    "prelu at a fixed slope": (
+        lambda: Net(lambda m, x: F.prelu(m.f(x), m.a), {"a": torch.ones(1) / 4}, f=sq()),
+        X,
+        1,
+        2,
+    ),
+    "buffers are constants": (lambda: Net(lambda m, x: m.f(x * m.s), {"s": torch.ones(4) * 3}, f=sq()), X, 1, 2),
+    "position buffer at degree 0": (lambda: Net(lambda m, x: m.f(x + m.p), {"p": torch.ones(3, 4)}, f=sq()), X, 0, 1),
+    "learned positions": (lambda: Net(lambda m, x: m.e(x) + m.p, e=nn.Embedding(5, 4), p=par(3, 4)), INDEX, 0, 1),
+    "dropout in eval": (lambda: seq(sq(), nn.Dropout(0.5), linear(4, 2)), X, 0, 2),
+    "in place, same degree": (lambda: Net(in_place, f=sq(), g=sq()), X, 1, 2),
+    "where and masked_fill": (
+        lambda: Net(lambda m, x: torch.where(x > 0, m.f(x), 0.0).masked_fill(x.isnan(), 0), f=sq()),
+        X,
+        1,
+        2,
+    ),
+    "shapes are no degrees": (
+        lambda: Net(lambda m, x: m.f(x).reshape(x.shape[0], -1) / x.size(-1) ** 0.5, f=sq()),
+        X,
+        1,
+        2,
+    ),
+    "cosine head": (lambda: Net(lambda m, x: F.cosine_similarity(m.f(x), x, dim=-1, eps=0.0), f=sq()), X, 1, 0),
+}
+
+# The same, asymptotically: measured at large scales.
+ASYMPTOTIC = {
+    "mlp with biases": (lambda: seq(linear(4, 5, bias=True), nn.ReLU(), linear(5, 2, bias=True)), X, 1, 3),
+    "gelu": (lambda: seq(linear(4, 8), nn.GELU(), linear(8, 2)), X, 0, 2),
+    "silu": (lambda: seq(linear(4, 8), nn.SiLU(), linear(8, 2)), X, 1, 3),
+    "gated": (lambda: Net(lambda m, x: F.silu(m.f(x)) * m.g(x), f=linear(4, 8), g=linear(4, 8)), X, 1, 4),
+    "prelu": (lambda: seq(linear(4, 8), nn.PReLU(), linear(8, 2)), X, 0, 3),
+    "softmax head": (lambda: seq(linear(4, 5), nn.Softmax(-1), linear(5, 2)), X, 1, 1),
+    "tanh": (lambda: seq(linear(4, 5), nn.Tanh(), linear(5, 5), nn.Sigmoid(), linear(5, 2)), X, 1, 1),
+    "clamp to bounds": (lambda: Net(lambda m, x: m.f(x).clamp(-1, 1), f=sq()), X, 1, 0),
+    "residual": (lambda: Net(lambda m, x: x + m.f(x), f=sq()), X, 1, 2),
+    "running mean of batch norm": (lambda: moved(nn.BatchNorm1d(3)), X, 1, 2),
+    "log-softmax": (lambda: seq(linear(4, 5), nn.LogSoftmax(-1)), X, 1, 2),
+    "attention on fixed input": (lambda: mha(bias=False), (TOKENS,) * 3, 0, 2),
+    "attention": (lambda: mha(bias=False), (TOKENS,) * 3, 1, 3),
+    "attention with biases": (lambda: mha(), (TOKENS,) * 3, 1, 3),
+    "attention on fixed input with biases": (lambda: mha(add_zero_attn=True), (TOKENS,) * 3, 0, 2),
+    "post-norm": (lambda: encoder(), TOKENS, 1, 1),
+    "post-norm without biases": (lambda: encoder(bias=False), TOKENS, 1, 1),
+    "pre-norm": (lambda: encoder(norm_first=True), TOKENS, 1, 3),
+    "pre-norm, gelu": (lambda: encoder(norm_first=True, activation="gelu"), TOKENS, 1, 3),
+    "pre-norm on large input": (lambda: encoder(norm_first=True), TOKENS, 4, 4),
+    "three post-norm layers": (lambda: encoder(depth=3), TOKENS, 1, 1),
+    "three pre-norm layers": (lambda: encoder(norm_first=True, bias=False, depth=3), TOKENS, 1, 3),
+    "ε of layer norm": (lambda: seq(sq(), nn.LayerNorm(4)), X, 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_exact_degree_is_the_measured_one(name):
+    make, shapes, k_in, expected = EXACT[name]
+    net, inputs = build(make, shapes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore" if name == "batch norm of the batch" else "error", EpsilonWarning)
+        assert degree(net, k_in) == expected
+    assert degree(net, k_in, approximate=True) == expected  # what is exact is asymptotic too
+    measured = measure_degree(net, inputs, [0.5, 1, 10], k_in=k_in)
+    assert measured.euler.to_numpy() == pytest.approx(float(expected), abs=1e-9)
+    assert measured.residual.max() < 1e-9
+    assert measured.log_ratio[:-1].to_numpy() == pytest.approx(float(expected), abs=1e-9)
+    error = scaling_error(net, inputs, [0.5, 10], k_in=k_in)
+    assert error.relative.max() < 1e-9 and error.one_minus_cosine.max() < 1e-20
+
+
+@pytest.mark.parametrize("name", ASYMPTOTIC)
+def test_asymptotic_degree_is_the_measured_one(name):
+    make, shapes, k_in, expected = ASYMPTOTIC[name]
+    net, inputs = build(make, shapes)
+    assert degree(net, k_in, approximate=True) == expected
+    measured = measure_degree(net, inputs, [1e3, 1e5], k_in=k_in)
+    assert measured.euler[1] == pytest.approx(expected, abs=1e-3)
+    assert measured.log_ratio[0] == pytest.approx(expected, abs=1e-2)
+    error = scaling_error(net, inputs, [1e3, 1e4], k_in=k_in, reference=1e6)
+    assert error.one_minus_cosine[1] <= max(error.one_minus_cosine[0], 1e-28)
+
+
+OPERATIONS = """
+-x; abs(x); x + x; x - 2 * x.flip(0); 1 / x; x / x.sum(); x @ x.mT; x**2; x**-1; x**0; x.pow(1.5); x.sqrt(); x.rsqrt()
+x.square(); x.var(); x.std(-1); x.norm(); torch.linalg.norm(x); x.mean(0); x.amax(-1); x.max(); x.max(-1)[0]; x.min()
+x.max(-1).values; torch.maximum(x, 3 * x.flip(0)); x.clamp(min=0); x.relu(); F.leaky_relu(x, 0.1); x.sign()
+x.sort(-1).values; x.topk(2).values; x / x.median()
+x.median(-1).values; x.cumsum(0); x.T; x.mT; x[..., :2]; x[:, None]; x.view(-1); x.reshape(3, 1, 4)
+x.t().contiguous(); x.permute(1, 0); x.unsqueeze(0).expand(2, 3, 4); x.repeat(2, 1); x.chunk(2, -1)[1]; x.unbind(0)[1]
+x.tril(); x.diagonal(); x.roll(1); torch.stack([x, x]); torch.cat([x, 2 * x], dim=1); torch.cat(tensors=[x, x])
+torch.einsum("ij,kj,kl->il", x, x, x); torch.outer(x[0], x[1]); torch.bmm(x[None], x.T[None])
+torch.dot(x[0], x[1]); x.inner(x)
+F.pad(x, (1, 1)); F.normalize(x, eps=0.0); F.layer_norm(x, (4,), eps=0.0); F.rms_norm(x, (4,), eps=0.0)
+F.linear(x, x); F.linear(input=x, weight=x, bias=None); F.bilinear(x, x, x.new_zeros(2, 4, 4) + 1)
+F.dropout(x, 0.5, False); x.min(dim=1)[0]
+F.max_pool1d(x, 2); F.avg_pool1d(x, 2); F.adaptive_avg_pool1d(x, 2); F.max_pool2d(x[None], 2); F.avg_pool2d(x[None], 2)
+F.conv1d(x[None], x[None]); F.interpolate(x[None], scale_factor=2); F.softmax(x / x.norm(), -1); (x / x.sum()).exp()
+torch.where(x > x.mean(), x, -x); x.masked_fill(x < 0, 0.0); x * (x > 0); x * (x == x); torch.addmm(x @ x.mT, x, x.mT)
+x * x.shape[0]; x / x.size(-1) ** 0.5; x.detach().argmax(-1) * x.sum(); x * torch.ones_like(x)
+x.double() * 2
+torch.logsumexp(x / x.norm(), -1); x.gather(-1, x.argsort(-1)); x.mul(x).div(x.abs().sum())
+x.double().to(torch.float64)
+x.masked_fill(x < x.mean(), -torch.inf).amax(-1); F.cosine_similarity(x, x.flip(0), eps=0.0)
+x.view(x.shape[1] // 2, -1)
+F.scaled_dot_product_attention(F.normalize(x, eps=0.0)[None], F.normalize(x, eps=0.0)[None], x[None])
+"""
+
+
+@pytest.mark.parametrize("text", [line.strip() for line in OPERATIONS.replace("\n", ";").split(";") if line.strip()])
+def test_rules_of_operations(text):
+    net = Net(lambda m, x: eval(text, {"torch": torch, "F": F, "x": x}))
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 0.1
+    measured = measure_degree(net, x, [1, 3, 9], k_in=2)
+    assert measured.log_ratio[:-1].to_numpy() == pytest.approx(float(degree(net, 2)), abs=1e-9)
+    assert "detach" in text or measured.residual.max() < 1e-9
+
+
+def test_enough_networks():
+    assert len(EXACT) + len(ASYMPTOTIC) >= 40
+
+
+# --- Generated networks: a random program over values of shape (4 tokens, 4 features), with its degrees ---------------
+
+UNARY = {
+    "linear": lambda k: k + 1,
+    "weight": lambda k: k + 1,
+    "relu": lambda k: k,
+    "leaky": lambda k: k,
+    "abs": lambda k: k,
+    "scale": lambda k: k,
+    "mean": lambda k: k,
+    "permute": lambda k: k,
+    "norm": lambda k: 0,
+    "norm_affine": lambda k: 1,
+    "rms": lambda k: 1,
+    "square": lambda k: 2 * k,
+    "root": lambda k: k / 2,
+    "unit": lambda k: 0,
+    "batch_norm": lambda k: k + 1,
+    "softmax": lambda k: 0 if k == 0 else None,
+    "tanh": lambda k: 0 if k == 0 else None,
+    "gelu": lambda k: 0 if k == 0 else None,
+    "bias": lambda k: 1 if k == 1 else None,
+    "linear_bias": lambda k: 1 if k == 0 else None,
+}
+BINARY = {
+    "add": lambda k, j: k if k == j else None,
+    "maximum": lambda k, j: k if k == j else None,
+    "cat": lambda k, j: k if k == j else None,
+    "where": lambda k, j: k if k == j else None,
+    "mul": lambda k, j: k + j,
+    "matmul": lambda k, j: k + j,
+    "div": lambda k, j: k - j,
+}
+DO = {
+    "relu": torch.relu,
+    "leaky": lambda x: F.leaky_relu(x, 0.2),
+    "abs": torch.abs,
+    "scale": lambda x: 0.7 * x,
+    "mean": lambda x: x + x.mean(0, keepdim=True),
+    "permute": lambda x: x.T.reshape(2, 8).flip(-1).view(4, 4),
+    "square": lambda x: x**2,
+    "root": lambda x: x.abs().sqrt(),
+    "unit": lambda x: x / x.norm(dim=-1, keepdim=True),
+    "softmax": lambda x: x.softmax(-1),
+    "tanh": torch.tanh,
+    "gelu": F.gelu,
+    "add": lambda x, y: x + 0.7 * y,
+    "maximum": torch.maximum,
+    "cat": lambda x, y: torch.cat([x[:2], y[2:]]),
+    "where": lambda x, y: torch.where(x > y, x, y),
+    "mul": lambda x, y: x * y,
+    "matmul": lambda x, y: x @ y.T,
+    "div": lambda x, y: x / y.abs().sum(-1, keepdim=True),
+}
+PARTS = {
+    "linear": lambda: sq(),
+    "linear_bias": lambda: linear(4, 4, bias=True),
+    "norm": lambda: plain(),
+    "norm_affine": norm,
+    "rms": lambda: norm(nn.RMSNorm),
+    "batch_norm": lambda: no_bias(nn.BatchNorm1d(4)),
+}
+
+
+class Program(nn.Module):
+    """Steps (operation, sources): each works on values made before and makes one."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+        self.parts = nn.ModuleDict({f"step{i}": PARTS[op]() for i, (op, *_) in enumerate(steps) if op in PARTS})
+        needed = {f"p{i}": par(4) for i, (op, *_) in enumerate(steps) if op in ("weight", "bias")}
+        self.own = nn.ParameterDict(needed)
+
+    def forward(self, x):
+        values = [x]
+        for i, (op, *sources) in enumerate(self.steps):
+            xs = [values[j] for j in sources]
+            if op in PARTS:
+                values.append(self.parts[f"step{i}"](*xs))
+            elif op in ("weight", "bias"):
+                p = self.own[f"p{i}"]
+                values.append(xs[0] * p if op == "weight" else xs[0] + p)
+            else:
+                values.append(DO[op](*xs))
+        return values[-1]
+
+
+@st.composite
+def programs(draw):
+    """Steps that keep to the rules, and the degree of every value by the small table above."""
+    degrees, steps = [draw(st.sampled_from([0, 1, 2]))], []
+    for _ in range(draw(st.integers(2, 9))):
+        last = len(degrees) - 1
+        other = draw(st.integers(0, last))
+        allowed = [(op, last, f(degrees[last])) for op, f in UNARY.items()]
+        allowed += [(op, last, other, f(degrees[last], degrees[other])) for op, f in BINARY.items() if other != last]
+        allowed = [step for step in allowed if step[-1] is not None and abs(step[-1]) <= 6]
+        *step, k = draw(st.sampled_from(allowed))
+        steps.append(tuple(step))
+        degrees.append(k)
+    return steps, degrees, draw(st.integers(0, 2**20))
+
+
+quick = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+def make_program(steps, seed):
+    torch.manual_seed(seed)
+    net = Program(steps).double().eval()
+    for parameter in net.parameters():
+        parameter.data.normal_()
+    return net, torch.randn(4, 4, dtype=torch.float64)
+
+
+@quick
+@given(programs())
+def test_generated_networks(drawn):
+    steps, degrees, seed = drawn
+    net, x = make_program(steps, seed)
+    assert degree(net, degrees[0]) == degrees[-1]
+    try:
+        measured = measure_degree(net, x, [0.7, 1.0, 1.9], k_in=degrees[0])
+    except ValueError:  # zero or 0/0: no degree to measure
+        assume(False)
+    assume(not measured.euler.isna().any())  # √x at 0
+    assert measured.euler.to_numpy() == pytest.approx(degrees[-1], abs=1e-6)
+    assert measured.residual.max() < 1e-6
+    assert measured.log_ratio[:-1].to_numpy() == pytest.approx(degrees[-1], abs=1e-6)
+
+
+@quick
+@given(programs(), st.sampled_from(["add", "maximum", "cat", "where"]), st.integers(0, 8), st.integers(0, 3))
+def test_generated_breaks_are_found(drawn, op, which, more):
+    """Join two values of unequal degrees and go on: the algebra stops at that step, with these degrees."""
+    steps, degrees, seed = drawn
+    last, other = len(degrees) - 1, which % len(degrees)
+    assume(degrees[last] != degrees[other])
+    broken = [*steps, (op, last, other), *[("relu", last + 1 + i) for i in range(more)]]
+    net, _ = make_program(broken, seed)
+    with pytest.raises(NotHomogeneous) as caught:
+        degree(net, degrees[0])
+    error = caught.value
+    assert error.operation == {"where": "gt"}.get(op, op) and set(error.degrees) == {degrees[last], degrees[other]}
+    table = explain(net, degrees[0])
+    assert table.node.iloc[-1] == error.node.name and table.note.iloc[-1].startswith("✗")
+
+
+# --- Where it breaks --------------------------------------------------------------------------------------------------
+
+
+def broken_sum(m, x):
+    return m.g(m.f(x) + x)
+
+
+# name: (network, k_in, operation, module path, degrees, approximate)
+BROKEN = {
+    "bias behind a layer": (lambda: seq(sq(), linear(4, 4, bias=True)), 1, "Linear", "1", (3, 1), False),
+    "residual": (lambda: Net(broken_sum, f=sq(), g=linear(4, 2)), 1, "add", "", (2, 1), False),
+    "inside a part": (lambda: seq(sq(), Net(broken_sum, f=sq(), g=linear(4, 2))), 1, "add", "1", (3, 2), False),
+    "ε written out": (
+        lambda: Net(lambda m, x: x / (x.var(-1, keepdim=True) + 1e-5).sqrt()),
+        1,
+        "add",
+        "",
+        (2, 0),
+        False,
+    ),
+    "softmax": (lambda: seq(sq(), nn.Softmax(-1)), 1, "Softmax", "1", (2,), False),
+    "tanh of a falling value": (lambda: Net(lambda m, x: torch.tanh(1 / x)), 1, "tanh", "", (-1,), True),
+    "gelu": (lambda: seq(sq(), nn.GELU()), 0, "GELU", "1", (1,), False),
+    "exp": (lambda: Net(lambda m, x: m.f(x).exp(), f=sq()), 1, "exp", "", (2,), True),
+    "cat": (lambda: Net(lambda m, x: torch.cat([m.f(x), x]), f=sq()), 1, "cat", "", (2, 1), True),
+    "mask of large numbers": (
+        lambda: Net(lambda m, x: m.f(x).masked_fill(x > 0, -1e9), f=sq()),
+        1,
+        "masked_fill",
+        "",
+        (2, 0),
+        True,
+    ),
+    "threshold": (lambda: Net(lambda m, x: (x > 1) * m.f(x), f=sq()), 1, "gt", "", (1, 0), False),
+    "prelu": (lambda: seq(sq(), nn.PReLU()), 1, "PReLU", "1", (2, 3), False),
+    "running mean": (lambda: seq(linear(4, 3), moved(nn.BatchNorm1d(3))), 1, "sub", "1.running_mean", (2, 0), False),
+    "bias of batch norm": (lambda: seq(linear(4, 3), nn.BatchNorm1d(3)), 1, "BatchNorm1d", "1", (3, 1), False),
+    "bias of queries": (lambda: mha(), 1, "linear", "in_proj.q", (2, 1), False),
+    "scores": (lambda: mha(bias=False), 0, "softmax", "attention.weights", (2,), False),
+    "post-norm residual": (lambda: encoder(bias=False), -1, "add", "residual1", (-1, 1), False),
+    "in a stack": (
+        lambda: encoder(bias=False, depth=2),
+        1,
+        "softmax",
+        "layers.0.self_attn.attention.weights",
+        (4,),
+        False,
+    ),
+    "dropout": (lambda: seq(sq(), nn.Dropout(0.5)).train(), 1, "Dropout", "1", (2,), False),
+    "degree changed in place": (lambda: Net(lambda m, x: m.f(x).mul_(x), f=sq()), 1, "mul_", "", (2, 3), False),
+    "constant of the code": (
+        lambda: Net(lambda m, x: m.f(x) + torch.tensor([1.0, 0, 0, 0]), f=sq()),
+        1,
+        "add",
+        "",
+        (2, 0),
+        False,
+    ),
+    "power of a value": (lambda: Net(lambda m, x: 2**x), 1, "pow", "", (0, 1), True),
+    "renormed embedding": (lambda: nn.Embedding(5, 4, max_norm=1.0), 0, "Embedding", "", (0,), True),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_breaks_point_at_the_node(name):
+    make, k_in, operation, path, degrees, approximate = BROKEN[name]
+    net = make()
+    net = net if name == "dropout" else net.eval()
+    with pytest.raises(NotHomogeneous) as caught:
+        degree(net, k_in, approximate=approximate)
+    error = caught.value
+    assert (error.operation, error.module_path, error.degrees) == (operation, path, degrees)
+    assert isinstance(error.node, torch.fx.Node) and error.node.name in str(error) and operation in str(error)
+    assert not [name for name in vars(net) if "tensor_constant" in name]
+    table = explain(net, k_in, approximate=approximate)
+    row = table[table.note.str.contains("✗")].squeeze()
+    assert (row["operation"], row["module"], row["degree out"]) == (operation, path, "–")

@@ -1,0 +1,261 @@
+"""Where checkpoints are: names that tell steps, folders, the Hub and its cache."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from checkpoint_files import assert_is, make, model, save
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nbutils.checkpoints import series, sources
+from nbutils.checkpoints.sources import step_of
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("step1000", 1000), ("checkpoint-300000", 300_000), ("step1000-tokens4B", 1000), ("step_20k", 20_000),
+        ("step-1.5M", 1_500_000), ("global_step500", 500), ("iter_0001000", 1000), ("000250", 250), ("20k", 20_000),
+        ("stage1-step1000-tokens3B", 1000), ("multiberts-seed_3-step_1700k", 1_700_000), ("epoch=3-step=1200", 1200),
+        ("TinyLlama-1.1B-intermediate-step-50K-105b", 50_000), ("ckpt_007", 7), ("step0", 0), ("Step5", None),
+        ("step1000tokens4B", 1000), ("checkpoint-3-step-10", 10), ("steps_40", 40), ("checkpoint-5.safetensors", 5),
+        ("step1.5", None), ("step1-step2", None), ("seed_3", None), ("main", None), ("model-00001-of-00003", None),
+        ("gpt2-small-x21", None), ("footstep3", None), ("step20kb", None), ("2024-05-01", None), ("", None),
+        ("step1_000_seed2", 1000), ("step5_12", 5), ("ckpt_007_500", 7), ("step7_224px", 7), ("1,500.5k", 1_500_500),
+    ],
+)  # fmt: skip
+def test_step_of(name, step):
+    assert step_of(name) == step
+
+
+@given(
+    st.integers(0, 10**12),
+    st.sampled_from(["step{}", "checkpoint-{}", "global_step{}", "iter_{:010d}", "{}", "step={}"]),
+)
+def test_every_step_is_read_back(step, form):
+    assert step_of(form.format(step)) == step
+
+
+@given(
+    st.integers(0, 10**12),
+    st.sampled_from("_,"),
+    st.sampled_from(
+        ["step{}", "checkpoint-{}", "global_step{}", "{}", "step={}", "step_{}-tokens4B", "epoch=1-step={}"]
+    ),
+)
+def test_every_step_in_groups_of_three_is_read_back(step, mark, form):
+    assert step_of(form.format(f"{step:,}".replace(",", mark))) == step
+
+
+@given(st.integers(0, 10**6), st.sampled_from([("k", 3), ("M", 6), ("b", 9)]), st.integers(0, 3))
+def test_a_step_in_thousands_millions_and_billions_is_read_back(digits, unit, places):
+    """digits/10^places of the unit: 1.25M is 1,250,000."""
+    letter, zeros = unit
+    written = f"{digits // 10**places}.{digits % 10**places:0{places}}" if places else str(digits)
+    assert step_of(f"step{written}{letter}") == digits * 10 ** (zeros - places)
+
+
+def test_checkpoints_of_lightning(tmp_path):
+    states = {step: model(step) for step in (100, 200, 300)}
+    for epoch, (step, state) in enumerate(states.items()):
+        saved = {"epoch": epoch, "global_step": step, "state_dict": state, "optimizer_states": [{"state": {}}]}
+        torch.save(saved, tmp_path / f"epoch={epoch}-step={step}.ckpt")
+    assert_is(series(tmp_path).table, states)
+    assert_is(series(tmp_path / "epoch=1-step=200.ckpt").table, {200: states[200]})
+
+
+@pytest.mark.parametrize("name", ["epoch_{}", "epoch={}.ckpt"])
+def test_epochs_are_not_steps(tmp_path, name):
+    for epoch in (1, 2):
+        place = tmp_path / name.format(epoch)
+        save(model(epoch), place) if place.suffix != ".ckpt" else torch.save(model(epoch), place)
+    with pytest.raises(ValueError, match=r"no step \(epochs are not steps; rename, such as step500\)"):
+        series(tmp_path)
+
+
+def test_a_folder_above_a_series_is_told_which_it_is(tmp_path):
+    make(tmp_path / "mine")
+    make(tmp_path / "one", steps=(7,))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError) as error:
+        series(tmp_path)
+    assert str(error.value).endswith(f"step_20k; it has folders that hold series: {tmp_path}/mine, {tmp_path}/one")
+
+
+def test_several_folders_are_one_series(tmp_path):
+    states = make(tmp_path)
+    assert_is(series([tmp_path / f"step{step}" for step in (30, 0, 20, 10)]).table, states)
+
+
+def test_weights_one_folder_deeper_and_a_final_copy_without_step(tmp_path):
+    states = make(tmp_path, label="checkpoint-{}/hf")
+    save(states[30], tmp_path)
+    result = series(tmp_path)
+    assert_is(result.table, states)
+    assert [s.label for s in result.skipped] == [str(tmp_path)]
+
+
+def test_match_chooses(tmp_path):
+    states = make(tmp_path, label="stage1-step{}")
+    save(model(5), tmp_path / "stage2-step10")
+    assert_is(series(tmp_path, match="stage1-*").table, states)
+    (skip,) = series(tmp_path).skipped
+    assert "step 10 is" in skip.why and "other weights" in skip.why
+
+
+def test_the_network_going_away_loses_nothing(hub, tmp_path, monkeypatch):
+    states, out = make(tmp_path / "plain"), tmp_path / "norms.csv"
+    for step, state in states.items():
+        hub.add("lab/model", f"step{step}", state)
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    plain = huggingface_hub.hf_hub_download
+
+    def down(repo, name, revision, local_dir=None):
+        if revision == "step20-commit":
+            raise LocalEntryNotFoundError("An error happened while trying to locate the file on the Hub")
+        return plain(repo, name, revision, local_dir)
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(ConnectionError, match="lab/model@step20: cannot get its weights"),
+    ):
+        patch.setattr(huggingface_hub, "hf_hub_download", down)
+        series("lab/model", out=out)
+    assert len(out.read_text().splitlines()) == 3
+    hub.fetched.clear()
+    assert_is(series("lab/model", out=out).table, states)
+    assert "step0-commit" not in [revision for revision, _ in hub.fetched]
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """``hub.add(repo, revision, state)``; ``hub.fetched`` lists the downloads."""
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+
+    root, repos, fetched = tmp_path / "hub", {}, []
+
+    def add(repo, revision, state, commit=None, name="model.safetensors"):
+        commit = commit or f"{revision}-commit"
+        repos.setdefault(repo, {})[revision] = commit
+        if name.endswith(".bin"):
+            (root / repo / commit).mkdir(parents=True)
+            torch.save(state, root / repo / commit / name)
+        elif state is not None:
+            save(state, root / repo / commit, name)
+
+    class Api:
+        def list_repo_refs(self, repo):
+            if repo not in repos:
+                raise RepositoryNotFoundError(
+                    "404", response=SimpleNamespace(headers={}, request=None, status_code=404)
+                )
+            refs = [SimpleNamespace(name=name, target_commit=commit) for name, commit in repos[repo].items()]
+            return SimpleNamespace(branches=refs, tags=[])
+
+        def list_repo_files(self, repo, revision):
+            folder = root / repo / revision
+            return [f.name for f in folder.iterdir()] if folder.exists() else ["README.md"]
+
+    def download(repo, name, revision, local_dir=None):
+        source = root / repo / revision / name
+        if not source.exists():
+            raise EntryNotFoundError("404")
+        fetched.append((revision, name))
+        if local_dir is None:
+            return str(source)
+        (local_dir / name).write_bytes(source.read_bytes())
+        return str(local_dir / name)
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    return SimpleNamespace(add=add, fetched=fetched, root=root)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_revisions_of_a_repository(hub, tmp_path, keep, monkeypatch):
+    monkeypatch.setattr(sources.tempfile, "tempdir", str(tmp_path))
+    states = make(tmp_path / "plain", steps=(0, 512, 1000, 20_000))
+    hub.add("lab/model", "main", states[20_000])
+    for step, state in reversed(states.items()):
+        hub.add("lab/model", f"step{step}", state)
+    hub.add("lab/model", "step4000", None)
+    result = series("lab/model", keep=keep)
+    assert_is(result.table, states)
+    assert sorted(s.label for s in result.skipped) == ["lab/model@main", "lab/model@step4000"]
+    assert not list(tmp_path.glob("nbutils-*")), "downloads are deleted"
+    counts = [sum(revision == f"step{step}-commit" for revision, _ in hub.fetched) for step in states]
+    assert counts == [1, 1, 1, 1], "each revision is fetched once"
+
+
+def test_an_adapter_on_the_hub_is_told(hub, tmp_path):
+    states = make(tmp_path / "plain", steps=(0, 10))
+    for step, state in states.items():
+        hub.add("lab/model", f"step{step}", state)
+    hub.add("lab/model", "step20", {"lora_A.weight": torch.ones(2, 8)}, name="adapter_model.safetensors")
+    result = series("lab/model")
+    assert_is(result.table, states)
+    (skip,) = result.skipped
+    assert skip.label == "lab/model@step20" and "only an adapter: merge it" in skip.why
+
+
+def test_a_hub_series_goes_on_without_downloads(hub, tmp_path):
+    states, out = make(tmp_path / "plain"), tmp_path / "norms.csv"
+    for step, state in states.items():
+        hub.add("lab/model", f"step{step}", state)
+    first = series("lab/model", out=out)
+    hub.fetched.clear()
+    assert series("lab/model", out=out).table.equals(first.table) and not hub.fetched
+    states[40] = model(40)
+    hub.add("lab/model", "step40", states[40])
+    assert_is(series("lab/model", out=out).table, states)
+    assert {revision for revision, _ in hub.fetched} == {"step30-commit", "step40-commit"}
+
+
+def test_several_repositories_and_pinned_revisions(hub, tmp_path):
+    states = make(tmp_path / "plain", steps=(0, 20_000, 40_000))
+    for step, state in states.items():
+        hub.add(f"lab/bert-seed_0-step_{step // 1000}k", "main", state, name="pytorch_model.bin")
+    assert_is(series([f"lab/bert-seed_0-step_{k}k" for k in (20, 0, 40)]).table, states)
+    hub.add("lab/model", "step7", states[0])
+    assert list(series("lab/model@step7").table.step) == [7]
+
+
+def test_branches_with_equal_weights_or_commits_are_reported(hub, tmp_path):
+    states = make(tmp_path / "plain")
+    for step, state in states.items():
+        hub.add("lab/model", f"step{step}", state)
+    hub.add("lab/model", "step35", states[30])
+    hub.add("lab/model", "step37", None, commit="step30-commit")
+    result = series("lab/model")
+    assert_is(result.table, states)
+    assert sorted(d.label for d in result.duplicates) == ["lab/model@step35", "lab/model@step37"]
+
+
+def test_cache_of_the_hub_is_a_source(tmp_path):
+    root, states = tmp_path / "models--lab--model", make(tmp_path / "plain")
+    for step, state in states.items():
+        save(state, root / "snapshots" / f"hash{step}")
+        (root / "refs").mkdir(exist_ok=True)
+        (root / "refs" / f"step{step}").write_text(f"hash{step}")
+    assert_is(series(root).table, states)
+
+
+def test_no_such_repository_and_no_network(hub, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="lab/none: no such folder; and as a repository: not on the Hub"):
+        series("lab/none")
+    import huggingface_hub
+
+    class Down:
+        def list_repo_refs(self, repo):
+            raise OSError("Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Down)
+    with pytest.raises(
+        ConnectionError,
+        match=r"no such folder; and as a repository: cannot get .*service not known.*cache",
+    ):
+        series("lab/model")

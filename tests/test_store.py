@@ -1,0 +1,160 @@
+"""A series goes on where it stopped, and what is on disk is whole."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_files import assert_is, cut, make, model, save
+
+from nbutils import checkpoints
+from nbutils.checkpoints import series
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Labels of the checkpoints that are read in full."""
+    seen, plain = [], checkpoints._measure
+    monkeypatch.setattr(checkpoints, "_measure", lambda c, *rest: seen.append(c.step) or plain(c, *rest))
+    return seen
+
+
+def test_a_second_run_reads_only_what_is_new(tmp_path, measured):
+    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
+    first = series(tmp_path / "run", out=out, by="layer")
+    assert measured == [0, 10, 20, 30] and first.resumed == 0
+    again = series(tmp_path / "run", out=out, by="layer")
+    assert measured == [0, 10, 20, 30] and again.resumed == 4
+    assert again.table.equals(first.table)
+    states[40] = model(40)
+    save(states[40], tmp_path / "run" / "step40")
+    states[15] = model(15)
+    save(states[15], tmp_path / "run" / "step15")
+    later = series(tmp_path / "run", out=out, by="layer")
+    assert measured[4:] == [15, 20, 40]  # 20 has a new neighbour
+    assert_is(later.table, states)
+    assert later.table.equals(series(tmp_path / "run", by="layer").table)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_path_may_be_spelled_otherwise(tmp_path, measured, monkeypatch):
+    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
+    save(states[30], tmp_path / "run" / "step5")
+    first = series(tmp_path / "run", out=out)
+    measured.clear()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("run")
+    for spelled in ("run", "./run/", "../" + tmp_path.name + "/run", "link"):
+        again = series(spelled, out=out)
+        assert measured == [] and again.resumed == 4 and again.table.equals(first.table), spelled
+    assert [d.label for d in again.duplicates] == ["link/step5"], "told as it is spelled now"
+    make(tmp_path / "other")
+    with pytest.raises(ValueError, match=f"norms.csv: was made with source {tmp_path}/run; give the same"):
+        series("other", out=out)
+
+
+def test_duplicates_are_remembered(tmp_path, measured):
+    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
+    save(states[30], tmp_path / "run" / "step5")
+    first = series(tmp_path / "run", out=out)
+    assert len(out.read_text().splitlines()) == 5
+    measured.clear()
+    again = series(tmp_path / "run", out=out)
+    assert measured == [] and again.duplicates == first.duplicates and again.table.equals(first.table)
+
+
+def test_a_torn_table_is_mended(tmp_path, measured):
+    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
+    first = series(tmp_path / "run", out=out, by="layer")
+    for keep in (-3, -30, -200):
+        measured.clear()
+        cut(out, keep)
+        again = series(tmp_path / "run", out=out, by="layer")
+        assert measured and 0 not in measured and again.table.equals(first.table)
+    out.unlink()
+    assert_is(series(tmp_path / "run", out=out, by="layer").table, states)
+
+
+def test_killed_between_table_and_state(tmp_path, measured, monkeypatch):
+    """The state knows the new neighbour of a step; the table still has the row beside the old one."""
+    make(tmp_path / "run")
+    (tmp_path / "run" / "step10").rename(tmp_path / "later")
+    out, plain = tmp_path / "norms.csv", os.replace
+    series(tmp_path / "run", out=out)
+    (tmp_path / "later").rename(tmp_path / "run" / "step10")
+
+    def killed(source, target):
+        if Path(target) == out:
+            raise KeyboardInterrupt
+        plain(source, target)
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        series(tmp_path / "run", out=out)
+    monkeypatch.setattr(os, "replace", plain)
+    whole = series(tmp_path / "run").table
+    assert series(tmp_path / "run", out=out).table.equals(whole)
+
+
+def test_a_changed_checkpoint_and_its_neighbour_are_read_again(tmp_path, measured):
+    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
+    series(tmp_path / "run", out=out)
+    measured.clear()
+    states[10] = model(77)
+    save({**states[10], "pad.position_ids": torch.arange(3)}, tmp_path / "run" / "step10")
+    assert_is(series(tmp_path / "run", out=out).table, states)
+    assert measured == [10, 20]
+
+
+def test_a_killed_run_goes_on(tmp_path, measured, monkeypatch):
+    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
+    plain = checkpoints._measure
+
+    def killed(checkpoint, *rest):
+        if checkpoint.step == 20:
+            raise KeyboardInterrupt
+        return plain(checkpoint, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoints, "_measure", killed)
+        series(tmp_path / "run", out=out)
+    assert len(out.read_text().splitlines()) == 3
+    measured.clear()
+    assert_is(series(tmp_path / "run", out=out).table, states)
+    assert measured == [20, 30]
+
+
+def test_a_run_killed_without_warning_leaves_whole_files(tmp_path, measured):
+    """SIGKILL at the third checkpoint; the clock runs a minute a look, so that each row is saved."""
+    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
+    code = (
+        "import itertools, os, signal, sys; from nbutils import checkpoints; from nbutils.checkpoints import store\n"
+        "plain = checkpoints._measure\n"
+        "store.time.monotonic = itertools.count(0, 60).__next__\n"
+        "def measure(c, *rest): return plain(c, *rest) if c.step < 20 else os.kill(os.getpid(), signal.SIGKILL)\n"
+        "checkpoints._measure = measure; checkpoints.series(sys.argv[1], out=sys.argv[2])"
+    )
+    words = [str(tmp_path / "run"), str(out)]
+    assert subprocess.run([sys.executable, "-c", code, *words]).returncode == -9
+    assert len(out.read_text().splitlines()) == 3
+    assert_is(series(tmp_path / "run", out=out).table, states)
+    assert measured == [20, 30]
+
+
+def test_a_table_of_something_else_is_not_overwritten(tmp_path):
+    make(tmp_path / "run")
+    out = tmp_path / "norms.csv"
+    out.write_text("my,own,data\n")
+    with pytest.raises(ValueError, match="not from this command"):
+        series(tmp_path / "run", out=out)
+    assert out.read_text() == "my,own,data\n"
+    series(tmp_path / "run", out=out, overwrite=True)
+    before = out.read_text()
+    with pytest.raises(ValueError, match="was made with --by total; give the same, another --out, or --overwrite"):
+        series(tmp_path / "run", out=out, by="layer")
+    (tmp_path / "norms.csv.state.json").write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        series(tmp_path / "run", out=out)
+    assert out.read_text() == before
