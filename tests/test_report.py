@@ -199,7 +199,7 @@ def run_measured_before(monkeypatch):
     kept = {"01-one": {"one/a number": {"mean": 1.5, "sd": 0.125, "n": 20}}}
     monkeypatch.setattr(report, "_over_fresh_seeds", lambda profile: kept)
     monkeypatch.setattr(summaries, "load_claims", lambda: listed("one") | {"one": {"source": "Eq. 5"}})
-    records = [report._with_baseline(record(holds=False, profile="smoke", measured=3.25))]
+    records = [report.with_baseline(record(holds=False, profile="smoke", measured=3.25))]
     found = report.audit(listed("one"), {"one": "failed"}, records, ["01-one"])[1]
     run = {"profile": "smoke", "seed": 7, "device": "cpu", "green": False, "verdict_counts": {}}
     return report.Report(run, records, {"one": "failed"}, found, [])
