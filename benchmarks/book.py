@@ -129,7 +129,7 @@ def pages(book: Path) -> Path:
 
 def outcome(notebook: Path) -> list[tuple[str, str, bool | None]]:
     """Which checks an executed notebook made, and how each came out."""
-    return [(record["claim"], record["check"], record["holds"]) for record in records_of(notebook)]
+    return [(record.claim, record.check, record.holds) for record in records_of(notebook)]
 
 
 def rendered(book: Path, names: Sequence[str]) -> Took:

@@ -112,6 +112,7 @@ def test_another_text_voids_what_is_kept(tmp_path, one_chapter):
     found = judged([1])
     one_chapter["01-one"] = "another text"
     assert alarms.pooled(found).absent == ["01-one"] and not alarms.pooled(found).sound
+    assert alarms.conclusion(found).startswith("RED")
     assert "not measured since they changed: 01-one" in alarms.conclusion(found)
     judged([1], found)
     assert alarms.pooled(found).absent == ["01-one"], "a notebook of the old text says nothing of the new one"

@@ -155,7 +155,7 @@ def test_notebook_runs_alone(chapter, executions):
     assert {name.split("==")[0] for name in run.added} == {"nbutils"} and not run.lost
     assert run.left == [], "it left files beside the notebook"
     records = report.records_of(run.notebook)
-    assert records and all(record["holds"] is not False for record in records)
+    assert records and all(record.holds is not False for record in records)
     cells = nbformat.read(run.notebook, as_version=4).cells
     said = " ".join(output.get("text", "") for cell in cells for output in cell.get("outputs", ()))
     assert "restart" not in said.lower()

@@ -299,13 +299,15 @@ def markdown(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow.mutants", description=__doc__)
-    parser.add_argument("words", nargs="*", help="only mutants whose id has one of these")
+    parser.add_argument("words", nargs="*", help="only mutants with one of these in their id or file")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     arguments = parser.parse_args(argv)
     listed = load()
-    chosen = [m for m in listed if not arguments.words or any(word in m.id for word in arguments.words)]
+    chosen = [m for m in listed if not arguments.words or any(word in f"{m.id} {m.file}" for word in arguments.words)]
     if not chosen or misplaced(chosen):
-        print("\n".join(misplaced(chosen) or [f"error: no mutant has {' or '.join(arguments.words)} in its id"]))
+        print(
+            "\n".join(misplaced(chosen) or [f"error: no mutant has {' or '.join(arguments.words)} in its id or file"])
+        )
         return 2
     outcomes = plant(chosen, jobs=arguments.jobs)
     BUILD.mkdir(exist_ok=True)
