@@ -1,4 +1,4 @@
-"""The few networks of the book that are not sublayers (``nbutils.sublayers``).
+"""Networks that chapters share and that are not sublayers (``nbutils.sublayers``).
 
 Homogeneous networks, and small transformers whose normalisation, mask, biases and initial values can be chosen.
 """

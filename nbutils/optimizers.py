@@ -8,32 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-OPTIMIZERS = ("sgd", "normalised-sgd", "adamw", "adafactor")
-SCHEDULES = ("constant", "inverse-sqrt", "linear")
+OPTIMIZERS = ("sgd", "adamw", "adafactor")
+SCHEDULES = ("constant", "inverse-sqrt")
 
 Schedule = Callable[[int], float]  # number of steps done to learning rate
-
-
-class NormalisedSGD(Optimizer):
-    """Steps of one length: δ = −η g/‖g‖, with the norm over all parameters in float64. No step where g = 0.
-
-    >>> theta = torch.tensor([1.0, 2.0], requires_grad=True)
-    >>> theta.grad = torch.tensor([3.0, 4.0])  # of length 5
-    >>> NormalisedSGD([theta], lr=0.5).step()
-    >>> theta.detach()
-    tensor([0.7000, 1.6000])
-    """
-
-    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        with_grad = [(p, group["lr"]) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        square = sum(float(p.grad.double().square().sum()) for p, _ in with_grad)
-        if square > 0:
-            for parameter, lr in with_grad:
-                parameter.sub_(parameter.grad, alpha=lr / square**0.5)
 
 
 def optimizer(name: str, params: Iterable[Tensor], lr: float = 1e-3, **options: object) -> Optimizer:
@@ -43,7 +21,6 @@ def optimizer(name: str, params: Iterable[Tensor], lr: float = 1e-3, **options: 
     name                update
     ==================  ==========================================================================================
     ``sgd``             torch's; ``momentum``, ``weight_decay``
-    ``normalised-sgd``  −η g/‖g‖
     ``adamw``           torch's, ``betas``, ``eps``; ``weight_decay`` (0 if not given) acts on every parameter
     ``adafactor``       T5's: relative steps. Each tensor moves by η·max(ε₂, RMS(θ))·u, where u is g over the root of
                         the factored running mean of g² + ε₁, divided by RMS(u) where that exceeds 1
@@ -62,8 +39,6 @@ def optimizer(name: str, params: Iterable[Tensor], lr: float = 1e-3, **options: 
     match name:
         case "sgd":
             return torch.optim.SGD(params, lr=lr, **options)
-        case "normalised-sgd":
-            return NormalisedSGD(params, lr=lr, **options)
         case "adamw":
             return torch.optim.AdamW(params, lr=lr, **{"weight_decay": 0.0, "fused": True} | options)
         case "adafactor":
@@ -74,14 +49,13 @@ def optimizer(name: str, params: Iterable[Tensor], lr: float = 1e-3, **options: 
     raise ValueError(f"unknown optimizer {name!r}: choose one of {', '.join(OPTIMIZERS)}")
 
 
-def schedule(name: str, lr: float, *, warmup: int = 0, steps: int | None = None) -> Schedule:
+def schedule(name: str, lr: float, *, warmup: int = 0) -> Schedule:
     """Learning rate as a function of the number t of steps done before, so the first step asks for t = 0.
 
-    ``constant``: lr. ``inverse-sqrt``: lr/√max(t, warmup, 1), T5's with lr = α. ``linear``: up from lr/warmup to lr in
-    ``warmup`` steps, then down, to reach 0 at ``steps``.
+    ``constant``: lr. ``inverse-sqrt``: lr/√max(t, warmup, 1), T5's with lr = α.
 
     Raises:
-        ValueError: unknown name; a linear schedule without more ``steps`` than ``warmup``.
+        ValueError: unknown name.
 
     >>> [round(schedule("inverse-sqrt", 1.0, warmup=4)(t), 3) for t in (0, 4, 16)]
     [0.5, 0.5, 0.25]
@@ -91,8 +65,4 @@ def schedule(name: str, lr: float, *, warmup: int = 0, steps: int | None = None)
             return lambda t: lr
         case "inverse-sqrt":
             return lambda t: lr / max(t, warmup, 1) ** 0.5
-        case "linear":
-            if steps is None or steps <= warmup:
-                raise ValueError(f"a linear schedule needs more steps than its warm-up of {warmup}; got {steps}")
-            return lambda t: lr * (t + 1) / warmup if t < warmup else lr * max(0, steps - t) / (steps - warmup)
     raise ValueError(f"unknown schedule {name!r}: choose one of {', '.join(SCHEDULES)}")

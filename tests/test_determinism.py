@@ -24,13 +24,13 @@ MATMULS = "02-step-geometry"  # trains networks in float64
 
 
 def execute(chapter, folder, *, seed=3, threads=1, where="cpu"):
-    """Run a chapter cold, in a process and with a cache of its own. Returns its records and the prose's numbers."""
+    """Run a chapter cold, in a process of its own. Returns its records and the prose's numbers."""
     folder.mkdir()
     notebook = folder / f"{chapter}.ipynb"
     words = [sys.executable, "-m", "workflow.run_notebook", chapter, "--profile", "smoke", "--seed", str(seed)]
     words += ["--device", where, "--threads", str(threads), str(notebook), str(folder / "stats.json")]
     words += [str(folder / "logs" / "log.ipynb")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "NBUTILS_CACHE": str(folder / "cache")}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr[-3000:]
     return report.records_of(notebook), glued(notebook)
@@ -68,9 +68,8 @@ def test_thread_counts_agree_to_a_tenth_of_a_checks_scale(tmp_path):
 
 @pytest.mark.slow
 def test_the_whole_book_gives_the_same_bits(smoke, workflow, tmp_path, monkeypatch):
-    """In another folder, cold, with a cache of its own."""
+    """In another folder, cold."""
     copy_project(tmp_path / "again")
-    monkeypatch.setenv("NBUTILS_CACHE", str(tmp_path / "cache"))
     done = workflow(tmp_path / "again")
     assert done.returncode == 0, done.stdout[-3000:]
     for chapter in chapters():

@@ -1,4 +1,4 @@
-"""Corpora, the BPE and its cache, windows, and the laws of span corruption."""
+"""Corpora, the BPE, windows, and the laws of span corruption."""
 
 import itertools
 import subprocess
@@ -13,12 +13,6 @@ from hypothesis import strategies as st
 from nbutils import text
 from nbutils.device import generator
 from nbutils.text import corpora
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("NBUTILS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture
@@ -148,7 +142,7 @@ def test_bpe_has_the_size_that_was_asked_for():
         text.bpe(small(), 270, sentinels=20)
 
 
-def test_bpe_is_the_same_in_another_process(cache):
+def test_bpe_is_the_same_in_another_process():
     """Another hash seed, one thread: the same vocabulary."""
     code = (
         "from nbutils import text; import hashlib;"
@@ -156,35 +150,9 @@ def test_bpe_is_the_same_in_another_process(cache):
     )
     found = set()
     for seed, parallel in (("1", "true"), ("2", "false")):
-        environment = {"PYTHONHASHSEED": seed, "TOKENIZERS_PARALLELISM": parallel, "NBUTILS_CACHE": str(cache / seed)}
+        environment = {"PYTHONHASHSEED": seed, "TOKENIZERS_PARALLELISM": parallel}
         found.add(subprocess.check_output([sys.executable, "-c", code], env=environment, text=True))
     assert len(found) == 1
-
-
-def test_cache_is_used_and_a_damaged_one_is_rebuilt(cache, monkeypatch):
-    made = []
-    train = text._train_bpe
-    monkeypatch.setattr(text, "_train_bpe", lambda *args: made.append(1) or train(*args))
-    first = text.bpe(small(), 300).to_str()
-    (file,) = cache.iterdir()
-    whole = file.read_bytes()
-    assert text.bpe(small(), 300).to_str() == first and len(made) == 1
-    damages = [b"", whole[:50], whole[:-10], whole.replace(b'"the"', b'"teh"'), b"\xff" + whole, whole + b" "]
-    for count, damaged in enumerate(damages, start=2):
-        file.write_bytes(damaged)
-        assert text.bpe(small(), 300).to_str() == first and len(made) == count
-        assert file.read_bytes() == whole
-    assert list(cache.iterdir()) == [file]  # nothing half-written beside it
-    text.bpe(small(), 301)
-    text.bpe(small("other text\n" * 9), 300)
-    text.bpe(small(), 301, sentinels=1)
-    assert len(list(cache.iterdir())) == 4
-
-
-def test_a_folder_that_cannot_be_written_costs_only_time(cache):
-    cache.write_text("a file, not a folder")
-    with pytest.warns(UserWarning, match="no cache"):
-        assert text.bpe(small(), 300).get_vocab_size() <= 300
 
 
 # Windows.

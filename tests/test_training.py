@@ -40,19 +40,6 @@ def gradients_of(*shapes, seed=0):
     return parameters
 
 
-def test_normalised_steps_have_the_length_of_the_rate():
-    parameters = gradients_of((3, 4), (5,))
-    old = [p.detach().clone() for p in parameters]
-    optimizer("normalised-sgd", parameters, 0.25).step()
-    delta = torch.cat([(p - q).flatten() for p, q in zip(parameters, old, strict=True)]).detach()
-    g = torch.cat([p.grad.flatten() for p in parameters])
-    torch.testing.assert_close(delta, -0.25 * g / g.norm())
-    for p in parameters:
-        p.grad.zero_()
-    optimizer("normalised-sgd", parameters, 0.25).step()
-    assert all(p.isfinite().all() for p in parameters)
-
-
 @pytest.mark.parametrize("size", [1.0, 1e-5])
 def test_adafactor_is_that_of_its_paper(size):
     """Two steps by hand: factored for the matrix, whole for the vector; relative to max(1e-3, RMS)."""
@@ -83,18 +70,14 @@ def test_adafactor_is_that_of_its_paper(size):
 def test_schedules():
     t5 = schedule("inverse-sqrt", 1.0, warmup=10_000)
     assert [t5(0), t5(9_999), t5(40_000)] == [0.01, 0.01, 0.005]
-    linear = schedule("linear", 2.0, warmup=4, steps=12)
-    assert [linear(t) for t in (0, 3, 4, 8, 12, 20)] == [0.5, 2, 2, 1, 0, 0]
     assert schedule("constant", 0.1)(77) == 0.1
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="unknown optimizer 'adam': choose one of sgd, normalised-sgd, adamw"):
+    with pytest.raises(ValueError, match="unknown optimizer 'adam': choose one of sgd, adamw, adafactor"):
         optimizer("adam", [])
     with pytest.raises(ValueError, match="unknown schedule 'cosine'"):
         schedule("cosine", 1.0)
-    with pytest.raises(ValueError, match="more steps than its warm-up of 5; got 5"):
-        schedule("linear", 1.0, warmup=5, steps=5)
 
 
 # the loop
@@ -350,7 +333,7 @@ def test_t5_trains_on_a_share_of_the_rows():
 @pytest.mark.parametrize(("name", "momentum"), [("adamw", 0.0), ("sgd", 0.0), ("sgd", 0.9)])
 def test_each_member_is_the_training_alone(name, momentum):
     members = grid((1e-3, 1e-2), (0.0, 0.3), (0, 1))
-    rate = schedule("linear", 1.0, warmup=3, steps=20)
+    rate = schedule("inverse-sqrt", 1.0, warmup=3)
     history, parameters = train_ensemble(
         model,
         BATCHES,

@@ -65,8 +65,8 @@ def load(file: Path = LIST) -> list[Mutant]:
     """
     found: dict[str, Mutant] = {}
     for entry in yaml.safe_load(file.read_text(encoding="utf-8")):
-        file = Path(entry.get("file", ""))
-        names = entry.pop("tests", None) or [file.parent.name if file.stem == "__init__" else file.stem]
+        changed = Path(entry.get("file", ""))
+        names = entry.pop("tests", None) or [changed.parent.name if changed.stem == "__init__" else changed.stem]
         try:
             mutant = Mutant(**entry, tests=tuple(f"tests/test_{name}.py" for name in names))
         except TypeError as error:

@@ -17,7 +17,7 @@ from workflow.report import Problem, Report, again, format_baseline, load_claims
 
 
 def write(report: Report, folder: Path) -> None:
-    """Write ``junit.xml``, ``summary.md`` and, when these are there, ``metrics.json`` of a run."""
+    """Write ``junit.xml``, ``summary.md`` and ``metrics.json`` of a run."""
     folder.mkdir(parents=True, exist_ok=True)
     jobs.put(folder / "junit.xml", junit(report).decode())
     jobs.put(folder / "summary.md", markdown(report))

@@ -37,7 +37,7 @@ from nbutils.homogeneity.algebra import (
 )
 from nbutils.homogeneity.algebra import rule as rule  # chapters and errors say homogeneity.rule
 
-__all__ = ["degree", "explain", "measure_degree", "one_minus_cosine", "scaling_error"]
+__all__ = ["degree", "explain", "measure_degree", "one_minus_cosine", "rule", "scaling_error"]
 
 
 class _Tracer(fx.Tracer):

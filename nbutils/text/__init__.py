@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
-import warnings
 from collections.abc import Iterable, Iterator
 from itertools import repeat
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,37 +24,20 @@ def bpe(corpus: Corpus, vocab: int, sentinels: int = 0) -> Tokenizer:
     """A byte-level BPE of ``vocab`` tokens trained on ``corpus.train``; the same text gives the same vocabulary.
 
     Ids: 0 padding, 1 end of a document, and the ``sentinels`` of span corruption at the top. Fewer than ``vocab``
-    tokens if the text has no more pairs to merge. Kept in ``$NBUTILS_CACHE`` or ``~/.cache/nbutils``, under the hash of
-    what it is made from; a damaged file is made anew.
+    tokens if the text has no more pairs to merge.
 
     Raises:
         ValueError: ``vocab`` has no room for the 256 bytes, the two special tokens and the sentinels.
 
-    >>> from unittest.mock import patch
-    >>> with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, NBUTILS_CACHE=folder):
-    ...     tokenizer = bpe(Corpus("by hand", ("ab ab",), ()), vocab=260)  # room for two merges
+    >>> tokenizer = bpe(Corpus("by hand", ("ab ab",), ()), vocab=260)  # room for two merges
     >>> tokenizer.encode("ab ab").tokens
     ['ab', 'Ġab']
     """
-    import tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     least = 256 + 2 + sentinels
     if vocab < least:
         raise ValueError(f"a vocabulary of {vocab} is too small: 256 bytes, 2 special tokens, {sentinels} sentinels")
-    made_from = f"1 {corpus.digest} {vocab} {sentinels} {tokenizers.__version__}"
-    file = _cache_folder() / f"bpe-{hashlib.sha256(made_from.encode()).hexdigest()[:24]}.json"
-    saved = _load_checked(file)
-    if saved is None:
-        saved = _train_bpe(corpus.train, vocab, sentinels)
-        _save_checked(file, saved)
-    tokenizer = tokenizers.Tokenizer.from_str(saved)
-    tokenizer.encode_special_tokens = True  # "</s>" in a document is text; not kept in the file
-    return tokenizer
-
-
-def _train_bpe(documents: Iterable[str], vocab: int, sentinels: int) -> str:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -69,11 +47,11 @@ def _train_bpe(documents: Iterable[str], vocab: int, sentinels: int) -> str:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(documents, trainer)
-    tokenizer.add_special_tokens(
-        [f"<extra_id_{k}>" for k in reversed(range(sentinels))]
-    )  # T5: the first is the last id
-    return tokenizer.to_str()
+    tokenizer.train_from_iterator(corpus.train, trainer)
+    last_is_first = [f"<extra_id_{k}>" for k in reversed(range(sentinels))]  # T5: the first is the last id
+    tokenizer.add_special_tokens(last_is_first)
+    tokenizer.encode_special_tokens = True  # "</s>" in a document is text
+    return tokenizer
 
 
 def sentinel_ids(tokenizer: Tokenizer) -> Tensor:
@@ -253,32 +231,3 @@ def span_batches(
         return {"input_ids": inputs, "labels": labels}
 
     return map(corrupted, random_windows(tokens, batch, taken, generator))
-
-
-# The cache.
-
-
-def _cache_folder() -> Path:
-    """``$NBUTILS_CACHE``, else ``~/.cache/nbutils``."""
-    return Path(os.environ.get("NBUTILS_CACHE") or Path.home() / ".cache" / "nbutils")
-
-
-def _load_checked(file: Path) -> str | None:
-    """The text of a cache file, or none where it is missing or is not what was written."""
-    try:
-        checksum, _, text = file.read_text(encoding="utf-8").partition("\n")
-    except (OSError, UnicodeDecodeError):
-        return None
-    return text if checksum == hashlib.sha256(text.encode()).hexdigest() else None
-
-
-def _save_checked(file: Path, text: str) -> None:
-    """Written beside and moved into place. A folder that cannot be written costs only time."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=file.parent, suffix=".part")
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as out:
-            out.write(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
-        os.replace(part, file)
-    except OSError as error:
-        warnings.warn(f"no cache in {file.parent}: {error}", stacklevel=3)

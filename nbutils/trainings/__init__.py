@@ -1,4 +1,4 @@
-"""Trainings that several chapters share: run once by the workflow, or on the spot where there is no workflow.
+"""Trainings that take long or that chapters share: run once by the workflow, or on the spot where there is no workflow.
 
 Each has a name; ``recipes_lm`` and ``recipes_t5`` say what it is. ``python -m workflow`` trains it
 before the first chapter that loads it and keeps the result beside the executed chapters, for one profile and seed. On
@@ -44,10 +44,7 @@ def make(name: str, *, profile: str, seed: int, device: str) -> Run:
     Raises:
         ValueError: there is no training of this name.
 
-    >>> import tempfile
-    >>> from unittest.mock import patch
-    >>> with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, NBUTILS_CACHE=folder):
-    ...     run = make("null-pre-sgd", profile="smoke", seed=0, device="cpu")
+    >>> run = make("null-pre-sgd", profile="smoke", seed=0, device="cpu")
     >>> run.settings["gradients"], len(run.history)  # every second of 80 steps, and the start
     ('noise', 41)
     """

@@ -106,10 +106,7 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
     the centred similarity and the anisotropy, each by layer (``raw 0`` is the embedding) and as a mean over the blocks.
     Snapshots: the first and the last weights.
 
-    >>> import tempfile
-    >>> from unittest.mock import patch
-    >>> with tempfile.TemporaryDirectory() as folder, patch.dict("os.environ", NBUTILS_CACHE=folder):
-    ...     run = language_model(Recipe(), profile="smoke", seed=0, device="cpu")
+    >>> run = language_model(Recipe(), profile="smoke", seed=0, device="cpu")
     >>> run.settings["parameters"], round(float(run.measures["loss"][0]), 1)  # 300 tokens: it starts near ln 300
     (11648, 5.7)
     """
