@@ -57,6 +57,7 @@ two: {verdict: confirmed, reason: a test}
 """
 
 
+API = "# The module\n\n```{eval-rst}\n.. automodule:: nbutils.samples\n   :members:\n```\n"
 CHECK = 'claims.check("{}", "a number", {}, (0, 2), kind="exact")'
 HOLDS, FAILS = CHECK.format("one", 1.0), CHECK.format("one", 5.0)  # the cell of a chapter
 
@@ -113,6 +114,7 @@ def project(tmp_path: Path) -> Path:
     for page in ("new", "notation"):  # they link to chapters that are not here
         (root / "book" / f"{page}.md").unlink()
     (root / "book" / "running.md").write_text("# Running\n\nAs usual.\n")
+    (root / "book" / "api.md").write_text(API)  # the whole page takes longer than all others
     (root / "tests" / "baselines" / "verdicts.yml").write_text(VERDICTS)
     toc = (root / "_toc.yml").read_text().split("parts:")[0]
     pages = ["01-one", "02-two", "scorecard", "errata", "running", "run", "api", "bibliography"]
