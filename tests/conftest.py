@@ -71,12 +71,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: minutes; left to `make test-all`")
     config.addinivalue_line("markers", "colab: every notebook once more, as on Colab; `make test-colab`, and CI")
     config.addinivalue_line("markers", "whole: needs a whole run of the book, which the first of these tests makes")
+    config.addinivalue_line("markers", "project: runs a small copy of the project, which needs git")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "smoke" in getattr(item, "fixturenames", ()):
-            item.add_marker("whole")
+        for fixture, marker in (("smoke", "whole"), ("project", "project")):
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
 
 
 def copy_project(target: Path) -> None:

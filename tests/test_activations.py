@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import expit, softmax
+from scipy.special import expit, log_expit, softmax
 
 from nbutils.chapters import activations
 
@@ -135,6 +135,13 @@ def test_scalar_errors(x, c):
 def test_scalar_bounds(x, c):
     assert activations.log_sigmoid_error(x, c) <= -np.logaddexp(0, abs(x)) + 1e-9
     assert activations.log_tanh_error(x, c) <= min(np.log(2) - 2 * abs(x), -abs(x)) + 1e-9
+
+
+@given(st.floats(-300, 300).filter(bool))
+def test_scalar_suprema_are_reached_in_the_limit(x):
+    """|σ(cx) − σ(x)| → σ(−|x|), |tanh cx − tanh x| → 1 − tanh|x| = 2σ(−2|x|)."""
+    assert activations.log_sigmoid_error(x, np.inf) == pytest.approx(log_expit(-abs(x)), rel=1e-12)
+    assert activations.log_tanh_error(x, np.inf) == pytest.approx(np.log(2) + log_expit(-2 * abs(x)), rel=1e-12)
 
 
 @pytest.mark.parametrize("x", [[], 3.0, [np.nan, 1], [np.inf, 1], [-np.inf, -np.inf]])

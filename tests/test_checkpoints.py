@@ -2,6 +2,7 @@
 
 import json
 import math
+import types
 
 import numpy as np
 import pytest
@@ -225,14 +226,30 @@ def test_ten_gigabytes_under_one_resident(tmp_path):
     assert file.stat().st_size > 10**10 and square == pytest.approx(18, rel=1e-12) and megabytes < 1000
 
 
+def stored(values):
+    return tensors.Tensor("F64", values.shape, lambda start, out: np.copyto(out, values[start : start + len(out)]))
+
+
+@pytest.mark.parametrize("size", [1, tensors.BLOCK, tensors.BLOCK + 1, 2 * tensors.BLOCK + 7])
+def test_two_tensors_are_the_same_to_the_last_value(size):
+    values = np.arange(size, dtype=np.float64)
+
+    def holding(**named):
+        return types.SimpleNamespace(parameters=named)
+
+    for place in {0, size // 2, tensors.BLOCK - 1, tensors.BLOCK, size - 1} & {*range(size)}:
+        other = values.copy()
+        other[place] += 1
+        both = holding(a=stored(values), b=stored(other), c=stored(values.copy()))
+        assert comparisons.same(both, "a", both, "c") and not comparisons.same(both, "a", both, "b"), place
+    both = holding(a=stored(values), b=stored(values.reshape(1, -1)))
+    assert not comparisons.same(both, "a", both, "b"), "another shape"
+
+
 def test_sums_of_tensors_of_several_blocks():
     """The predecessor is read at the same place as the tensor: shifted by a constant, the step is that constant."""
     rng = np.random.default_rng(0)
     theta = rng.normal(size=2 * tensors.BLOCK + 7)
-
-    def stored(values):
-        return tensors.Tensor("F64", values.shape, lambda start, out: np.copyto(out, values[start : start + len(out)]))
-
     found = comparisons.sums(stored(theta + 2.0), stored(theta))
     assert found.displacement_sq == pytest.approx(4 * len(theta), rel=1e-12)
     assert found.dot == pytest.approx(2 * theta.sum(), rel=1e-9)

@@ -117,6 +117,39 @@ def test_bootstrap_keeps_correlation_that_single_points_lose():
     assert np.mean(spread[1]) < 0.45 * true < 0.65 * true < np.mean(spread[25])
 
 
+def test_the_bootstraps_law_is_the_fitted_curve():
+    """A power has residuals with a mean: it must not be added to each draw."""
+    law = fits.fit("power", T, 40 + 2 * T**0.6)
+    assert abs(law.residuals.mean()) > 0.5
+    means = fits.bootstrap(law, T, lambda t, rho: rho.mean(), block=1, samples=400, seed=3)
+    error = law.residuals.std() / np.sqrt(len(T)) / np.sqrt(400)
+    assert means.mean() == pytest.approx(law.fitted.mean(), abs=5 * error)
+    assert means.std() == pytest.approx(law.residuals.std() / np.sqrt(len(T)), rel=0.15)
+
+
+def test_the_law_of_errors_under_scaling_and_its_interval():
+    """Two networks with exponents 3 and 5: Student's interval; a law that bends has one that its halves widen."""
+    c = np.geomspace(10, 1000, 7)
+    found = fits.saturation_rate(c, [2 * c**-3.0, 7 * c**-5.0])
+    wanted = stats.t.interval(0.999, 1, 4, stats.sem([3, 5]))
+    np.testing.assert_allclose([found.estimate, *found.interval], [4, *wanted], rtol=1e-9)
+    np.testing.assert_allclose(found.local, [[3.0] * 6, [5.0] * 6], rtol=1e-9)
+    bent = np.exp(-0.5 * np.log(c) ** 2)  # the exponent is ln c
+    log_c = np.log(c)
+    first, second = (-np.polyfit(log_c[part], np.log(bent[part]), 1)[0] for part in (slice(4), slice(3, None)))
+    low, high = fits.saturation_rate(c, [bent, bent]).interval
+    assert high - low == pytest.approx(2 * (second - first), rel=1e-9)
+
+
+def test_what_is_no_law_of_errors():
+    c = np.geomspace(10, 1000, 4)
+    for errors, said in (([c], "networks ≥ 2"), ([c[:3]] * 2, "networks ≥ 2"), ([c, 0 * c], "not positive")):
+        with pytest.raises(ValueError, match=said):
+            fits.saturation_rate(c, errors)
+    with pytest.raises(ValueError, match="scales ≥ 4"):
+        fits.saturation_rate(c[:3], [c[:3]] * 2)
+
+
 def test_bootstrap_is_repeatable():
     law = fits.fit("sqrt", T, 3 * np.sqrt(T) + np.sin(T))
     first, second = (fits.bootstrap(law, T, lambda t, rho: rho.mean(), block=5, samples=3, seed=7) for _ in range(2))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from nbutils.chapters import flows, one_weight
 from nbutils.device import generator
@@ -71,7 +72,22 @@ def test_reduced_flow_has_the_coefficient_of_the_second_logarithm(k):
     fit = np.polyfit(np.log(log_t), u - log_t, 1)[0]
     assert fit == pytest.approx(2 - 2 / k, abs=1e-3)
     both = flows.fit_loglog(np.stack([log_t] * 2, 1), np.stack([u] * 2, 1))
-    assert both.interval[0] <= 2 - 2 / k <= both.interval[1] or abs(both.estimate - (2 - 2 / k)) < 1e-6
+    assert both.estimate == pytest.approx(2 - 2 / k, abs=1e-5)
+    assert both.interval[1] - both.interval[0] < 1e-4
+
+
+def test_the_interval_of_the_coefficient_is_students_and_what_the_window_moves():
+    """Three networks of p = 1, 1.5 and 2.3: exact laws have no drift; a bias s·u^−½ has."""
+    u, p = np.geomspace(10, 50, 9)[:, None] * np.ones(3), np.array([1.0, 1.5, 2.3])
+    found = flows.fit_loglog(u - p * (np.log(u) - 1 / u), u)
+    wanted = stats.t.interval(0.999, 2, p.mean(), stats.sem(p))
+    np.testing.assert_allclose(found.each, p, rtol=1e-9)
+    np.testing.assert_allclose([found.estimate, *found.interval], [p.mean(), *wanted], rtol=1e-6)
+    biased = flows.fit_loglog(u - 1.5 * (np.log(u) - 1 / u) - 2 * u**-0.5, u)  # all alike: no spread, only drift
+    x, y = (np.log(u) - 1 / u)[:, 0], (1.5 * (np.log(u) - 1 / u) + 2 * u**-0.5)[:, 0]
+    moved = 2.5 * abs(np.polyfit(x[:5], y[:5], 1)[0] - np.polyfit(x[4:], y[4:], 1)[0])
+    assert biased.interval[1] - biased.interval[0] == pytest.approx(2 * moved, rel=1e-6)
+    assert moved == pytest.approx(abs(biased.estimate - 1.5), rel=0.15) and moved > 0.1, "it is about the bias"
 
 
 def test_plain_descent_is_late_the_flow():

@@ -146,6 +146,21 @@ def test_scaling_error_of_a_bias_is_its_size():
     assert table.one_minus_cosine[0] == 0 < table.one_minus_cosine[2]
 
 
+@pytest.mark.parametrize("reference", [1.0, 2.0, 50.0])
+def test_scaling_error_against_another_reference(reference):
+    """f(rθ)/r² = W x + b/r: then f(cθ) − c² f(rθ)/r² = (c − c²/r) b, and its direction is another."""
+    net, (x,) = build(lambda: linear(4, 3, bias=True), X)
+    table = scaling_error(net, x, [1, 2, 10], k=2, reference=reference)
+    b, c = net.bias.detach().double(), torch.tensor([1.0, 2.0, 10.0]).double()
+    want = ((c - c**2 / reference).abs() * b.abs().max()).tolist()
+    assert table.absolute.to_numpy() == pytest.approx(want, rel=1e-9, abs=1e-12)
+    assert (table.relative * table.scale**2).to_numpy() == pytest.approx(want, rel=1e-9, abs=1e-12)
+    with torch.no_grad():
+        f = net.double()(x.double())
+    angle = one_minus_cosine(f.flatten(), (f - b * (1 - 1 / reference)).flatten())
+    assert table.one_minus_cosine[0] == pytest.approx(float(angle), abs=1e-12)
+
+
 @given(st.floats(1e-12, 3.1), st.floats(1e-150, 1e150), st.integers(0, 100))
 def test_one_minus_cosine_does_not_cancel(angle, size, seed):
     generator = torch.Generator().manual_seed(seed)

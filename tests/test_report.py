@@ -1,6 +1,7 @@
 """From records to verdicts, problems and reports: everything that must make a run red does."""
 
 import argparse
+import contextlib
 import errno
 import json
 import os
@@ -148,6 +149,18 @@ def test_junit_counts_failures_errors_and_open_claims():
     assert suites["02-two"].get("errors") == "1"
 
 
+def test_the_summary_counts_what_holds_of_all_that_was_checked():
+    """One holds, one is noted, one fails, one is open: one of four holds, and each line says which it is."""
+    noted = {"further": ({"seed": 5, "measured": 1.5, "holds": True},), "noted": True}
+    records = [record(), record(check="b", holds=False), record(check="c", holds=False, **noted),
+               record("one", "open", None, check="d", reason="no network", measured=None)]  # fmt: skip
+    lines = [line.strip("| ").split(" | ") for line in summaries.markdown(whole(records, [])).splitlines()]
+    (verdict,) = [line for line in lines if line[0] == "one" and len(line) == 4]
+    assert verdict[2:] == ["failed", "1 of 4 hold"]
+    last = {line[2]: line[-1] for line in lines if line[0] == "one" and len(line) > 4}
+    assert last == {"a number": "yes", "b": "**no**", "c": "noted", "d": "open"}
+
+
 def test_summaries_name_chapter_claim_value_and_band():
     found = [report.Problem("01-one", "one", "does not hold", "1.23", "[0, 1]")]
     for text in (summaries.markdown(whole([record(holds=False)], found)), report.table(found)):
@@ -257,6 +270,7 @@ def launched(tmp_path, monkeypatch):
     """Runs of the profile book whose notebooks are made up: ``launched(*chapters, problems=…)`` gives the status."""
     monkeypatch.setattr(launch, "BUILD", tmp_path)
     monkeypatch.setattr(launch, "ROOT", tmp_path)
+    monkeypatch.setattr(launch, "checkout", contextlib.nullcontext)
     monkeypatch.setattr(launch, "run_folder", lambda profile, seed: tmp_path / profile / f"seed-{seed}")
     monkeypatch.setattr(launch, "snakemake", lambda target, **how: True)
     monkeypatch.setattr(launch, "no_room", lambda *folders: "")

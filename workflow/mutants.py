@@ -1,14 +1,18 @@
-"""Planted defects: does wrong mathematics in ``nbutils`` turn a test red? The list is ``tests/mutants.yml``.
+"""Planted defects: does wrong mathematics, or a wrong judgement of a run, turn a test red?
 
-``python -m workflow.mutants [WORD ...]`` (only those whose id has one of the words) works on copies of the checkout and
-writes ``_build/mutants.md`` and ``_build/mutants.json``; ``tests/baselines/`` keeps the count over the whole list.
+``python -m workflow.mutants`` plants those listed in ``tests/mutants.yml``, which no generator makes;
+``--sample 400 --seed 1`` a random sample of those that one makes (``workflow.defects``). Each is judged by the tests of
+its module, a survivor by the chapters that use it. All work is on copies of the checkout.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import importlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -16,40 +20,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from tqdm import tqdm
 
-from workflow import BUILD, ROOT
-from workflow.jobs import die_with_run, put
+from workflow import BUILD, ROOT, chapters, cluster, defects, dependencies, git
+from workflow.defects import Mutant
+from workflow.jobs import die_with_run, put, set_environment
 from workflow.summaries import rows
 
-LIST = ROOT / "tests" / "mutants.yml"
-KEPT = ROOT / "tests" / "baselines" / "mutants.json"  # of the last whole run, for the pages
-SHARE = 0.95  # of the mutants that are no equivalents; below it the run is red
-LIMIT = 900  # seconds, before a mutant is taken for one that never ends
+KEPT = ROOT / "tests" / "baselines" / "mutants.json"  # of the last whole run and of samples, for the pages
+SHARE = 0.9  # of the defects that are no equivalents; below it the run is red
+SLOWER = 10  # times as slow as without a defect: it never ends
 LOADED = ("hypothesis", "pandas", "pytest", "scipy.stats", "scipy.integrate", "torch._dynamo", "transformers")
 NOT_COPIED = (".git", ".venv", "_build", ".snakemake", "__pycache__", ".pytest_cache", ".ruff_cache", ".hypothesis")
-
-
-class Mutant(NamedTuple):
-    """One defect: ``becomes`` in the place of ``text``, which stands once in ``file``."""
-
-    id: str
-    file: str
-    text: str
-    becomes: str
-    breaks: str  # what is wrong then, in words
-    tests: tuple[str, ...]  # files, relative to the root
-    chapter: str = ""  # run in the smoke profile if the tests stay green
-    equivalent: str = ""  # why nothing can see it
-    quick: bool = False  # part of `make test`
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-m", "not slow and not colab and not whole and not project")
 
 
 class Outcome(NamedTuple):
-    """What became of a mutant: ``killed``, ``survived``, or ``invalid`` (no test ran)."""
+    """What became of a mutant: ``killed``, ``survived``, or ``invalid`` (the tests fail without it, too)."""
 
     id: str
     result: str
@@ -57,125 +50,115 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def load(file: Path = LIST) -> list[Mutant]:
-    """The listed mutants.
-
-    Raises:
-        ValueError: an unknown or missing field, an id used twice; the message names the mutant.
-    """
-    found: dict[str, Mutant] = {}
-    for entry in yaml.safe_load(file.read_text(encoding="utf-8")):
-        changed = Path(entry.get("file", ""))
-        names = entry.pop("tests", None) or [changed.parent.name if changed.stem == "__init__" else changed.stem]
-        try:
-            mutant = Mutant(**entry, tests=tuple(f"tests/test_{name}.py" for name in names))
-        except TypeError as error:
-            raise ValueError(f"{file.name}: mutant {entry.get('id', entry)!r}: {error}") from None
-        if mutant.id in found:
-            raise ValueError(f"{file.name}: mutant {mutant.id!r} is listed twice")
-        found[mutant.id] = mutant
-    return list(found.values())
-
-
-def misplaced(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
-    """A line for each mutant that no longer applies: its text must stand exactly once in its file, and change it."""
-    said = []
-    for mutant in mutants:
-        file = root / mutant.file
-        count = file.read_text(encoding="utf-8").count(mutant.text) if file.is_file() else 0
-        if count != 1 or mutant.text == mutant.becomes:
-            said.append(f"{mutant.id}: {mutant.text!r} stands {count} times in {mutant.file}; it must stand there once")
-        said += [f"{mutant.id}: there is no {test}" for test in mutant.tests if not (root / test).is_file()]
-    return said
-
-
-def plant(mutants: Sequence[Mutant], *, jobs: int = 1) -> list[Outcome]:
+def plant(
+    mutants: Sequence[Mutant], *, jobs: int = 1, keep: Callable[[list[Outcome]], None] = lambda outcomes: None
+) -> list[Outcome]:
     """Plant the defects one at a time, in copies of the checkout, one for each of ``jobs`` processes.
 
-    What the tests load is loaded once and forked for each mutant; nbutils comes from the copy. A test that kills a
-    mutant must pass without it.
+    Those with the same tests are judged together, after a run of the tests without a defect, and given to ``keep``.
+    What the tests load is loaded once and forked for each mutant; nbutils and workflow come from the copy.
     """
     for name in LOADED:
         importlib.import_module(name)
-    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
-        places = [Path(scratch) / str(number) for number in range(min(jobs, len(mutants)))]
-        children = []
-        for number, place in enumerate(places):
-            shutil.copytree(ROOT, place / "copy", ignore=shutil.ignore_patterns(*NOT_COPIED))
-            child = os.fork()
-            if child == 0:
-                _work(mutants[number :: len(places)], place)
-            children.append(child)
-        for child in children:
-            os.waitpid(child, 0)
-        lines = [line for place in places for line in (place / "outcomes").read_text(encoding="utf-8").splitlines()]
-    found = {outcome.id: outcome for outcome in (Outcome(*json.loads(line)) for line in lines)}
-    return [found.get(each.id, Outcome(each.id, "invalid", "its process ended before it", 0.0)) for each in mutants]
+    groups = defaultdict(list)
+    for mutant in mutants:
+        groups[mutant.tests].append(mutant)
+    found: dict[str, Outcome] = {}
+    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, _workers(jobs, scratch) as pool:
+        largest_first = sorted(groups.values(), key=len, reverse=True)
+        running = [pool.submit(_judge, group) for group in largest_first]
+        with tqdm(total=len(mutants), unit="mutant") as progress:
+            for group in as_completed(running):
+                keep(group.result())
+                found |= {outcome.id: outcome for outcome in group.result()}
+                progress.update(len(group.result()))
+    return [found[mutant.id] for mutant in mutants]
 
 
-def _work(mutants: Sequence[Mutant], place: Path) -> None:
-    """In a child: what becomes of these mutants in this copy, a line of JSON each. Never returns."""
-    try:
-        die_with_run()
-        os.chdir(place / "copy")
-        for name in [name for name in sys.modules if name.split(".")[0] in ("nbutils", "workflow", "conftest")]:
-            del sys.modules[name]
-        sys.path[:] = [str(place / "copy"), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]
-        os.environ.update(PYTHONPATH=str(place / "copy"), OMP_NUM_THREADS="1")
-        # a mutant of the same length and second would run from the old bytecode
-        sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
-        sound: dict[str, bool] = {}
-        with open(place / "outcomes", "w", encoding="utf-8") as told:
-            for mutant in mutants:
-                outcome = _outcome(mutant, sound)
-                print(json.dumps(outcome), file=told, flush=True)
-                print(f"{outcome.result:9} {outcome.id:24} {outcome.seconds:6.1f} s  {outcome.by}", flush=True)
-    except BaseException as error:
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        os._exit(1)
-    os._exit(0)
+def look_in_chapters(survivors: Sequence[Mutant], *, jobs: int = 1, keep: Callable[[list[Outcome]], None]) -> None:
+    """What becomes of defects that no test saw, in the smoke runs of the chapters that use their file."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, _workers(jobs, scratch) as pool:
+        for outcome in tqdm(pool.map(_run_chapters, survivors), total=len(survivors), desc="chapters", unit="mutant"):
+            keep([outcome])
 
 
-def _outcome(mutant: Mutant, sound: dict[str, bool]) -> Outcome:
-    """What becomes of a mutant in the copy that is the working folder. ``sound``: whether a test passes without one."""
+def _workers(jobs: int, scratch: str) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _settle, (scratch,))
+
+
+def _settle(scratch: str) -> None:
+    """A worker's own copy of the checkout becomes its working folder."""
+    copy = Path(scratch) / str(os.getpid())
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    os.chdir(copy)
+    set_environment(1)
+    # a mutant of the same length and second would run from the old bytecode
+    sys.dont_write_bytecode = True
+    os.environ.update(PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1")
+    die_with_run()
+
+
+@contextlib.contextmanager
+def _planted(mutant: Mutant) -> Iterator[None]:
     file = Path(mutant.file)
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace(mutant.text, mutant.becomes), encoding="utf-8")
     try:
-        outcome = _tested(mutant.id, mutant.tests)
-        if outcome.result == "survived" and mutant.chapter:
-            outcome = _run(mutant.id, mutant.chapter)
+        yield
     finally:
         file.write_text(text, encoding="utf-8")
-    if outcome.result == "killed" and "::" in outcome.by:
-        if outcome.by not in sound:
-            sound[outcome.by] = _tested("", [outcome.by]).result == "survived"
-        if not sound[outcome.by]:
-            return outcome._replace(result="invalid", by=f"fails without a defect, too: {outcome.by}")
-    return outcome
 
 
-def _tested(name: str, tests: Sequence[str]) -> Outcome:
+def _judge(group: Sequence[Mutant]) -> list[Outcome]:
+    """What becomes of mutants with the same tests, in the copy that is the working folder."""
+    plain = _tested("", group[0].tests, limit=3600)
+    if plain.result != "survived":
+        return [Outcome(mutant.id, "invalid", f"without a defect: {plain.by}", 0.0) for mutant in group]
+    outcomes = []
+    for mutant in group:
+        with _planted(mutant):
+            outcomes.append(_tested(mutant.id, mutant.tests, limit=20 + SLOWER * plain.seconds))
+    return outcomes
+
+
+def _run_chapters(mutant: Mutant) -> Outcome:
+    """Run the chapters that use the file, the quickest first, up to the first that is red."""
+    started, by = time.monotonic(), ""
+    with _planted(mutant):
+        for chapter in using(mutant.file):
+            words = [sys.executable, "-m", "workflow", "run", "--profile", "smoke", "--jobs", "1", chapter]
+            if subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
+                by = f"chapter {chapter}"
+                break
+    return Outcome(mutant.id, "killed" if by else "survived", by or "no chapter", round(time.monotonic() - started, 1))
+
+
+def using(file: str) -> list[str]:
+    """The chapters that run a file's code, the quickest first."""
+    seconds = cluster.recorded("smoke")
+    found = [name for name in chapters() if file in dependencies.of_chapter(name)]
+    return sorted(found, key=lambda name: seconds.get(name, {}).get("alone_seconds", 1e9))
+
+
+def _tested(name: str, tests: Sequence[str], limit: float) -> Outcome:
     """Fork, run the tests up to the first that fails, and say which."""
     started, reading = time.monotonic(), tempfile.TemporaryFile("w+")  # noqa: SIM115  the child writes into it
     child = os.fork()
     if child == 0:
         _pytest(tests, reading.fileno())
     while (waited := os.waitpid(child, os.WNOHANG)) == (0, 0):
-        if time.monotonic() - started > LIMIT:
+        if time.monotonic() - started > limit:
             os.killpg(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            return Outcome(name, "killed", f"not finished after {LIMIT} s", LIMIT)
+            return Outcome(name, "killed", f"not finished after {limit:.0f} s", round(limit, 1))
         time.sleep(0.05)
     reading.seek(0)
     by, seconds = reading.read(), round(time.monotonic() - started, 1)
     match os.waitstatus_to_exitcode(waited[1]):
         case 0:
             return Outcome(name, "survived", "", seconds)
-        case 1 if by:
-            return Outcome(name, "killed", by, seconds)
-        case code:
-            return Outcome(name, "invalid", by or f"pytest ended with status {code}", seconds)
+        case code:  # 2: a file cannot be imported
+            return Outcome(name, "killed", by or f"pytest ended with status {code}", seconds)
 
 
 def _pytest(tests: Sequence[str], told: int) -> None:
@@ -199,126 +182,142 @@ def _pytest(tests: Sequence[str], told: int) -> None:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
+        for name in [name for name in sys.modules if name.split(".")[0] in ("nbutils", "workflow", "conftest")]:
+            del sys.modules[name]
+        sys.path[:] = [os.getcwd(), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]
         # a slow machine kills no mutant
         hypothesis.settings.register_profile(
             "patient", deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
         )
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--hypothesis-profile", "patient"]
-        status = int(pytest.main([*options, *tests], plugins=[First()]))
+        status = int(pytest.main([*OPTIONS, "--hypothesis-profile", "patient", *tests], plugins=[First()]))
     finally:
         os._exit(status)
 
 
-def _run(name: str, chapter: str) -> Outcome:
-    started = time.monotonic()
-    words = [sys.executable, "-m", "workflow", "run", "--profile", "smoke", "--jobs", "1", chapter]
-    red = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 1
-    seconds = round(time.monotonic() - started, 1)
-    return Outcome(name, "killed" if red else "survived", f"chapter {chapter}" if red else "", seconds)
-
-
 def share(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> float:
     """Killed of all that are no equivalents."""
-    results = {outcome.id: outcome.result for outcome in outcomes}
-    counted = [mutant.id for mutant in mutants if not mutant.equivalent]
-    return sum(results[name] == "killed" for name in counted) / len(counted) if counted else 1.0
+    counted = [outcome.result for mutant, outcome in zip(mutants, outcomes, strict=True) if not mutant.equivalent]
+    return counted.count("killed") / len(counted) if counted else 1.0
 
 
 def problems(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> list[str]:
     """What makes the run red."""
-    results = {outcome.id: outcome for outcome in outcomes}
     said = [f"{o.id}: no verdict: {o.by}" for o in outcomes if o.result == "invalid"]
     said += [
-        f"{mutant.id}: said to be equivalent, but {results[mutant.id].by} kills it"
-        for mutant in mutants
-        if mutant.equivalent and results[mutant.id].result == "killed"
+        f"{mutant.id}: said to be equivalent, but {outcome.by} kills it"
+        for mutant, outcome in zip(mutants, outcomes, strict=True)
+        if mutant.equivalent and outcome.result == "killed"
     ]
     found = share(mutants, outcomes)
     return said + ([f"{100 * found:.1f} % are killed; at least {100 * SHARE:g} % must be"] if found < SHARE else [])
 
 
 def summary(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What the pages say of a whole run, and which mutants it had: a test compares them with today's list."""
-    results = {outcome.id: outcome.result for outcome in outcomes}
-    counted = [mutant for mutant in mutants if not mutant.equivalent]
+    """What is kept of a run; ``survived`` has the equivalents, too."""
+    killed = [outcome for outcome in outcomes if outcome.result == "killed"]
+    left = [mutant for mutant, outcome in zip(mutants, outcomes, strict=True) if outcome.result != "killed"]
     return {
-        "planted": len(counted),
-        "killed": sum(results[mutant.id] == "killed" for mutant in counted),
-        "survived": [f"{mutant.id}: {mutant.breaks}" for mutant in counted if results[mutant.id] != "killed"],
-        "equivalent": [f"{mutant.id}: {mutant.equivalent}" for mutant in mutants if mutant.equivalent],
+        "planted": len(mutants),
+        "killed": len(killed),
+        "by_chapters": sum(outcome.by.startswith("chapter ") for outcome in killed),
         "files": len({mutant.file for mutant in mutants}),
-        "ids": [mutant.id for mutant in mutants],
+        "minutes": round(sum(outcome.seconds for outcome in outcomes) / 60),
+        "commit": git("rev-parse", "--short", "HEAD"),
+        "survived": [{"id": each.id, "breaks": each.breaks, "equivalent": each.equivalent} for each in left],
     }
 
 
+def kept() -> dict[str, Any]:
+    """``listed``: the last run of the whole list, with its ids; ``samples``: by seed the first run and the last."""
+    return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {"listed": {}, "samples": {}}
+
+
 def keep(found: dict[str, Any], file: Path = KEPT) -> None:
-    """Write the summary of a whole run beside the baselines, for the pages."""
+    """Write results beside the baselines, for the pages."""
     put(file, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
-def merged(listed: Sequence[Mutant], chosen: Sequence[Mutant], outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
-    """The kept summary with these mutants judged anew; None if one of the list was never planted."""
-    before = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {"ids": [], "survived": []}
-    survived = {text.partition(":")[0] for text in before["survived"]}
-    known = {name: Outcome(name, "survived" if name in survived else "killed", "", 0.0) for name in before["ids"]}
-    known |= {outcome.id: outcome for outcome in outcomes}
-    if any(mutant.id not in known for mutant in listed):
-        return None
-    return summary(listed, [known[mutant.id] for mutant in listed])
-
-
 def sentence() -> str:
-    """The kept result, for the page on how the book is run."""
-    if not KEPT.exists():
+    """The kept results, for the page on how the book is run."""
+    found = kept()
+    if not found["listed"]:
         return "Not measured yet: `make mutants`."
-    kept = json.loads(KEPT.read_text(encoding="utf-8"))
-    said = f"Of {kept['planted']} defects planted in {kept['files']} modules {kept['killed']} turned a test red."
-    for what, listed in (("Survived", kept["survived"]), ("No test can see", kept["equivalent"])):
-        said += f" {what}: {'; '.join(listed)}." if listed else ""
-    return said
+    said = [f"Of {found['listed']['planted']} listed defects {found['listed']['killed']} turned a test red."]
+    for name, sample in found["samples"].items():
+        first, now = sample["first"], sample["now"]
+        unseen = [each for each in now["survived"] if not each["equivalent"]]
+        said.append(
+            f"Of {first['planted']} that {sample['tool']} made in {first['files']} modules ({name})"
+            f" {first['killed']} were seen at first, {first['by_chapters']} of them by a chapter alone. Of the others"
+            f" {len(now['survived']) - len(unseen)} change nothing that can be seen; {len(unseen)} are not seen today."
+        )
+    return " ".join(said)
 
 
 def markdown(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> str:
     """The table of all mutants: survivors first."""
-    results = {outcome.id: outcome for outcome in outcomes}
-    lines = [f"## Planted defects: {100 * share(mutants, outcomes):.1f} % killed", ""]
-    order = sorted(mutants, key=lambda mutant: results[mutant.id].result == "killed")
+    pairs = sorted(zip(mutants, outcomes, strict=True), key=lambda pair: pair[1].result == "killed")
     cells = (
-        (
-            mutant.id,
-            mutant.breaks,
-            f"`{mutant.text.strip()}` → `{mutant.becomes.strip()}`",
-            f"equivalent: {mutant.equivalent}" if mutant.equivalent else results[mutant.id].result,
-            results[mutant.id].by,
-            f"{results[mutant.id].seconds:.1f}",
-        )
-        for mutant in order
+        (m.id, m.breaks, f"equivalent: {m.equivalent}" if m.equivalent else o.result, o.by, f"{o.seconds:.1f}")
+        for m, o in pairs
     )
-    return "\n".join([*lines, *rows(["mutant", "what it breaks", "change", "result", "by", "s"], cells)]) + "\n"
+    lines = [f"## Planted defects: {100 * share(mutants, outcomes):.1f} % killed", ""]
+    return "\n".join([*lines, *rows(["mutant", "what it breaks", "result", "by", "s"], cells)]) + "\n"
+
+
+def judged(mutants: Sequence[Mutant], file: Path, jobs: int) -> list[Outcome]:
+    """By tests, survivors by chapters. What ``file`` has of the same defects and the same tests is not judged again."""
+    known = {}
+    if file.is_file():
+        for line in file.read_text(encoding="utf-8").splitlines():
+            stamp, outcome = json.loads(line)
+            known[stamp] = Outcome(*outcome)
+    stamps = {mutant.id: _stamp(mutant) for mutant in mutants}
+
+    def tell(outcomes: Sequence[Outcome]) -> None:
+        with file.open("a", encoding="utf-8") as told:
+            for outcome in outcomes:
+                print(json.dumps([stamps[outcome.id], outcome], ensure_ascii=False), file=told)
+                known[stamps[outcome.id]] = outcome
+
+    plant([mutant for mutant in mutants if stamps[mutant.id] not in known], jobs=jobs, keep=tell)
+    unseen = [m for m in mutants if known[stamps[m.id]][1:3] == ("survived", "") and not m.equivalent and using(m.file)]
+    look_in_chapters(unseen, jobs=jobs, keep=tell)
+    return [known[stamps[mutant.id]]._replace(id=mutant.id) for mutant in mutants]
+
+
+def _stamp(mutant: Mutant) -> str:
+    parts = [mutant.text, mutant.becomes, *((ROOT / name).read_text(encoding="utf-8") for name in mutant.tests)]
+    return hashlib.sha256("\0".join([mutant.file, *parts]).encode()).hexdigest()[:16]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow.mutants", description=__doc__)
-    parser.add_argument("words", nargs="*", help="only mutants with one of these in their id or file")
+    parser.add_argument("words", nargs="*", help="only listed mutants with one of these in their id or file")
+    parser.add_argument("--sample", type=int, default=0, help="so many generated ones instead")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     arguments = parser.parse_args(argv)
-    listed = load()
-    chosen = [m for m in listed if not arguments.words or any(word in f"{m.id} {m.file}" for word in arguments.words)]
-    if not chosen or misplaced(chosen):
-        print(
-            "\n".join(misplaced(chosen) or [f"error: no mutant has {' or '.join(arguments.words)} in its id or file"])
-        )
+    count, seed = arguments.sample, arguments.seed
+    name = f"sample of {count}, seed {seed}" if count else "listed"
+    try:
+        mutants = defects.sample(count, seed) if count else defects.chosen(arguments.words)
+    except ValueError as error:
+        print(f"error: {error}")
         return 2
-    outcomes = plant(chosen, jobs=arguments.jobs)
     BUILD.mkdir(exist_ok=True)
-    put(BUILD / "mutants.md", markdown(chosen, outcomes))
-    kept = {"share": share(chosen, outcomes), "outcomes": [outcome._asdict() for outcome in outcomes]}
-    put(BUILD / "mutants.json", json.dumps(kept, indent=1) + "\n")
-    found = problems(chosen, outcomes)
-    if (whole := merged(listed, chosen, outcomes)) is not None:
-        keep(whole)
-    killed = f"{100 * kept['share']:.1f} % of {sum(not mutant.equivalent for mutant in chosen)} killed"
-    print("\n".join([*found, f"{'RED' if found else 'GREEN'}: {killed}"]))
+    outcomes = judged(mutants, BUILD / "mutants.jsonl", arguments.jobs)
+    put(BUILD / "mutants.md", markdown(mutants, outcomes))
+    found, whole = problems(mutants, outcomes), kept()
+    if count:
+        now = summary(mutants, outcomes)
+        first = whole["samples"].get(name, {"first": now})["first"]
+        whole["samples"][name] = {"tool": defects.tool(), "first": first, "now": now}
+    elif not arguments.words:
+        whole["listed"] = summary(mutants, outcomes) | {"ids": [mutant.id for mutant in mutants]}
+    keep(whole)
+    said = f"{100 * share(mutants, outcomes):.1f} % of {sum(not each.equivalent for each in mutants)} killed ({name})"
+    print("\n".join([*found, f"{'RED' if found else 'GREEN'}: {said}"]))
     return int(bool(found))
 
 

@@ -1,0 +1,205 @@
+"""Which defects are planted: those listed in ``tests/mutants.yml``, and a random sample of what cosmic-ray makes.
+
+A place in the code is drawn first, then one of the defects there: a sum has ten replacements, a comparison six.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+from tqdm import tqdm
+
+from workflow import ROOT
+
+LIST = ROOT / "tests" / "mutants.yml"
+# What is mutated, and the tests of it where these are not called like it. Its own examples are asked, too.
+MODULES = {
+    "nbutils/chapters/*.py": (),
+    "nbutils/checkpoints/*.py": ("checkpoints", "sources", "store", "weights"),
+    "nbutils/claims/*.py": ("claims", "report"),
+    "nbutils/fits.py": (),
+    "nbutils/heads.py": (),
+    "nbutils/homogeneity/*.py": ("algebra", "rules", "homogeneity"),
+    "nbutils/models.py": (),
+    "nbutils/norms/*.py": ("norms",),
+    "nbutils/optimizers.py": ("training",),
+    "nbutils/samples.py": (),
+    "nbutils/saturation/*.py": ("saturation", "scaling"),
+    "nbutils/sublayers.py": (),
+    "nbutils/training.py": (),
+    "workflow/alarms.py": (),
+    "workflow/compare.py": (),
+    "workflow/findings.py": ("findings", "report"),
+    "workflow/report.py": ("report", "findings", "alarms"),
+    "workflow/stale.py": (),
+    "workflow/summaries.py": ("report",),
+}
+OTHERS = {"ensemble": "training", "figure1": "projection", "limit_networks": "limits"}  # modules of chapters
+EQUIVALENT = ROOT / "tests" / "equivalent.yml"  # generated defects that nothing can see, each with its reason
+# Python refuses these of floats and tensors of floats at once: anybody's tests kill them.
+REFUSED = ("RShift", "LShift", "BitOr", "BitAnd", "BitXor")
+
+
+class Mutant(NamedTuple):
+    """One defect: ``becomes`` in the place of ``text``, which stands once in ``file``."""
+
+    id: str
+    file: str
+    text: str
+    becomes: str
+    breaks: str  # what is wrong then, in words
+    tests: tuple[str, ...]  # files, relative to the root
+    equivalent: str = ""  # why nothing can see it
+
+
+def chosen(words: Sequence[str]) -> list[Mutant]:
+    """The listed mutants with one of the words in id or file; all without a word.
+
+    Raises:
+        ValueError: there is none, or one that no longer applies.
+    """
+    found = [mutant for mutant in load() if not words or any(word in f"{mutant.id} {mutant.file}" for word in words)]
+    if not found or misplaced(found):
+        raise ValueError("\n".join(misplaced(found)) or f"no mutant has {' or '.join(words)} in its id or file")
+    return found
+
+
+def load(file: Path = LIST) -> list[Mutant]:
+    """The listed mutants.
+
+    Raises:
+        ValueError: an unknown or missing field, an id used twice; the message names the mutant.
+    """
+    found: dict[str, Mutant] = {}
+    for entry in yaml.safe_load(file.read_text(encoding="utf-8")):
+        changed = Path(entry.get("file", ""))
+        names = entry.pop("tests", None) or [changed.parent.name if changed.stem == "__init__" else changed.stem]
+        try:
+            mutant = Mutant(**entry, tests=tuple(f"tests/test_{name}.py" for name in names))
+        except TypeError as error:
+            raise ValueError(f"{file.name}: mutant {entry.get('id', entry)!r}: {error}") from None
+        if mutant.id in found:
+            raise ValueError(f"{file.name}: mutant {mutant.id!r} is listed twice")
+        found[mutant.id] = mutant
+    return list(found.values())
+
+
+def misplaced(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
+    """A line for each mutant that no longer applies: its text must stand exactly once in its file, and change it."""
+    said = []
+    for mutant in mutants:
+        file = root / mutant.file
+        count = file.read_text(encoding="utf-8").count(mutant.text) if file.is_file() else 0
+        if count != 1 or mutant.text == mutant.becomes:
+            said.append(f"{mutant.id}: {mutant.text!r} stands {count} times in {mutant.file}; it must stand there once")
+        said += [f"{mutant.id}: there is no {test}" for test in mutant.tests if not (root / test).is_file()]
+    return said
+
+
+class Place(NamedTuple):
+    """Where defects can be made, from line and column to line and column, and which: operator and occurrence."""
+
+    file: str
+    start: tuple[int, int]
+    defects: tuple[tuple[str, int], ...]
+
+
+def files() -> dict[str, tuple[str, ...]]:
+    """All files that are mutated, and the tests that judge each."""
+    found = {}
+    for pattern, names in MODULES.items():
+        for path in sorted(ROOT.glob(pattern)):
+            file = str(path.relative_to(ROOT))
+            own = names or (OTHERS.get(path.stem, path.stem),)
+            tests = [f"tests/test_{name}.py" for name in own]
+            found[file] = (*(test for test in tests if (ROOT / test).is_file()), file)
+    return found
+
+
+def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """From where to where annotations of types stand, which nothing evaluates; lines from 1, columns in characters."""
+    lines = source.splitlines()
+
+    def place(line: int, column: int) -> tuple[int, int]:
+        return line, len(lines[line - 1].encode()[:column].decode())
+
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        for name in ("annotation", "returns"):
+            part = getattr(node, name, None)
+            if isinstance(part, ast.expr):
+                found.append((place(part.lineno, part.col_offset), place(part.end_lineno, part.end_col_offset)))
+    return found
+
+
+def places(file: str) -> list[Place]:
+    """Every place in a file where one of cosmic-ray's operators can make a defect that is no refused one."""
+    from cosmic_ray.ast import ast_nodes, get_ast
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    source = (ROOT / file).read_text(encoding="utf-8")
+    nodes, typed = list(ast_nodes(get_ast(source))), annotations(source)
+    found: dict[tuple[int, int], list[tuple[str, int]]] = defaultdict(list)
+    for name in sorted(operator_names()):
+        operator = get_operator(name)
+        if operator.arguments() or name.endswith(REFUSED):
+            continue
+        made = (span for node in nodes for span in operator().mutation_positions(node))
+        for occurrence, (start, _) in enumerate(made):
+            if not any(first <= start < last for first, last in typed):
+                found[start].append((name, occurrence))
+    return [Place(file, start, tuple(defects)) for start, defects in sorted(found.items())]
+
+
+def sample(count: int, seed: int) -> list[Mutant]:
+    """So many generated defects, at places drawn without replacement from all files together.
+
+    Raises:
+        ValueError: there are fewer places.
+    """
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    judges, reasons = files(), equivalents()
+    everywhere = [place for file in tqdm(judges, desc="places", leave=False) for place in places(file)]
+    if count > len(everywhere):
+        raise ValueError(f"a sample of {count} from {len(everywhere)} places: ask for fewer")
+    rng = random.Random(seed)
+    drawn = []
+    for place in rng.sample(everywhere, count):
+        operator, occurrence = rng.choice(place.defects)
+        source = (ROOT / place.file).read_text(encoding="utf-8")
+        becomes = mutate_code(source, get_operator(operator)(), occurrence)
+        name = f"{place.file}:{place.start[0]}:{place.start[1]} {operator.removeprefix('core/')}"
+        breaks = changed(source, becomes)
+        reason = reasons.get((place.file, breaks), "")
+        drawn.append(Mutant(name, place.file, source, becomes, breaks, judges[place.file], reason))
+    return drawn
+
+
+def tool() -> str:
+    """What generates, with its version."""
+    return f"cosmic-ray {version('cosmic-ray')}"
+
+
+def equivalents() -> dict[tuple[str, str], str]:
+    """Reasons why nothing can see a generated defect, by file and changed line."""
+    entries = yaml.safe_load(EQUIVALENT.read_text(encoding="utf-8")) or []
+    return {(entry["file"], entry["change"]): entry["reason"] for entry in entries}
+
+
+def changed(source: str, becomes: str) -> str:
+    """The first line that differs, before and after.
+
+    >>> changed("a = 1\\nb = a + 2\\n", "a = 1\\nb = a - 2\\n")
+    'b = a + 2 → b = a - 2'
+    """
+    pairs = zip(source.splitlines(), becomes.splitlines(), strict=False)
+    return next((f"{old.strip()} → {new.strip()}" for old, new in pairs if old != new), "the end is another")
