@@ -134,6 +134,36 @@ def test_equal_tokens_tie_and_share_the_attention():
     assert out.tied.all() and out.gap == 2
 
 
+def test_scores_that_do_not_grow_keep_their_softmax():
+    """0 is exact, of degree −∞, and stays a score; one that falls with c counts as 0 beside it."""
+    scores = np.array([[0.0, 1.0, -2.0]])
+    constant = limits.leading({"w": scores})["w"] * 0.0 + scores
+    np.testing.assert_allclose(LEADING.softmax(constant).coef, SMOOTH.softmax(scores), rtol=1e-12)
+    assert LEADING.softmax(constant).exact.all() and not LEADING.softmax(constant).tied.any()
+
+
+def test_a_constant_row_is_normalised_to_zero_and_others_are_as_they_were():
+    w = limits.leading({"w": [[[2.0, 2.0], [1.0, 5.0]]]})["w"]
+    out = LEADING.layer_norm(w)
+    np.testing.assert_array_equal(out.coef, [[[0, 0], [-1, 1]]])
+    assert not out.exact.any()
+
+
+def test_layer_norm_of_inputs_is_exact_row_by_row():
+    """The first row is an input, the second a parameter."""
+    x = np.array([[[1.0, 3.0], [0.0, 0.0]]])
+    w = limits.leading({"w": [[[2.0, 5.0]]]})["w"] * np.array([[[0.0], [1.0]]])
+    out = LEADING.layer_norm(w + x)
+    np.testing.assert_array_equal(out.exact, [[[True, True], [False, False]]])
+    np.testing.assert_array_equal(out.coef, [[[-1, 1], [-1, 1]]])
+
+
+def test_zero_times_a_parameter_is_zero_from_either_side():
+    w, nothing = limits.leading({"w": [[3.0]]})["w"], np.array([[0.0]])
+    for product in (w * nothing, nothing * w, limits._as_leading(nothing) * w):
+        assert product.coef == 0 and product.degree == -np.inf and product.exact
+
+
 def test_matrix_product_is_that_of_numpy():
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(4, 2, 3)), rng.normal(size=(3, 5))

@@ -230,6 +230,21 @@ def test_identical_tokens_have_no_centred_direction():
     torch.testing.assert_close(found.anisotropy, torch.ones(2, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("c", [1.0, 2.0, 50.0])
+def test_anisotropy_is_that_of_the_scaled_model(c):
+    tokens = torch.tensor([[0, 1, 2, 3], [3, 3, 5, 6]])
+    with torch.no_grad(), saturation.scaled(model := Own(), c):
+        expected = [saturation.mean_pair_cosine(states.flatten(0, 1)) for states in model.hidden_states(tokens)]
+    torch.testing.assert_close(saturation.anisotropy(model, {"input_ids": tokens}, c), torch.stack(expected))
+
+
+def test_the_scale_is_the_papers_thousand_unless_given():
+    batch = {"input_ids": torch.tensor([[0, 1, 2, 3]])}
+    for function in (saturation.similarity, lambda *what: saturation.compare(what[0], [what[1]], *what[2:]).raw):
+        assert torch.equal(function(Own(), batch), function(Own(), batch, 1000.0))
+        assert not torch.equal(function(Own(), batch), function(Own(), batch, 30.0))
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 9), st.integers(1, 4))
 def test_pair_cosine_is_the_mean_over_pairs(seed, n, dim):

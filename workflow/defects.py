@@ -82,7 +82,7 @@ def load(file: Path = LIST) -> list[Mutant]:
         changed = Path(entry.get("file", ""))
         names = entry.pop("tests", None) or [changed.parent.name if changed.stem == "__init__" else changed.stem]
         try:
-            mutant = Mutant(**entry, tests=tuple(f"tests/test_{name}.py" for name in names))
+            mutant = Mutant(**entry, tests=(*(f"tests/test_{name}.py" for name in names), str(changed)))
         except TypeError as error:
             raise ValueError(f"{file.name}: mutant {entry.get('id', entry)!r}: {error}") from None
         if mutant.id in found:

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,13 +50,12 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def plant(
-    mutants: Sequence[Mutant], *, jobs: int = 1, keep: Callable[[list[Outcome]], None] = lambda outcomes: None
-) -> list[Outcome]:
+def plant(mutants: Sequence[Mutant], told: Path, *, jobs: int = 1) -> list[Outcome]:
     """Plant the defects one at a time, in copies of the checkout, one for each of ``jobs`` processes.
 
-    Those with the same tests are judged together, after a run of the tests without a defect, and given to ``keep``.
-    What the tests load is loaded once and forked for each mutant; nbutils and workflow come from the copy.
+    Those with the same tests are judged together, after a run of the tests without a defect. Each outcome is a line in
+    the file ``told`` at once. What the tests load is loaded once and forked for each mutant; nbutils and workflow come
+    from the copy.
     """
     for name in LOADED:
         importlib.import_module(name)
@@ -66,20 +65,20 @@ def plant(
     found: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, _workers(jobs, scratch) as pool:
         largest_first = sorted(groups.values(), key=len, reverse=True)
-        running = [pool.submit(_judge, group) for group in largest_first]
+        running = [pool.submit(_judge, group, told) for group in largest_first]
         with tqdm(total=len(mutants), unit="mutant") as progress:
             for group in as_completed(running):
-                keep(group.result())
                 found |= {outcome.id: outcome for outcome in group.result()}
                 progress.update(len(group.result()))
     return [found[mutant.id] for mutant in mutants]
 
 
-def look_in_chapters(survivors: Sequence[Mutant], *, jobs: int = 1, keep: Callable[[list[Outcome]], None]) -> None:
+def look_in_chapters(survivors: Sequence[Mutant], told: Path, *, jobs: int = 1) -> None:
     """What becomes of defects that no test saw, in the smoke runs of the chapters that use their file."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, _workers(jobs, scratch) as pool:
-        for outcome in tqdm(pool.map(_run_chapters, survivors), total=len(survivors), desc="chapters", unit="mutant"):
-            keep([outcome])
+        running = [pool.submit(_run_chapters, mutant, told) for mutant in survivors]
+        for each in tqdm(as_completed(running), total=len(running), desc="chapters", unit="mutant"):
+            each.result()
 
 
 def _workers(jobs: int, scratch: str) -> ProcessPoolExecutor:
@@ -109,7 +108,7 @@ def _planted(mutant: Mutant) -> Iterator[None]:
         file.write_text(text, encoding="utf-8")
 
 
-def _judge(group: Sequence[Mutant]) -> list[Outcome]:
+def _judge(group: Sequence[Mutant], told: Path) -> list[Outcome]:
     """What becomes of mutants with the same tests, in the copy that is the working folder."""
     plain = _tested("", group[0].tests, limit=3600)
     if plain.result != "survived":
@@ -118,10 +117,11 @@ def _judge(group: Sequence[Mutant]) -> list[Outcome]:
     for mutant in group:
         with _planted(mutant):
             outcomes.append(_tested(mutant.id, mutant.tests, limit=20 + SLOWER * plain.seconds))
+        _tell(told, mutant, outcomes[-1])
     return outcomes
 
 
-def _run_chapters(mutant: Mutant) -> Outcome:
+def _run_chapters(mutant: Mutant, told: Path) -> None:
     """Run the chapters that use the file, the quickest first, up to the first that is red."""
     started, by = time.monotonic(), ""
     with _planted(mutant):
@@ -130,7 +130,8 @@ def _run_chapters(mutant: Mutant) -> Outcome:
             if subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
                 by = f"chapter {chapter}"
                 break
-    return Outcome(mutant.id, "killed" if by else "survived", by or "no chapter", round(time.monotonic() - started, 1))
+    seconds = round(time.monotonic() - started, 1)
+    _tell(told, mutant, Outcome(mutant.id, "killed" if by else "survived", by or "no chapter", seconds))
 
 
 def using(file: str) -> list[str]:
@@ -232,9 +233,9 @@ def kept() -> dict[str, Any]:
     return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {"listed": {}, "samples": {}}
 
 
-def keep(found: dict[str, Any], file: Path = KEPT) -> None:
+def keep(found: dict[str, Any], file: Path | None = None) -> None:
     """Write results beside the baselines, for the pages."""
-    put(file, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    put(file or KEPT, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
 def sentence() -> str:
@@ -267,28 +268,31 @@ def markdown(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> str:
 
 def judged(mutants: Sequence[Mutant], file: Path, jobs: int) -> list[Outcome]:
     """By tests, survivors by chapters. What ``file`` has of the same defects and the same tests is not judged again."""
-    known = {}
-    if file.is_file():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            stamp, outcome = json.loads(line)
-            known[stamp] = Outcome(*outcome)
-    stamps = {mutant.id: _stamp(mutant) for mutant in mutants}
-
-    def tell(outcomes: Sequence[Outcome]) -> None:
-        with file.open("a", encoding="utf-8") as told:
-            for outcome in outcomes:
-                print(json.dumps([stamps[outcome.id], outcome], ensure_ascii=False), file=told)
-                known[stamps[outcome.id]] = outcome
-
-    plant([mutant for mutant in mutants if stamps[mutant.id] not in known], jobs=jobs, keep=tell)
-    unseen = [m for m in mutants if known[stamps[m.id]][1:3] == ("survived", "") and not m.equivalent and using(m.file)]
-    look_in_chapters(unseen, jobs=jobs, keep=tell)
-    return [known[stamps[mutant.id]]._replace(id=mutant.id) for mutant in mutants]
+    known, invalid = _told(file), []
+    if left := [mutant for mutant in mutants if _stamp(mutant) not in known]:
+        invalid = [outcome for outcome in plant(left, file, jobs=jobs) if outcome.result == "invalid"]
+        known = _told(file) | {_stamp(mutant): o for mutant in left for o in invalid if o.id == mutant.id}
+    unseen = [m for m in mutants if known[_stamp(m)][1:3] == ("survived", "") and not m.equivalent and using(m.file)]
+    if unseen:
+        look_in_chapters(unseen, file, jobs=jobs)
+        known |= _told(file)
+    return [known[_stamp(mutant)]._replace(id=mutant.id) for mutant in mutants]
 
 
-def _stamp(mutant: Mutant) -> str:
-    parts = [mutant.text, mutant.becomes, *((ROOT / name).read_text(encoding="utf-8") for name in mutant.tests)]
-    return hashlib.sha256("\0".join([mutant.file, *parts]).encode()).hexdigest()[:16]
+def _stamp(mutant: Mutant, root: Path = ROOT) -> str:
+    tests = ((root / name).read_text(encoding="utf-8") for name in mutant.tests)  # the module is one: its examples
+    return hashlib.sha256("\0".join([mutant.file, mutant.text, mutant.becomes, *tests]).encode()).hexdigest()[:16]
+
+
+def _tell(file: Path, mutant: Mutant, outcome: Outcome) -> None:
+    with file.open("a", encoding="utf-8") as told:
+        print(json.dumps([_stamp(mutant, Path.cwd()), outcome], ensure_ascii=False), file=told)
+
+
+def _told(file: Path) -> dict[str, Outcome]:
+    """The last word on each defect, by its stamp."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else ()
+    return {stamp: Outcome(*outcome) for stamp, outcome in map(json.loads, lines)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
