@@ -6,6 +6,7 @@ SEED ?= 0
 SEEDS ?=
 FIRST ?= 9000
 ONLY ?=
+SAMPLE ?=
 A ?= _build/smoke
 B ?=
 PROFILE ?= smoke
@@ -32,7 +33,7 @@ help:
 	@echo "make alarms     the share of red runs at fresh seeds (PROFILE=smoke FIRST=9000 SEEDS=100, CHAPTERS=03-t5 for some); goes on where it was broken off"
 	@echo "make platforms  the profile as on other processors, emulated, and what moved (PROFILE=smoke SEED=0)"
 	@echo "make report     compare two runs (A=_build/smoke B=other/metrics.json)"
-	@echo "make mutants    plant defects in the mathematics; the tests must turn red (ONLY=norms for some)"
+	@echo "make mutants    plant defects; the tests must turn red (SAMPLE=100 SEED=3 for generated ones, ONLY=norms for some)"
 	@echo "make upgrades   smoke with the newest packages in our ranges, against smoke with the pinned ones"
 	@echo "                any run on a cluster: EXECUTOR=slurm JOBS=20 EXECUTOR_ARGS='--default-resources slurm_partition=…'"
 	@echo "make bench      ours against the plain way (BENCH=--book the whole book, --curves how cost grows; --keep for the page)"
@@ -88,7 +89,7 @@ report: env
 	@$(PY) -m workflow report "$(A)" "$(B)"
 
 mutants: env
-	$(PY) -m workflow.mutants $(ONLY)
+	$(PY) -m workflow.mutants $(ONLY) $(if $(SAMPLE),--sample $(SAMPLE) --seed $(SEED))
 
 bench: env
 	$(PY) -m benchmarks $(BENCH)

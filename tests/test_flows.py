@@ -45,6 +45,13 @@ def test_separable_data_have_their_margin(seed):
     assert all(flows.max_margin(a, b) >= 0.5 - 1e-6 for a, b in zip(x.numpy(), y.numpy(), strict=True))
 
 
+@pytest.mark.parametrize("gap", [0.5, 2.0])
+def test_of_many_separable_points_the_margin_is_the_gap(gap):
+    x, y = flows.separable(1, 400, 3, gap=gap, generator=generator(4, "cpu"))
+    assert flows.max_margin(x[0], y[0]) == pytest.approx(gap, abs=0.05)
+    assert 100 < int((y > 0).sum()) < 300, "the plane goes through the middle"
+
+
 def test_max_margin_of_known_points():
     assert flows.max_margin([[3, 4]], [-1]) == pytest.approx(5, rel=1e-6)
     assert flows.max_margin([[1, 1], [-1, 1]], [1, 1]) == pytest.approx(1, rel=1e-6)
@@ -126,6 +133,8 @@ def test_with_margin_finds_the_place():
     ("call", "said"),
     [
         (lambda: flows.reduced_log_time([2.0, 1.0], 2), "positive and increase"),
+        (lambda: flows.reduced_log_time([1.0, 1.0], 2), "positive and increase"),
+        (lambda: flows.reduced_log_time([0.0, 1.0], 2), "positive and increase"),
         (lambda: flows.fit_loglog(np.ones(5), np.ones(5)), "points ≥ 4, networks ≥ 2"),
     ],
 )

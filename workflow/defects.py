@@ -158,8 +158,8 @@ def places(file: str) -> list[Place]:
     return [Place(file, start, tuple(defects)) for start, defects in sorted(found.items())]
 
 
-def sample(count: int, seed: int) -> list[Mutant]:
-    """So many generated defects, at places drawn without replacement from all files together.
+def sample(count: int, seed: int, words: Sequence[str] = ()) -> list[Mutant]:
+    """So many generated defects, at places drawn without replacement from all files together, or those with a word.
 
     Raises:
         ValueError: there are fewer places.
@@ -168,6 +168,7 @@ def sample(count: int, seed: int) -> list[Mutant]:
     from cosmic_ray.plugins import get_operator
 
     judges, reasons = files(), equivalents()
+    judges = {file: tests for file, tests in judges.items() if not words or any(word in file for word in words)}
     everywhere = [place for file in tqdm(judges, desc="places", leave=False) for place in places(file)]
     if count > len(everywhere):
         raise ValueError(f"a sample of {count} from {len(everywhere)} places: ask for fewer")
@@ -196,10 +197,16 @@ def equivalents() -> dict[tuple[str, str], str]:
 
 
 def changed(source: str, becomes: str) -> str:
-    """The first line that differs, before and after.
+    """Which function differs, and its first line that does, before and after.
 
-    >>> changed("a = 1\\nb = a + 2\\n", "a = 1\\nb = a - 2\\n")
-    'b = a + 2 → b = a - 2'
+    >>> changed("def f(a):\\n    return a + 2\\n", "def f(a):\\n    return a - 2\\n")
+    'f: return a + 2 → return a - 2'
     """
-    pairs = zip(source.splitlines(), becomes.splitlines(), strict=False)
-    return next((f"{old.strip()} → {new.strip()}" for old, new in pairs if old != new), "the end is another")
+    pairs = enumerate(zip(source.splitlines(), becomes.splitlines(), strict=False), 1)
+    number, old, new = next((n, old.strip(), new.strip()) for n, (old, new) in pairs if old != new)
+    around = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.lineno <= number <= node.end_lineno
+    ]
+    return f"{max(around, key=lambda node: node.lineno).name + ': ' if around else ''}{old} → {new}"

@@ -297,7 +297,7 @@ def _told(file: Path) -> dict[str, Outcome]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow.mutants", description=__doc__)
-    parser.add_argument("words", nargs="*", help="only listed mutants with one of these in their id or file")
+    parser.add_argument("words", nargs="*", help="only mutants with one of these in their id or file")
     parser.add_argument("--sample", type=int, default=0, help="so many generated ones instead")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
@@ -305,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     count, seed = arguments.sample, arguments.seed
     name = f"sample of {count}, seed {seed}" if count else "listed"
     try:
-        mutants = defects.sample(count, seed) if count else defects.chosen(arguments.words)
+        mutants = defects.sample(count, seed, arguments.words) if count else defects.chosen(arguments.words)
     except ValueError as error:
         print(f"error: {error}")
         return 2
@@ -313,7 +313,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcomes = judged(mutants, BUILD / "mutants.jsonl", arguments.jobs)
     put(BUILD / "mutants.md", markdown(mutants, outcomes))
     found, whole = problems(mutants, outcomes), kept()
-    if count:
+    if count and not arguments.words:
         now = summary(mutants, outcomes)
         first = whole["samples"].get(name, {"first": now})["first"]
         whole["samples"][name] = {"tool": defects.tool(), "first": first, "now": now}
