@@ -76,8 +76,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        given = getattr(getattr(item, "callspec", None), "params", {})  # by parametrize: no fixtures
         for fixture, marker in (("smoke", "whole"), ("project", "project")):
-            if fixture in getattr(item, "fixturenames", ()):
+            if fixture in getattr(item, "fixturenames", ()) and fixture not in given:
                 item.add_marker(marker)
 
 

@@ -3,6 +3,7 @@
 import json
 
 import nbformat
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -60,6 +61,9 @@ def test_a_run_is_red_by_an_exact_check_or_by_two_of_three(tmp_path):
     assert [(seed, check["red"]) for _, seed, check in counts.failed] == [
         ("2", True), ("3", False), ("4", True), ("5", True)]  # fmt: skip
     assert not counts.sound and alarms.conclusion(found).startswith("RED: 60.0 % of smoke runs red")
+    rows = [line.split(" | ") for line in alarms.markdown(found).splitlines() if "| `one` |" in line]
+    assert [(row[1], row[-1].rstrip(" |")) for row in rows] == [
+        ("2", "not run: **red**"), ("3", "1, 1: noted"), ("4", "1, 1: **red**"), ("5", "1, 1: **red**")]  # fmt: skip
 
 
 def test_a_check_that_held_and_fails_at_both_further_seeds_is_red_too(tmp_path):
@@ -105,6 +109,17 @@ def test_seeds_are_added_and_never_drawn_again(tmp_path):
     assert list(entry["runs"]) == ["1", "2"] and entry["runs"]["1"] and not entry["runs"]["2"]
     assert entry["hardware"] == ["first", "second"]
     assert entry["measured"]["one/a"] == pytest.approx({"mean": 2.0, "sd": 2**0.5, "n": 2})
+
+
+def test_pooling_is_the_mean_and_spread_of_all_values():
+    values = np.random.default_rng(0).normal(3, 2, 12)
+    for first in (1, 5, 11):
+        found = alarms.pool(alarms.pool(None, values[:first]), values[first:])
+        assert found == pytest.approx({"mean": values.mean(), "sd": values.std(ddof=1), "n": 12})
+    one_by_one = None
+    for value in values:
+        one_by_one = alarms.pool(one_by_one, [value])
+    assert one_by_one == pytest.approx({"mean": values.mean(), "sd": values.std(ddof=1), "n": 12})
 
 
 def test_another_text_voids_what_is_kept(tmp_path, one_chapter):

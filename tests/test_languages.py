@@ -116,6 +116,18 @@ def test_anbn_near_misses():
     assert len(swapped) == sum((n - 1) ** 2 for n in range(2, 7))
 
 
+def test_copies_are_of_two_letters_unless_more_are_asked_for():
+    for task in (lang.copy_first, lang.copy_previous):
+        tokens, _ = task(50, 9, generator(0, "cpu"))
+        assert tokens.unique().tolist() == [lang.A, lang.B]
+
+
+@pytest.mark.parametrize("name", sorted(MEMBERSHIP))
+def test_an_odd_row_is_of_either_class_as_often(name):
+    more = sum(int(MEMBERSHIP[name](1, 7, generator(seed, "cpu"))[1]) for seed in range(400))
+    assert abs(more - 200) < 5 * 10  # five standard deviations of a fair coin
+
+
 @pytest.mark.parametrize("symbols", [2, 5])
 def test_copies(symbols):
     tokens, first = lang.copy_first(100, 7, generator(0, "cpu"), symbols)

@@ -47,6 +47,31 @@ def test_plain_steps_are_orthogonal_and_obey_the_quartic_law(batch):
     np.testing.assert_allclose(run.after**2, run.before**2 + 2 * eta**2 * sphere + (eta**2 * sphere / run.before) ** 2)
 
 
+@pytest.mark.parametrize("turn", [0.0, 60.0, 90.0, 180.0])
+def test_cosines_of_a_step_at_a_known_angle(turn):
+    """A parameter of length 5, a step of length 2 that is turned from it: descent goes against the gradient."""
+    theta, angle = torch.tensor([[[3.0, 4.0]]], dtype=torch.float64), np.deg2rad(turn)
+    unit, across = theta / 5, torch.tensor([[[-0.8, 0.6]]], dtype=torch.float64)
+    gradient = -4 * (np.cos(angle) * unit + np.sin(angle) * across)
+
+    def fill(weights):
+        weights[0].grad = gradient.clone()
+
+    run = si.train([theta], fill, lambda p: SGD(p, lr=0.5), 1)
+    assert run.cos().item() == pytest.approx(np.cos(angle), abs=1e-12)
+    assert run.cos(gradient=True).item() == pytest.approx(-np.cos(angle), abs=1e-12)
+    assert [part.item() for part in run.total()] == pytest.approx(
+        [25, 29 + 20 * np.cos(angle), 4, 10 * np.cos(angle), -20 * np.cos(angle), 16])  # fmt: skip
+
+
+def test_a_named_training_shows_its_progress(capsys):
+    data = si.problem(1, generator=generator(0, "cpu"))
+    assert [tuple(w.shape) for w in data.weights] == [(1, 16, 8), (1, 4, 16)] and data.x.shape == (1, 64, 8)
+    for name, shown in (("ours", True), (None, False)):
+        si.train(data.weights, si.loss_gradients(data, generator=generator(0, "cpu")), lambda p: SGD(p), 2, name=name)
+        assert ("ours" in capsys.readouterr().err) == shown
+
+
 def test_fixed_length():
     rng = generator(2, "cpu")
     data = si.problem(2, samples=32, generator=rng)
@@ -105,6 +130,16 @@ def test_products_of_float32_are_summed_in_float64():
     found = si.train([start], si.noise_gradients(generator=rng), lambda theta: SGD(theta, lr=0.0), 1)
     assert found.before[0, 0, 0] == pytest.approx(float((start.double() ** 2).sum()), rel=1e-9)
     assert found.inner[0, 0, 0] == 0 and found.step[0, 0, 0] == 0
+
+
+@pytest.mark.parametrize("step", [1, 9, 150, 9_999, 10_001, 10**6])  # from 10,000 on Adafactor's own rate falls
+@pytest.mark.parametrize("relative", [True, False])
+def test_adafactors_rate_is_that_of_transformers_run_by_run(step, relative):
+    group = {"relative_step": relative, "scale_parameter": True, "warmup_init": False, "eps": (1e-30, 1e-3), "lr": 0.5}
+    sizes = [1e-5, 0.3, 7.0]
+    ours = si.RunwiseAdafactor._get_lr(group, {"step": step, "RMS": torch.tensor(sizes, dtype=torch.float64)})
+    theirs = [Adafactor._get_lr(group, {"step": step, "RMS": size}) for size in sizes]
+    assert ours.tolist() == pytest.approx(theirs, rel=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
