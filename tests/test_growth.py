@@ -64,15 +64,40 @@ def test_exponent_parts_refuses_gaps_and_edges_outside():
 def test_layers_together_are_the_whole():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
     tracker = NormTracker(model.named_parameters(), gradients=True)
-    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    optimizer, cosines = torch.optim.Adam(model.parameters(), 0.1), []
     for _ in range(3):
         model(torch.ones(2, 3)).sum().backward()
+        theta, gradient = (torch.cat([x.detach().flatten().double() for x in part]) for part in (
+            model.parameters(), [p.grad for p in model.parameters()]))  # fmt: skip
+        cosines.append(float(theta @ gradient / theta.norm() / gradient.norm()))
         with tracker.step():
             optimizer.step()
     rows = tracker.history()
     together, whole = growth.total(rows[rows["layer"] != "total"]), rows[rows["layer"] == "total"]
     for column in ("norm", "alignment", *COLUMNS):
         np.testing.assert_allclose(together[column], whole[column], rtol=1e-9)
+    np.testing.assert_allclose(together["gradient_cos"][1:], cosines, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("pull", "turn"), [(0.0, 0.0), (2.0, 0.0), (0.0, 3.0), (1.5, -2.0)])
+def test_the_orthogonal_walk_takes_the_steps_that_are_told(pull, turn):
+    """δ = lr (I − uuᵀ)(pull e₁ + turn Ju + noise)/ρ, by matrices, with the same noise."""
+    n, steps, lr = 4, 6, 0.4
+    told = dict(n=n, steps=steps, lr=lr, pull=pull, turn=turn)
+    walk = growth.orthogonal_walk(**told, walks=1, generator=torch.Generator().manual_seed(3))
+    rng, quarter = torch.Generator().manual_seed(3), np.kron(np.eye(2), [[0, -1], [1, 0]])
+    theta = np.array([0.0, 1.0, 0.0, 0.0])
+    for t in range(steps):
+        np.testing.assert_allclose(walk.theta[0, t], theta, rtol=1e-9, atol=1e-12)
+        rho = np.linalg.norm(theta)
+        u = theta / rho
+        force = torch.randn(1, n, dtype=torch.float64, generator=rng).numpy()[0] + turn * quarter @ u
+        force[0] += pull
+        theta = theta + lr / rho * (np.eye(n) - np.outer(u, u)) @ force
+
+
+def test_without_a_gradient_no_step_is_replayed():
+    assert growth.replayed_steps([0.0, 0.0, 3.0]).tolist() == [0, 0, 1]
 
 
 def test_replayed_steps_are_those_of_adafactor_where_only_the_length_changes():

@@ -72,6 +72,7 @@ def test_masks_of_attention():
     with pytest.raises(NotHomogeneous) as caught:
         degree(large, 1)
     assert caught.value.module_path == "f.attention.scores" and caught.value.degrees == (4, 0)
+    assert "it meets degree 4, 0" in str(caught.value)
 
 
 def test_epsilon_is_said():
@@ -97,6 +98,20 @@ def test_explain_is_a_table_of_nodes():
     row = table[table.module == "residual1"].squeeze()
     assert row["degree in"] == "1, 3" and row["degree out"] == 3 and row["note"] == "asymptotic: of 1, 3 the largest"
     assert "<table" in table._repr_html_()
+
+
+def test_a_table_tells_parameters_from_constants():
+    net = Net(lambda m, x: x * m.w + m.mask, {"mask": torch.zeros(4)}, w=par(4))
+    table = explain(net)
+    assert dict(zip(table.module, table.operation, strict=True)) | {"w": "parameter", "mask": "constant"} == dict(
+        zip(table.module, table.operation, strict=True)
+    )
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0])
+def test_what_grows_at_all_may_be_normalised_far_out(power):
+    net = Net(lambda m, x: m.norm(m.f(x).abs() ** power), f=linear(4, 4), norm=nn.LayerNorm(4))
+    assert degree(net, approximate=True) == 1  # the gain
 
 
 def test_measuring_leaves_the_module_as_it_is():

@@ -40,10 +40,11 @@ def test_budget_shapes():
 @pytest.mark.parametrize(
     ("rho", "cos", "said"),
     [
-        ([1, 2, 3], [0.5], "3 norms need 2 neighbour cosines"),
+        ([1, 2, 3], [0.5], r"3 norms need 2 neighbour cosines, shape \(2,\); got \(1,\)"),
         ([1, 2], [0.5, 0.5], "2 norms need 1 neighbour cosines"),
         ([1, 2], [1.0001], "must lie in \\[-1, 1\\]; got 1.0001 at position 0"),
         ([1, 2, 3], [0.1, -1.2], "got -1.2 at position 1"),
+        ([1, 2, 3], [1.5, -1.2], "got 1.5 at position 0"),
         ([1, 2], [np.nan], "must lie in"),
         ([1, -2], [0.5], "not negative; got -2"),
         ([1, np.inf], [0.5], "finite"),

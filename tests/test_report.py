@@ -9,8 +9,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from nbutils import claims as claims_module
 from nbutils.claims.records import Record
-from workflow import launch, report, summaries
+from workflow import jobs, launch, report, summaries
 
 
 def record(claim="one", role="stated", holds=True, chapter="01-one", check="a number", **more):
@@ -81,6 +82,83 @@ def test_open_is_not_passed_and_not_red():
         listed("one"), {"one": "open"}, [record(role="open", holds=None, reason="r")], ["01-one"]
     )
     assert verdicts == {"one": "open"} and found == []
+
+
+def test_what_comes_after_a_planned_claim_is_judged_too():
+    claims = listed("one", planned=True) | listed("two")
+    verdicts, found = report.audit(claims, {"two": "confirmed"}, [record("two")], ["01-one"])
+    assert verdicts == {"two": "confirmed"} and found == []
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Executed notebooks of two chapters, a claim each: ``write(chapter, **more)`` leaves one with its record."""
+    monkeypatch.setattr(report, "run_folder", lambda profile, seed: tmp_path / f"seed-{seed}")
+    claims = listed("one") | {"two": {**listed("two")["two"], "chapters": ["02-two"]}}
+    monkeypatch.setattr(report, "load_claims", lambda: claims)
+    monkeypatch.setattr(report, "load_verdicts", lambda: {"one": "confirmed", "two": "confirmed"})
+    monkeypatch.setattr(report, "all_chapters", lambda: ["01-one", "02-two"])
+    monkeypatch.setattr(report.cluster, "trained_for", lambda chapter, profile: {"lm-two"} & {f"lm-{chapter[3:]}"})
+    (tmp_path / "seed-0" / "logs").mkdir(parents=True)
+
+    def write(chapter, **more):
+        entry = record(chapter[3:], chapter=chapter, seed=0, **more).as_dict()
+        cell = {"cell_type": "code", "outputs": [{"data": {claims_module.MIME: entry}}]}
+        (tmp_path / "seed-0" / f"{chapter}.ipynb").write_text(json.dumps({"cells": [cell, {"cell_type": "markdown"}]}))
+        stats = {"device": "cpu", "hardware": "h", "versions": {"torch": "2"}, "chapter": chapter, "made_from": "t"}
+        (tmp_path / "seed-0" / f"{chapter}.json").write_text(json.dumps(stats))
+
+    write("01-one")
+    write("02-two")
+    return tmp_path / "seed-0", write
+
+
+def collected():
+    found = report.collect("smoke", 0, ["01-one", "02-two"])
+    return found.run["green"], found
+
+
+def test_a_run_in_which_all_holds_is_green_and_says_how_it_was_run(folder):
+    green, found = collected()
+    assert green and not found.problems and found.verdicts == {"one": "confirmed", "two": "confirmed"}
+    told = {key: found.run[key] for key in ("device", "hardware", "versions", "chapters", "kinds", "noted")}
+    assert told == {"device": "cpu", "hardware": "h", "versions": {"torch": "2"}, "chapters": ["01-one", "02-two"],
+                    "kinds": {"exact": 2}, "noted": 0}  # fmt: skip
+    assert found.run["verdict_counts"] == {"confirmed": 2}
+
+
+def test_a_chapter_that_failed_did_not_run_or_lost_its_training_is_red(folder):
+    place, _ = folder
+    for job, what, said in (
+        ("02-two", "cell [3] raised E", ("02-two", "cell [3] raised E")),
+        ("lm-two", "training raised E", ("02-two", "not run: the training lm-two failed")),
+        (None, None, ("02-two", "no result: its job did not start, or left no word")),
+    ):
+        if job:
+            jobs.note_error(place / "logs" / "e.error.json", job, what)
+        else:
+            (place / "logs" / "e.error.json").unlink()
+            (place / "02-two.ipynb").unlink()
+        green, found = collected()
+        assert not green and said in [(problem.chapter, problem.what) for problem in found.problems]
+        assert found.run["chapters"] == ["01-one"] and found.verdicts == {"one": "confirmed"}
+
+
+def test_a_check_that_fails_or_a_verdict_that_differs_is_red(folder):
+    _, write = folder
+    write("02-two", holds=False)
+    green, found = collected()
+    assert not green and found.verdicts["two"] == "failed"
+    write("02-two", role="counterexample")
+    green, found = collected()
+    assert not green and "verdict failed, but verdicts.yml has confirmed" in [p.what for p in found.problems]
+
+
+def test_a_run_without_any_result_is_red_and_names_no_device(folder):
+    for file in [*folder[0].glob("*.ipynb")]:
+        file.unlink()
+    green, found = collected()
+    assert not green and found.run["device"] is None and found.run["hardware"] is None and found.records == []
 
 
 def test_planned_claims_and_chapters_that_did_not_run_are_left_alone():

@@ -65,6 +65,19 @@ def test_duplicates_are_remembered(tmp_path, measured):
     assert measured == [] and again.duplicates == first.duplicates and again.table.equals(first.table)
 
 
+@pytest.mark.parametrize("by", ["total", "layer"])
+def test_a_copy_counts_once_its_original_is_gone(tmp_path, by):
+    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
+    save(states[30], tmp_path / "run" / "step35")
+    (copy,) = series(tmp_path / "run", out=out, by=by).duplicates
+    assert copy.label.endswith("step35")
+    (tmp_path / "run" / "step30").rename(tmp_path / "away")
+    later = series(tmp_path / "run", out=out, by=by)
+    states[35] = states.pop(30)
+    assert not later.duplicates
+    assert_is(later.table, states)
+
+
 def test_a_torn_table_is_mended(tmp_path, measured):
     states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
     first = series(tmp_path / "run", out=out, by="layer")

@@ -100,6 +100,23 @@ def test_buffers_are_left_out(tmp_path):
     assert set(result.left_out) == set(buffers)
 
 
+@pytest.mark.parametrize("name", ["int64", "int32", "int16", "int8", "uint8", "bool"])
+def test_whole_numbers_are_left_out_and_what_follows_is_read(tmp_path, name):
+    values = {"a.w": torch.tensor([3.0, 4.0]), "b.seen": torch.ones(7, dtype=getattr(torch, name))}
+    save({**values, "c.w": torch.tensor([12.0])}, tmp_path / "step1")
+    result = series(tmp_path)
+    assert result.table.norm[0] == 13 and set(result.left_out) == {"b.seen"} and not result.skipped
+
+
+def test_many_files_without_an_index_are_named(tmp_path):
+    for name in "abcd":
+        save({f"{name}.w": torch.ones(2)}, tmp_path / "step1", f"{name}.safetensors")
+    with pytest.raises(
+        ValueError, match=r"4 weight files and no index: a\.\w+, b\.\w+, c\.\w+$"
+    ):
+        series(tmp_path)
+
+
 def sinusoids(length, width):
     angles = torch.arange(length)[:, None] / 10_000 ** (2 * torch.arange(width // 2) / width)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
