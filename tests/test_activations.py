@@ -11,7 +11,14 @@ from nbutils.chapters import activations
 
 SCALES = (1.0, 1 + 1e-12, 1.01, 2.0, 7.5, 1e3, 1e12, np.inf)
 entries = st.one_of(st.integers(-4, 4).map(float), st.floats(-40, 40, allow_subnormal=False))  # whole numbers tie
-vectors = st.lists(entries, min_size=1, max_size=7).map(np.array)
+spread = st.lists(entries, min_size=1, max_size=7).map(np.array)
+# Where a norm says nothing of the gap: entries near each other, however large they are.
+close = st.builds(
+    lambda level, depths: level - np.array(depths),
+    st.sampled_from([0.0, 7.0, -1e3, 1e6]),
+    st.lists(st.sampled_from([0.0, 2.0**-30, 0.125, 1.0, 20.0]), min_size=1, max_size=5),
+)
+vectors = st.one_of(spread, close)
 scales = st.sampled_from(SCALES)
 
 
@@ -105,6 +112,14 @@ def test_a_lesser_entry_may_gain_with_three_scores_but_not_with_two():
     lead = np.linspace(0.001, 3, 200)[:, None]
     pairs = np.hstack([lead, 0 * lead])
     assert (softmax(1.1 * pairs, axis=1)[:, 1] < softmax(pairs, axis=1)[:, 1]).all()
+
+
+@pytest.mark.parametrize("level", [1.0, 1e3, 1e6, 1e12])
+def test_the_error_falls_along_a_ray_and_not_with_the_norm(level):
+    """(M, M − 1) errs by σ(−1) in the limit, at any M; r·(1, 0) by σ(−r)."""
+    assert np.exp(activations.log_softmax_error([level, level - 1], np.inf)) == pytest.approx(expit(-1.0), rel=1e-12)
+    along = activations.log_softmax_error(min(level, 1e3) * np.array([1.0, 0.0]), np.inf)
+    assert along == pytest.approx(log_expit(-min(level, 1e3)), rel=1e-12)
 
 
 def test_masked_and_huge_scores():

@@ -111,9 +111,7 @@ def test_whole_numbers_are_left_out_and_what_follows_is_read(tmp_path, name):
 def test_many_files_without_an_index_are_named(tmp_path):
     for name in "abcd":
         save({f"{name}.w": torch.ones(2)}, tmp_path / "step1", f"{name}.safetensors")
-    with pytest.raises(
-        ValueError, match=r"4 weight files and no index: a\.\w+, b\.\w+, c\.\w+$"
-    ):
+    with pytest.raises(ValueError, match=r"4 weight files and no index: a\.\w+, b\.\w+, c\.\w+$"):
         series(tmp_path)
 
 
