@@ -85,6 +85,12 @@ def test_what_the_leading_term_does_not_tell_is_refused(name):
         degree(Net(REFUSED[name], {"low": torch.full((4,), -math.inf)}, f=sq()), approximate=True)
 
 
+@pytest.mark.parametrize("order", [lambda h, k: h.norm(p=k), lambda h, k: torch.linalg.vector_norm(h, ord=k)])
+def test_a_norm_of_an_order_that_is_computed_is_refused(order):
+    with pytest.raises(NotHomogeneous, match="the order of the norm is not a number"):
+        degree(Net(lambda m, x: order(m.f(x), m.f(x).sum()), f=sq()), approximate=True)
+
+
 def test_the_shape_of_a_leading_term_divides():
     for size in lambda h: h.size(-1), lambda h: h.shape[-1]:
         net = Net(lambda m, x, size=size: F.gelu(m.f(x)) / size(F.gelu(m.f(x))) ** 0.5, f=sq())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nbutils.chapters import projection
-from nbutils.chapters.figure1 import SUBLAYERS, figure1, released_transformer
+from nbutils.chapters.figure1 import SUBLAYERS, Affine, _released_sublayer, figure1, released_transformer
 from nbutils.chapters.projection import along_ray, by_autograd, equilibrium
 from nbutils.device import generator
 
@@ -237,6 +237,35 @@ def test_the_norm_on_the_ray_is_that_of_the_parameters_alone():
     ray = along_ray(net, x, [1.0, 3.0], [1.0], generator=rng)
     rho = sum(float((p**2).sum()) for p in net.parameters()) ** 0.5
     assert ray.norm == pytest.approx(np.array([1.0, 3.0]) * rho, rel=1e-12)
+
+
+def test_released_parameters_are_uniform_below_the_root_of_what_comes_in():
+    """As torch draws them: uniform in ±1/√n of a map from n values; gain 1 and shift 0; output has ``hidden`` inputs."""
+    width, hidden = 40, 90
+    for kind in ("attention", "feedforward"):
+        layer = _released_sublayer(
+            kind, width, hidden=hidden, biases=True, residual=True, generator=generator(0, "cpu")
+        )
+        for name, value in layer.named_parameters():
+            if name.startswith("norm."):
+                assert (value == (1.0 if name == "norm.gain" else 0.0)).all()
+                continue
+            bound = (hidden if name.startswith("output") else width) ** -0.5
+            assert value.abs().max() <= bound, name
+            if value.ndim == 2:
+                assert value.std() == pytest.approx(bound / 3**0.5, rel=0.05) and value.abs().max() > 0.99 * bound
+                assert abs(float(value.mean())) < 0.05 * bound
+        assert layer.key_dim == 1
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_the_affine_layer_keeps_the_size_of_its_input(counted):
+    top = Affine(torch.nn.Identity(), 100, 2000, scaled=counted, generator=generator(0, "cpu"))
+    assert float(top.weight.std()) == pytest.approx(0.1, rel=0.02) and abs(float(top.weight.mean())) < 0.002
+    assert float(top.bias.std()) == pytest.approx(0.5, rel=0.1)
+    assert not any(p.requires_grad for p in top.parameters()) and len([*top.parameters()]) == 2 * counted
+    x = torch.randn(3, 100, generator=generator(1, "cpu"), dtype=torch.float64)
+    torch.testing.assert_close(top(x), torch.nn.functional.linear(x, top.weight, top.bias))
 
 
 def test_the_last_layer_norm_has_all_of_a_homogeneous_sublayer():

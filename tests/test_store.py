@@ -78,6 +78,27 @@ def test_a_copy_counts_once_its_original_is_gone(tmp_path, by):
     assert_is(later.table, states)
 
 
+def test_a_run_that_stops_early_keeps_what_an_earlier_one_did_beyond(tmp_path, measured, monkeypatch):
+    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
+    series(tmp_path / "run", out=out)
+    states[5] = model(55)
+    save(states[5], tmp_path / "run" / "step5")
+    counting = checkpoints._measure
+
+    def stopped(checkpoint, *rest):
+        if checkpoint.step == 10:
+            raise KeyboardInterrupt
+        return counting(checkpoint, *rest)
+
+    monkeypatch.setattr(checkpoints, "_measure", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        series(tmp_path / "run", out=out)
+    monkeypatch.setattr(checkpoints, "_measure", counting)
+    measured.clear()
+    assert_is(series(tmp_path / "run", out=out).table, states)
+    assert measured == [10], "5 was done before the stop, and 20 and 30 by the first run"
+
+
 def test_a_torn_table_is_mended(tmp_path, measured):
     states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
     first = series(tmp_path / "run", out=out, by="layer")

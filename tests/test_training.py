@@ -361,6 +361,14 @@ def test_each_member_is_the_training_alone(name, momentum):
             torch.testing.assert_close(parameters[i][key], p.detach(), rtol=1e-6, atol=1e-9)
 
 
+def test_an_ensemble_has_one_seed_unless_more_are_asked_for_and_shows_its_progress_if_asked(capsys):
+    members = grid((1e-3,), (0.0, 0.1))
+    assert members == [Member(1e-3, 0.0, 0), Member(1e-3, 0.1, 0)]
+    for progress in (True, False):
+        train_ensemble(model, BATCHES, members, steps=2, device="cpu", progress=progress)
+        assert ("training 2 members" in capsys.readouterr().err) == progress
+
+
 def test_ensemble_refusals():
     with pytest.raises(ValueError, match="'adafactor' has no batched form"):
         train_ensemble(model, BATCHES, [Member(0.1)], steps=1, optimizer="adafactor")
