@@ -120,6 +120,14 @@ def test_a_head_that_is_tied_only_at_the_end_is_told(tmp_path):
     assert "step0: lm_head.weight differs from transformer.wte.weight" in skip.why
 
 
+def test_biases_that_are_all_zero_at_the_start_are_not_tied(tmp_path):
+    """Of vectors only a known pair may be: a bias of the head, and that of its decoder."""
+    zero = torch.zeros(8)
+    state = {"w": torch.ones(3), "embeddings.LayerNorm.bias": zero, "lm_head.bias": zero, "lm_head.decoder.bias": zero}
+    save(state, tmp_path / "step1")
+    assert series(tmp_path).left_out == {"lm_head.decoder.bias": "tied to lm_head.bias"}
+
+
 def test_another_model_in_the_folder_is_listed(tmp_path):
     states = make(tmp_path, steps=(1, 2, 3))
     save(model(0, width=4), tmp_path / "step0")

@@ -173,6 +173,12 @@ def test_matrix_product_is_that_of_numpy():
     assert ((w.mT @ w).degree == 2).all()
 
 
+def test_every_network_has_one_logit():
+    for name in NETWORKS:
+        net, theta, _, x = sample(name, count=4)
+        assert theta["W3" if name == "feedforward" else "W"].shape[0] == 1 and net(theta, x, SMOOTH).shape == (4,)
+
+
 def test_unknown_network_is_an_error():
     with pytest.raises(ValueError, match="choose one of feedforward, lstm, transformer"):
         limit_networks.draw("gru", np.random.default_rng(0))

@@ -146,3 +146,14 @@ def test_a_finite_mask_hides_the_future_until_scores_outgrow_it():
         assert (pretrained.by_layer(model, SENTENCES).raw[1:] - usual.raw[1:]).abs().max() > 1e-3
     torch.testing.assert_close(same, torch.ones_like(same))
     torch.testing.assert_close(pretrained.by_layer(model, SENTENCES), usual)  # the mask is the usual one again
+
+
+@pytest.mark.parametrize(
+    ("name", "inner"),
+    [("bert-base-cased", "intermediate_size"), ("roberta-base", "intermediate_size"), ("t5-base", "d_ff"),
+     ("xlnet-base-cased", "d_inner")],
+)  # fmt: skip
+def test_the_base_size_is_twelve_layers_of_768(name, inner):
+    config = pretrained.shape(name)
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (768, 12, 12)
+    assert getattr(config, inner) == 3072 and config.vocab_size == 32_000

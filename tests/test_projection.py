@@ -240,7 +240,7 @@ def test_the_norm_on_the_ray_is_that_of_the_parameters_alone():
 
 
 def test_released_parameters_are_uniform_below_the_root_of_what_comes_in():
-    """As torch draws them: uniform in ±1/√n of a map from n values; gain 1 and shift 0; output has ``hidden`` inputs."""
+    """As torch draws them: uniform in ±1/√n of a map from n values; gain 1 and shift 0."""
     width, hidden = 40, 90
     for kind in ("attention", "feedforward"):
         layer = _released_sublayer(

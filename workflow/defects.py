@@ -30,7 +30,7 @@ MODULES = {
     "nbutils/models.py": (),
     "nbutils/norms/*.py": ("norms",),
     "nbutils/optimizers.py": ("training",),
-    "nbutils/samples.py": (),
+    "nbutils/samples.py": ("samples", "claims"),
     "nbutils/saturation/*.py": ("saturation", "scaling"),
     "nbutils/sublayers.py": (),
     "nbutils/training.py": (),
