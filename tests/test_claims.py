@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nbutils import claims
 from nbutils.claims import Ledger, verdict
-from nbutils.claims.records import Record
+from nbutils.claims.records import Record, format_band
 
 
 @pytest.fixture
@@ -182,6 +182,22 @@ def test_record_is_whole_and_is_json(capsys, monkeypatch):
     assert Record.of(record) == kept[0] and record["versions"]["torch"]
     assert (record["seed"], record["chapter"], record["measured"], record["holds"]) == (0, "01-test", "nan", False)
     assert kept[1].holds is None and verdict([kept[1]]) == "open"
+
+
+def test_a_record_keeps_what_it_has_and_no_more():
+    """A number of 0 and a seed of 0 are there; what is absent, false or empty takes no room."""
+    always = {"claim", "check", "role", "form", "kind", "measured", "expected", "band", "holds", "seed"}
+    texts = {"chapter", "profile", "device"}
+    assert set(Record("c", "a", "stated").as_dict()) == always | texts
+    more = {"n": 9, "claimed": 0.0, "noted": True, "further": ({"seed": 1},)}
+    assert set(Record("c", "a", "stated", **more).as_dict()) == always | texts | set(more)
+
+
+def test_bands_as_text():
+    texts = {None: "no band", (None, None): "no band", (0.5, None): "≥ 0.5", (None, 2.0): "≤ 2", (0.0, 2.0): "[0, 2]"}
+    for band, text in texts.items():
+        assert format_band(Record("c", "a", "stated", band=band)) == text
+    assert format_band(Record("c", "a", "stated", "order", band=(0.5, None))) == "> 0.5"
 
 
 def test_outside_a_notebook_a_check_prints_one_line(ledger, capsys):

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from nbutils.claims.records import Record
 from workflow import compare
 from workflow.__main__ import main
 
@@ -186,3 +187,20 @@ def test_the_weekly_job_runs_the_upgrades_and_all_tests():
     assert "make upgrades" in steps["weekly"] and "make test-all" in steps["weekly"]
     weekly = yaml.safe_load((ROOT / ".github" / "workflows" / "weekly.yml").read_text())
     assert weekly[True]["schedule"], "YAML reads the key `on` as true"
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"measured": 2.5, "band": (1.0, 3.0)}, (1.0, "half band")),
+        ({"measured": 2.5, "band": (1.0, None)}, (1.5, "room to the edge")),
+        ({"measured": 2.5, "band": (None, 3.0)}, (0.5, "room to the edge")),
+        ({"measured": "nan", "band": (1.0, None)}, (0.0, "room to the edge")),
+        ({"measured": 2.5, "band": None}, (0.0, "room to the edge")),
+        ({"measured": 2.5, "band": (1.0, 3.0), "baseline": {"mean": 2.0, "sd": 0.1, "n": 8}}, (0.1, "sd")),
+        ({"measured": 2.5, "band": (1.0, 3.0), "baseline": {"mean": 2.0, "sd": 0.1, "n": 7}}, (1.0, "half band")),
+    ],
+)
+def test_scale_of_a_check(facts, expected):
+    found = compare.scale(Record("c", "a", "stated", kind="derived", **facts))
+    assert found == (pytest.approx(expected[0]), expected[1])

@@ -237,6 +237,20 @@ def test_the_summary_counts_what_holds_of_all_that_was_checked():
     assert verdict[2:] == ["failed", "1 of 4 hold"]
     last = {line[2]: line[-1] for line in lines if line[0] == "one" and len(line) > 4}
     assert last == {"a number": "yes", "b": "**no**", "c": "noted", "d": "open"}
+    told = {line[2]: line[3:7] for line in lines if line[0] == "one" and len(line) > 4}
+    held = ["exact", "stated", "1", "[0, 2]"]
+    assert told == {"a number": held, "b": held, "c": held, "d": ["exact", "open", "", ""]}
+
+
+def test_reports_are_written_into_a_new_folder_and_withdrawn(tmp_path):
+    folder = tmp_path / "not" / "there"
+    summaries.write(whole([record()], []), folder)
+    assert {file.name for file in folder.iterdir()} == {"metrics.json", "junit.xml", "summary.md"}
+    assert not summaries.say_red(folder)
+    summaries.write(whole([record(holds=False)], [report.Problem("01-one", "one", "does not hold")]), folder)
+    assert summaries.say_red(folder)
+    summaries.withdraw(folder)
+    assert not list(folder.iterdir()) and not summaries.say_red(folder)
 
 
 def test_summaries_name_chapter_claim_value_and_band():

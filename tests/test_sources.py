@@ -104,6 +104,25 @@ def test_match_chooses(tmp_path):
     assert "step 10 is" in skip.why and "other weights" in skip.why
 
 
+def test_what_does_not_match_ends_nothing(tmp_path):
+    states = {step: model(step) for step in (1, 2, 3)}
+    for step, name in ((1, "run-step1"), (2, "other-step2"), (3, "run-step3")):
+        save(states[step], tmp_path / name)
+    del states[2]
+    assert_is(series(tmp_path, match="run*").table, states)
+
+
+def test_only_a_few_checkpoints_are_open_at_a_time(tmp_path):
+    """The latest two, and the one that all others are compared with."""
+    make(tmp_path, steps=range(6))
+    found, _ = sources.find(tmp_path)
+    opener = sources.Opener(keep=True)
+    opener.pinned = found[0].label
+    for checkpoint in found:
+        opener(checkpoint)
+    assert list(opener.opened) == [found[i].label for i in (0, 4, 5)]
+
+
 def test_the_network_going_away_loses_nothing(hub, tmp_path, monkeypatch):
     states, out = make(tmp_path / "plain"), tmp_path / "norms.csv"
     for step, state in states.items():

@@ -30,6 +30,36 @@ def test_a_result_counts_if_it_is_whole_of_this_text_and_of_this_device(result):
     assert stale.fault(folder, stats, "a text", "cpu") == "damaged"
 
 
+def test_all_files_of_a_training_but_its_statistics_are_looked_at(tmp_path):
+    (tmp_path / "sub").mkdir()
+    for name in ("a.csv", "sub/b.npz", "stats.json", "sub/stats.json"):
+        (tmp_path / name).write_text(name)
+    found = stale.digests(tmp_path)
+    assert list(found) == ["a.csv", "sub/b.npz", "sub/stats.json"] and found["a.csv"] == stale.digest(b"a.csv")
+
+
+def test_what_is_unsound_is_removed_at_every_seed(result, monkeypatch):
+    """Of two chapters and a training: the result of another text, and nothing else."""
+    folder = result.parent
+    monkeypatch.setattr(stale, "run_folder", lambda profile, seed: folder if seed == 3 else folder / "none")
+    monkeypatch.setattr(stale.dependencies, "trainings_of", lambda chapter: ["lm"] if chapter == "01-one" else [])
+    texts = {"01-one": "a text", "02-two": "t", "lm": "its text"}
+    monkeypatch.setattr(stale, "sources_of_chapter", texts.__getitem__)
+    monkeypatch.setattr(stale, "sources_of_training", texts.__getitem__)
+    training = folder / "trainings" / "lm"
+    training.mkdir(parents=True)
+    (training / "history.csv").write_text("1")
+    said = {"files": stale.digests(training), "made_from": "its text", "device": "cpu"}
+    (training / "stats.json").write_text(json.dumps(said))
+    assert list(stale.remove_unsound("smoke", [1, 3], list(texts)[:2], "cpu")) == [] and result.exists()
+    texts |= {"01-one": "a new text"}
+    assert list(stale.remove_unsound("smoke", [1, 3], list(texts)[:2], "cpu")) == [(result, stale.OLDER)]
+    assert not result.exists() and not result.with_suffix(".json").exists() and training.exists()
+    (training / "history.csv").write_text("2")
+    assert list(stale.remove_unsound("smoke", [1, 3], list(texts)[:2], "cpu")) == [(training, "damaged")]
+    assert not training.exists()
+
+
 @pytest.mark.parametrize(
     ("expected", "answers", "again"),
     [("open or refined", True, True), ("open or refined", False, False), ("open", True, False)],
