@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,33 +50,33 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def plant(mutants: Sequence[Mutant], told: Path, *, jobs: int = 1) -> list[Outcome]:
+def plant(mutants: Mapping[str, Mutant], told: Path, *, jobs: int = 1) -> dict[str, Outcome]:
     """Plant the defects one at a time, in copies of the checkout, one for each of ``jobs`` processes.
 
     Those with the same tests are judged together, after a run of the tests without a defect. Each outcome is a line in
-    the file ``told`` at once. What the tests load is loaded once and forked for each mutant; nbutils and workflow come
-    from the copy.
+    the file ``told`` at once, with the mutant's stamp. What the tests load is loaded once and forked for each mutant;
+    nbutils and workflow come from the copy.
     """
     for name in LOADED:
         importlib.import_module(name)
     groups = defaultdict(list)
-    for mutant in mutants:
-        groups[mutant.tests].append(mutant)
+    for stamp, mutant in mutants.items():
+        groups[mutant.tests].append((stamp, mutant))
     found: dict[str, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, _workers(jobs, scratch) as pool:
         largest_first = sorted(groups.values(), key=len, reverse=True)
         running = [pool.submit(_judge, group, told) for group in largest_first]
         with tqdm(total=len(mutants), unit="mutant") as progress:
             for group in as_completed(running):
-                found |= {outcome.id: outcome for outcome in group.result()}
+                found |= group.result()
                 progress.update(len(group.result()))
-    return [found[mutant.id] for mutant in mutants]
+    return found
 
 
-def look_in_chapters(survivors: Sequence[Mutant], told: Path, *, jobs: int = 1) -> None:
+def look_in_chapters(survivors: Mapping[str, Mutant], told: Path, *, jobs: int = 1) -> None:
     """What becomes of defects that no test saw, in the smoke runs of the chapters that use their file."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, _workers(jobs, scratch) as pool:
-        running = [pool.submit(_run_chapters, mutant, told) for mutant in survivors]
+        running = [pool.submit(_run_chapters, stamp, mutant, told) for stamp, mutant in survivors.items()]
         for each in tqdm(as_completed(running), total=len(running), desc="chapters", unit="mutant"):
             each.result()
 
@@ -108,20 +108,20 @@ def _planted(mutant: Mutant) -> Iterator[None]:
         file.write_text(text, encoding="utf-8")
 
 
-def _judge(group: Sequence[Mutant], told: Path) -> list[Outcome]:
-    """What becomes of mutants with the same tests, in the copy that is the working folder."""
-    plain = _tested("", group[0].tests, limit=3600)
+def _judge(group: Sequence[tuple[str, Mutant]], told: Path) -> dict[str, Outcome]:
+    """What becomes of mutants with the same tests, in the copy that is the working folder, by their stamps."""
+    plain = _tested("", group[0][1].tests, limit=3600)
     if plain.result != "survived":
-        return [Outcome(mutant.id, "invalid", f"without a defect: {plain.by}", 0.0) for mutant in group]
-    outcomes = []
-    for mutant in group:
+        return {stamp: Outcome(each.id, "invalid", f"without a defect: {plain.by}", 0.0) for stamp, each in group}
+    outcomes = {}
+    for stamp, mutant in group:
         with _planted(mutant):
-            outcomes.append(_tested(mutant.id, mutant.tests, limit=20 + SLOWER * plain.seconds))
-        _tell(told, mutant, outcomes[-1])
+            outcomes[stamp] = _tested(mutant.id, mutant.tests, limit=20 + SLOWER * plain.seconds)
+        _tell(told, stamp, outcomes[stamp])
     return outcomes
 
 
-def _run_chapters(mutant: Mutant, told: Path) -> None:
+def _run_chapters(stamp: str, mutant: Mutant, told: Path) -> None:
     """Run the chapters that use the file, the quickest first, up to the first that is red."""
     started, by = time.monotonic(), ""
     with _planted(mutant):
@@ -131,7 +131,7 @@ def _run_chapters(mutant: Mutant, told: Path) -> None:
                 by = f"chapter {chapter}"
                 break
     seconds = round(time.monotonic() - started, 1)
-    _tell(told, mutant, Outcome(mutant.id, "killed" if by else "survived", by or "no chapter", seconds))
+    _tell(told, stamp, Outcome(mutant.id, "killed" if by else "survived", by or "no chapter", seconds))
 
 
 def using(file: str) -> list[str]:
@@ -268,25 +268,30 @@ def markdown(mutants: Sequence[Mutant], outcomes: Sequence[Outcome]) -> str:
 
 def judged(mutants: Sequence[Mutant], file: Path, jobs: int) -> list[Outcome]:
     """By tests, survivors by chapters. What ``file`` has of the same defects and the same tests is not judged again."""
-    known, invalid = _told(file), []
-    if left := [mutant for mutant in mutants if _stamp(mutant) not in known]:
-        invalid = [outcome for outcome in plant(left, file, jobs=jobs) if outcome.result == "invalid"]
-        known = _told(file) | {_stamp(mutant): o for mutant in left for o in invalid if o.id == mutant.id}
-    unseen = [m for m in mutants if known[_stamp(m)][1:3] == ("survived", "") and not m.equivalent and using(m.file)]
+    stamped, known = {_stamp(mutant): mutant for mutant in mutants}, _told(file)
+    if left := {stamp: mutant for stamp, mutant in stamped.items() if stamp not in known}:
+        known |= plant(left, file, jobs=jobs)
+    unseen = {
+        stamp: mutant
+        for stamp, mutant in stamped.items()
+        if known[stamp][1:3] == ("survived", "") and not mutant.equivalent and using(mutant.file)
+    }
     if unseen:
         look_in_chapters(unseen, file, jobs=jobs)
-        known |= _told(file)
-    return [known[_stamp(mutant)]._replace(id=mutant.id) for mutant in mutants]
+        known |= {stamp: _told(file)[stamp] for stamp in unseen}
+    return [known[stamp]._replace(id=mutant.id) for stamp, mutant in stamped.items()]
 
 
-def _stamp(mutant: Mutant, root: Path = ROOT) -> str:
-    tests = ((root / name).read_text(encoding="utf-8") for name in mutant.tests)  # the module is one: its examples
-    return hashlib.sha256("\0".join([mutant.file, mutant.text, mutant.becomes, *tests]).encode()).hexdigest()[:16]
+def _stamp(mutant: Mutant) -> str:
+    """Of a defect and all that judges it."""
+    tests = ((ROOT / name).read_text(encoding="utf-8") for name in mutant.tests)  # the module is one: its examples
+    parts = [mutant.id, mutant.file, mutant.text, mutant.becomes, *tests]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def _tell(file: Path, mutant: Mutant, outcome: Outcome) -> None:
+def _tell(file: Path, stamp: str, outcome: Outcome) -> None:
     with file.open("a", encoding="utf-8") as told:
-        print(json.dumps([_stamp(mutant, Path.cwd()), outcome], ensure_ascii=False), file=told)
+        print(json.dumps([stamp, outcome], ensure_ascii=False), file=told)
 
 
 def _told(file: Path) -> dict[str, Outcome]:
