@@ -64,8 +64,9 @@ def test_scores_have_the_degree_that_is_told(fixed):
 
 @pytest.mark.parametrize("flat", ["query", "key"])
 def test_without_queries_or_keys_all_scores_are_zero(flat):
-    (scores,) = heads.attention_scores(counting.MeanHead(flat), {"input_ids": languages.strings(3)})
-    assert not scores.any()
+    head = counting.MeanHead(flat)
+    (scores,) = heads.attention_scores(head, {"input_ids": languages.strings(3)})
+    assert not scores.any() and not getattr(head.attention, flat).weight.any()
 
 
 def test_the_weights_of_the_head_are_as_few_as_can_be():

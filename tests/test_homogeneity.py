@@ -108,7 +108,7 @@ def test_a_table_tells_parameters_from_constants():
     )
 
 
-@pytest.mark.parametrize("power", [0.5, 1.0])
+@pytest.mark.parametrize("power", [0.1, 0.25, 1.0])
 def test_what_grows_at_all_may_be_normalised_far_out(power):
     net = Net(lambda m, x: m.norm(m.f(x).abs() ** power), f=linear(4, 4), norm=nn.LayerNorm(4))
     assert degree(net, approximate=True) == 1  # the gain

@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from workflow import BUILD, ROOT, chapters, cluster, defects, dependencies, git
 from workflow.defects import Mutant
-from workflow.jobs import die_with_run, put, set_environment
+from workflow.jobs import THREADS, die_with_run, put
 from workflow.summaries import rows
 
 KEPT = ROOT / "tests" / "baselines" / "mutants.json"  # of the last whole run and of samples, for the pages
@@ -90,10 +90,9 @@ def _settle(scratch: str) -> None:
     copy = Path(scratch) / str(os.getpid())
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
     os.chdir(copy)
-    set_environment(1)
     # a mutant of the same length and second would run from the old bytecode
     sys.dont_write_bytecode = True
-    os.environ.update(PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1")
+    os.environ.update(dict.fromkeys(THREADS, "1"), PYTHONPATH=str(copy), PYTHONDONTWRITEBYTECODE="1")
     die_with_run()
 
 
