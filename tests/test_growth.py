@@ -56,6 +56,9 @@ def test_exponent_parts_refuses_gaps_and_edges_outside():
     table = pd.DataFrame({"step": [0, 2, 4], "norm": 1.0, "step_norm": 1.0})
     with pytest.raises(ValueError, match="every step"):
         growth.exponent_parts(table, [1, 2])
+    assert growth.exponent_parts(table.assign(step=range(3)), [1, 2]).exponent.tolist() == [0], "neighbours are enough"
+    with pytest.raises(ValueError, match=r"edges \[0 2\] must increase, within 1 … 2"):
+        growth.exponent_parts(table.assign(step=range(3)), [0, 2])
     for edges in ([0, 2], [1, 3], [2, 2], [1]):
         with pytest.raises(ValueError, match="must increase"):
             growth.exponent_parts(table.assign(step=range(3)), edges)

@@ -164,6 +164,11 @@ def test_zero_times_a_parameter_is_zero_from_either_side():
         assert product.coef == 0 and product.degree == -np.inf and product.exact
 
 
+def test_argmax_is_taken_in_each_row():
+    rows = np.array([[1.0, 3.0, 3.0], [5.0, 0.0, -1.0]])
+    np.testing.assert_array_equal(limits.argmax(rows), [[0, 0.5, 0.5], [1, 0, 0]])
+
+
 def test_matrix_product_is_that_of_numpy():
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(4, 2, 3)), rng.normal(size=(3, 5))

@@ -155,7 +155,10 @@ def test_initial_values():
     assert model.embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert model.blocks[0].inner.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert (model.blocks[0].inner.bias == 0).all() and (model.norm.weight == 1).all()
+    for weight in (model.embedding.weight, model.blocks[0].inner.weight, model.blocks[1].attention.query.weight):
+        assert abs(float(weight.detach().mean())) < 5 * 0.02 / weight.numel() ** 0.5, "five standard errors"
     model = CausalLM(400, 64, 2, 4, 9, init_std="standard", generator=generator(3, "cpu"))
+    assert abs(float(model.embedding.weight.detach().mean())) < 5 / model.embedding.weight.numel() ** 0.5
     assert model.embedding.weight.std().item() == pytest.approx(1, rel=0.05)
     inner = model.blocks[0].inner.weight
     assert inner.abs().max().item() == pytest.approx(1 / 8, rel=0.01)
@@ -196,8 +199,14 @@ def test_unknown_options_are_named(options, said):
 def test_wrong_sizes_are_named():
     with pytest.raises(ValueError, match="5 heads do not divide the width 12"):
         CausalLM(11, 12, 1, 5, 9)
-    with pytest.raises(ValueError, match="10 tokens are more than the length 9"):
-        language_model()(torch.zeros(1, 10, dtype=torch.long))
+    for shape in ((1, 10), (10,)):
+        with pytest.raises(ValueError, match="10 tokens are more than the length 9"):
+            language_model()(torch.zeros(shape, dtype=torch.long))
+
+
+def test_one_sentence_needs_no_batch():
+    model = language_model()
+    torch.testing.assert_close(model(TOKENS[0]), model(TOKENS)[0])
 
 
 def test_initial_variance_of_a_homogeneous_network():

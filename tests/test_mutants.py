@@ -47,7 +47,10 @@ def test_a_list_with_a_wrong_field_is_refused(tmp_path):
         defects.chosen(["nothing"])
 
 
-SOURCE = "def double(x: int | None) -> list[int | None]:\n    return x + 2 if x > 0 else -x\n"
+SOURCE = """def double(x: int | None) -> list[int | None]:
+    return x + 2 if x > 0 else -x
+PAIRS = zip((), (), strict=True)
+"""
 
 
 @pytest.fixture
@@ -63,8 +66,8 @@ def small(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_defects_stand_in_code_not_in_annotations(small):
-    """The sum, its 2, the condition, the comparison, its 0, the minus: six, as the two ``|`` are never evaluated."""
+def test_defects_stand_in_code_not_in_annotations_nor_in_strict(small):
+    """The sum, its 2, the condition, the comparison, its 0, the minus: six; the two ``|`` are never evaluated."""
     found = defects.places("nbutils/fits.py")
     assert {place.start[0] for place in found} == {2} and len(found) == 6
     names = {name for place in found for name, _ in place.defects}

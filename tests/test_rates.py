@@ -32,6 +32,7 @@ def test_scaling_leaves_the_module_alone_and_scales_the_input_too():
     before = {name: value.clone() for name, value in layer.named_parameters()}
     head = rates.scaled(layer, x, 3.0, input_degree=2, method="head")
     torch.testing.assert_close(head, 3.0**3 * layer.head(x))
+    torch.testing.assert_close(rates.scaled(layer, x, 3.0, method="head"), 3.0 * layer.head(x))
     assert all(torch.equal(before[name], value) for name, value in layer.named_parameters())
 
 

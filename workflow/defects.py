@@ -123,8 +123,11 @@ def files() -> dict[str, tuple[str, ...]]:
     return found
 
 
-def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """From where to where annotations of types stand, which nothing evaluates; lines from 1, columns in characters."""
+def left_alone(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """From where to where no defect is made; lines from 1, columns in characters.
+
+    Nothing evaluates annotations of types; ``strict=True`` of a ``zip`` is itself a test, of what is as long as it is.
+    """
     lines = source.splitlines()
 
     def place(line: int, column: int) -> tuple[int, int]:
@@ -132,8 +135,8 @@ def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
     found = []
     for node in ast.walk(ast.parse(source)):
-        for name in ("annotation", "returns"):
-            part = getattr(node, name, None)
+        strict = node.value if isinstance(node, ast.keyword) and node.arg == "strict" else None
+        for part in (getattr(node, "annotation", None), getattr(node, "returns", None), strict):
             if isinstance(part, ast.expr):
                 found.append((place(part.lineno, part.col_offset), place(part.end_lineno, part.end_col_offset)))
     return found
@@ -145,7 +148,7 @@ def places(file: str) -> list[Place]:
     from cosmic_ray.plugins import get_operator, operator_names
 
     source = (ROOT / file).read_text(encoding="utf-8")
-    nodes, typed = list(ast_nodes(get_ast(source))), annotations(source)
+    nodes, spared = list(ast_nodes(get_ast(source))), left_alone(source)
     found: dict[tuple[int, int], list[tuple[str, int]]] = defaultdict(list)
     for name in sorted(operator_names()):
         operator = get_operator(name)
@@ -153,7 +156,7 @@ def places(file: str) -> list[Place]:
             continue
         made = (span for node in nodes for span in operator().mutation_positions(node))
         for occurrence, (start, _) in enumerate(made):
-            if not any(first <= start < last for first, last in typed):
+            if not any(first <= start < last for first, last in spared):
                 found[start].append((name, occurrence))
     return [Place(file, start, tuple(defects)) for start, defects in sorted(found.items())]
 
