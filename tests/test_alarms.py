@@ -93,6 +93,15 @@ def test_a_hundred_runs_may_have_one_that_is_red(tmp_path):
     assert alarms.pooled(judged([100], found)).red == 2 and not alarms.pooled(found).sound
 
 
+def test_more_runs_than_are_wanted_decide_too_and_red_ones_name_the_limit(tmp_path):
+    for seed in range(103):
+        write(tmp_path, seed, record(kind="exact", holds=seed < 101))
+    assert alarms.conclusion(judged(range(101))).startswith("GREEN: 0.0 % of smoke runs red")
+    found = judged(range(101, 103))
+    assert alarms.pooled(found).upper == 1.0, "all of them are red"
+    assert alarms.conclusion(found).endswith("sound is at most 1 % red")
+
+
 def test_a_few_runs_decide_nothing(tmp_path):
     write(tmp_path, 1, record())
     assert alarms.conclusion(judged([1])).startswith("SO FAR GREEN: 0.0 % of smoke runs red (95 %: at most 95.0 %)")
