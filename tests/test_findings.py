@@ -1,5 +1,7 @@
 """Sentences follow verdicts: shown with the one they belong to, left out with a word otherwise."""
 
+import json
+
 import pytest
 
 from nbutils.claims.records import Record, as_html
@@ -63,7 +65,8 @@ def test_a_finding_of_no_claim_is_an_error(run):
 
 
 def test_what_we_say_instead_is_not_said_of_a_failed_claim():
-    claim = {"corrected": "It is so."}
+    claim, failed = {"corrected": "It is so."}, json.loads('"failed"')  # as a run's report is read
+    assert findings.corrected(claim, failed) == ""
     assert findings.corrected(claim, "refined") == " *We find:* It is so." and findings.corrected(claim, "failed") == ""
     assert findings.corrected({}, "confirmed") == ""
 

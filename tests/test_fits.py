@@ -38,6 +38,12 @@ def test_a_curve_that_levels_off_has_a_negative_power():
     assert abs(logarithm.values["p"]) < fits.P_NEAR_0 and logarithm.r2 == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.parametrize(("a", "p", "b"), [(5.0, 0.88, 29.0), (5.0, 1.15, 9.0)])
+def test_a_search_ends_at_the_law_also_from_a_square_root(a, p, b):
+    t = np.arange(1.0, 1000.0)
+    assert fits.fit("power_offset", t, a * t**p + b).values == pytest.approx({"a": a, "p": p, "b": b}, rel=1e-4)
+
+
 def test_the_true_form_has_the_lowest_aic():
     rng = np.random.default_rng(0)
     for form in ("sqrt", "square", "linear"):

@@ -91,12 +91,12 @@ def test_the_orthogonal_walk_takes_the_steps_that_are_told(pull, turn):
     rng, quarter = torch.Generator().manual_seed(3), np.kron(np.eye(2), [[0, -1], [1, 0]])
     theta = np.array([0.0, 1.0, 0.0, 0.0])
     for t in range(steps):
-        np.testing.assert_allclose(walk.theta[0, t], theta, rtol=1e-9, atol=1e-12)
         rho = np.linalg.norm(theta)
         u = theta / rho
         force = torch.randn(1, n, dtype=torch.float64, generator=rng).numpy()[0] + turn * quarter @ u
         force[0] += pull
         theta = theta + lr / rho * (np.eye(n) - np.outer(u, u)) @ force
+        np.testing.assert_allclose(walk.theta[0, t + 1], theta, rtol=1e-9, atol=1e-12)
 
 
 def test_without_a_gradient_no_step_is_replayed():

@@ -130,3 +130,7 @@ def test_theorems_of_one_hypothesis_have_one_verdict():
     """Theorems 7 and 8 ask the same of their input, and both are read without biases."""
     kept = yaml.safe_load((Path(__file__).parent / "baselines/verdicts.yml").read_text(encoding="utf-8"))
     assert kept["theorem7"]["verdict"] == kept["theorem8"]["verdict"]
+
+
+def test_a_kind_that_is_read_from_elsewhere_is_the_same():
+    assert Sublayer("".join(["atten", "tion"]), 4, heads=2).key_dim == 2

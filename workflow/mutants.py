@@ -179,10 +179,9 @@ def _pytest(tests: Sequence[str], told: int) -> None:
         for name in [name for name in sys.modules if name.split(".")[0] in ("nbutils", "workflow", "conftest")]:
             del sys.modules[name]
         sys.path[:] = [os.getcwd(), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]
-        # a slow machine kills no mutant
-        hypothesis.settings.register_profile(
-            "patient", deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
-        )
+        # a slow machine kills no mutant, nor an example that was found for another
+        fixed = {"database": None, "derandomize": True, "suppress_health_check": list(hypothesis.HealthCheck)}
+        hypothesis.settings.register_profile("patient", deadline=None, **fixed)
         status = int(pytest.main([*OPTIONS, "--hypothesis-profile", "patient", *tests], plugins=[First()]))
     finally:
         os._exit(status)
