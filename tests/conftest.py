@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from workflow import pdf
 
@@ -80,6 +81,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture, marker in (("smoke", "whole"), ("project", "project")):
             if fixture in getattr(item, "fixturenames", ()) and fixture not in given:
                 item.add_marker(marker)
+
+
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """What draws from torch's own generator draws the same, whichever tests ran before."""
+    torch.manual_seed(0)
 
 
 def copy_project(target: Path) -> None:

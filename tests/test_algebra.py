@@ -223,7 +223,7 @@ def test_what_a_rule_does_not_read_is_refused(name, approximate):
 
 def test_a_factor_of_a_sum_counts():
     """``alpha`` and ``beta`` are factors: they add their degree, and two wrongs may make a right."""
-    scalar = nn.Parameter(torch.tensor(0.3), requires_grad=False)
+    scalar = nn.Parameter(torch.tensor(3.0), requires_grad=False)
     for function in (
         lambda m, x: torch.add(m.f(x), x, alpha=m.a),
         lambda m, x: m.f(x).sub(x, alpha=m.a),
