@@ -10,12 +10,13 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import axe_playwright_python
+import nbformat
 import pytest
 import yaml
 from bs4 import BeautifulSoup
 from playwright.sync_api import sync_playwright
 
-from workflow import ROOT, chapters, pdf, report
+from workflow import ROOT, chapters, pdf, present, report
 from workflow.stage import VERDICT_ORDER, configuration, fill, placeholders
 
 PAGES = ("index", *chapters(), "scorecard", "errata", "new", "notation", "running", "run", "api", "bibliography")
@@ -72,18 +73,19 @@ def test_every_figure_has_number_caption_and_alt_text(soups):
     for page, soup in soups.items():
         for image in soup.find("article").find_all("img"):
             assert len(image.get("alt", "")) > 20, (page, image)
-        for image in soup.select(".nb-animation svg"):
+        for image in soup.select("svg.figure, .glance-figure svg, .nb-animation svg"):
             assert image["role"] == "img" and len(image["aria-label"]) > 20, page
 
 
 def test_text_in_figures_is_of_reading_size(soups, html):
     """At the width of the article, 648 px; matplotlib writes text as paths, scaled by a hundredth of its size."""
     for chapter in chapters():
-        for image in soups[chapter].select("figure img"):
-            svg = (html / image["src"]).read_text(encoding="utf-8")
+        assert soups[chapter].select("figure a.figure-link"), chapter
+        for link in soups[chapter].select("figure a.figure-link"):
+            svg = (html / link["href"]).read_text(encoding="utf-8")
             width = float(re.search(r'viewBox="0 0 ([\d.]+) ', svg)[1])
             sizes = [100 * float(scale) * 648 / width for scale in re.findall(r"scale\((0?\.\d+) -", svg)]
-            assert min(sizes) >= 8.4, (chapter, image["src"], min(sizes))
+            assert min(sizes) >= 8.4, (chapter, link["href"], min(sizes))
 
 
 def test_axes_of_figures_are_labelled(soups, html):
@@ -91,11 +93,11 @@ def test_axes_of_figures_are_labelled(soups, html):
     title = r'^   <g id="matplotlib.axis_\d*[{}]">\n(?:(?!^   </g>).*\n)*?    <g id="text_\d+">'
     words = r'^    <g id="{}tick_\d+">\n(?:(?!^    </g>).*\n)*? *<!-- [A-Za-z]{{2}}'
     for chapter in chapters():
-        for image in soups[chapter].select("figure img"):
-            svg = (html / image["src"]).read_text(encoding="utf-8")
+        for link in soups[chapter].select("figure a.figure-link"):
+            svg = (html / link["href"]).read_text(encoding="utf-8")
             for name, digits in (("x", "13579"), ("y", "02468")):
                 found = re.search(title.format(digits), svg, re.M) or re.search(words.format(name), svg, re.M)
-                assert found, f"{chapter}, {image['src']}: no label on the {name} axis"
+                assert found, f"{chapter}, {link['href']}: no label on the {name} axis"
 
 
 def test_equations_and_figures_are_numbered_and_referred_to(soups):
@@ -113,6 +115,62 @@ def test_box_at_the_top_shows_the_verdicts_of_the_run(smoke, soups):
         assert shown == {
             name: verdicts[name] for name in claims if chapter in claims[name]["chapters"] and name in verdicts
         }
+
+
+def test_a_card_at_the_head_shows_what_was_found_and_its_figure(smoke, soups):
+    verdicts = json.loads((smoke / "metrics.json").read_text())["verdicts"]
+    for chapter, told in present.cards().items():
+        card = soups[chapter].find(class_="glance")
+        assert card.find(class_="verdict").get_text() == verdicts[told["claims"][0]], chapter
+        assert [each.get_text() for each in card.find_all("strong")][:3] == ["Asked.", "Found.", "Remember."], chapter
+        drawn = card.select_one("a.glance-figure use")["href"].removeprefix("#")
+        assert soups[chapter].select_one(f"figure#{told['figure']} svg#{drawn}"), chapter
+        assert soups[chapter].find("article").find("h2").sourceline > card.sourceline, "above the first section"
+
+
+def test_every_check_stands_in_the_line_of_its_section(smoke, soups):
+    records = json.loads((smoke / "metrics.json").read_text())["records"]
+    for chapter in chapters():
+        mine = Counter(record["check"] for record in records if record["chapter"] == chapter)
+        rows = copy.copy(soups[chapter]).select("details.checks tbody tr")
+        [row.find("code").extract() for row in rows]  # the claim
+        found = Counter(" ".join(row.find("td").get_text().split()).partition(" ")[2] for row in rows)
+        assert found == Counter(" ".join(check.split()) for check in mine.elements()), chapter
+        told = [each.get_text() for each in soups[chapter].select("details.checks summary")]
+        assert sum(int(number) for each in told for number in re.findall(r"\d+", each)) == len(rows)
+
+
+def test_figures_to_move_bring_their_scripts_once_and_no_other_page_has_them(soups):
+    wanted = {chapter for chapter, told in present.cards().items() if "explore" in told}
+    for page, soup in soups.items():
+        scripts = [each["src"] for each in soup.select("script[src*='_static/explore/']")]
+        found = [name.rpartition("/")[2] for name in scripts]
+        assert found == (list(present.EXPLORE) if page in wanted else []), page
+        assert bool(soup.select("div.explore")) == (page in wanted) == bool(soup.select("link[href*='explore.css']"))
+
+
+def test_only_code_that_teaches_is_in_view(soups):
+    def shown(chapter):
+        inputs = soups[chapter].select("div.cell div.cell_input")
+        return "\n".join(each.get_text() for each in inputs if not each.find_parent("details"))
+
+    for chapter in chapters():
+        assert "importlib" not in shown(chapter) and "Ledger(" not in shown(chapter)
+    assert "unrolled = torch.cumsum(squares + cross, dim=0)" in shown("01-random-walk")
+    assert "def mixed_sum" in shown("11-saturation") and "mine = None" in shown("14-your-own")
+
+
+def test_the_landing_page_shows_findings_and_chapters(smoke, soups):
+    page, verdicts = soups["index"], json.loads((smoke / "metrics.json").read_text())["verdicts"]
+    findings, cards = page.select(".cards")
+    assert len(findings.select(":scope > *")) == 5 and len(cards.select(":scope > *")) == len(present.cards())
+    for card in [*findings.select(":scope > *"), *cards.select(":scope > *")]:
+        assert card.find("a", href=True) and {"only-light", "only-dark"} == {
+            kind for image in card.find_all("img") for kind in image["class"] if kind.startswith("only")
+        }
+    shown = [card.find(class_="verdict").get_text() for card in cards.select(":scope > *")]
+    assert shown == [verdicts[told["claims"][0]] for told in present.cards().values()]
+    assert "This run is green" in text(page)
 
 
 def test_scorecard_has_every_claim_and_links_to_its_evidence(smoke, soups):
@@ -198,6 +256,15 @@ def test_launch_and_download_buttons(html, soups):
         )
 
 
+def test_what_a_page_lets_one_download_is_the_executed_notebook(html):
+    for chapter in chapters():
+        node = nbformat.read(html / "_sources" / f"{chapter}.ipynb", as_version=4)
+        prose = "\n".join(cell.source for cell in node.cells if cell.cell_type == "markdown")
+        assert not re.search(r"```\{|\{[a-z:]+\}`|^:::|<details", prose, re.M), chapter
+        assert all(cell.execution_count for cell in node.cells if cell.cell_type == "code" and cell.source.strip())
+        assert any(cell.get("outputs") for cell in node.cells)
+
+
 def test_placeholder_for_nothing_is_an_error(smoke):
     result = report.load(smoke)
     value = placeholders(result, report.load_claims(), smoke / "seed-0")
@@ -219,7 +286,7 @@ def test_repository_and_issue_buttons(soups):
 
 WIDTHS, SCHEMES = (1280, 380), ("light", "dark")
 LOOKS = [(width, scheme) for width in WIDTHS for scheme in SCHEMES]
-SCROLLS = "pre, div.math, mjx-container, .wide-table, .pst-scrollable-table-container, .cell_output .text_html"
+SCROLLS = "pre, div.math, mjx-container, .pst-scrollable-table-container, .cell_output .text_html"
 
 # Elements of prose that stick out of the window, and places that scroll sideways but should not.
 SIDEWAYS = """scrolls => {
@@ -232,6 +299,15 @@ SIDEWAYS = """scrolls => {
     && /auto|scroll/.test(getComputedStyle(e).overflowX) && !e.closest(scrolls));
   const whole = document.documentElement.scrollWidth > innerWidth + 1 ? ["the page"] : [];
   return [...whole, ...out.map(name), ...moving.map(name)];
+}"""
+WIDE = """() => [...document.querySelectorAll("main div.math mjx-container")]
+  .filter(math => math.scrollWidth > math.clientWidth + 1).map(math => math.textContent.slice(0, 60))"""
+# Of all images that can be seen; those below the window wait until somebody scrolls there.
+LOADED = """async () => {
+  const seen = [...document.images].filter(image => image.checkVisibility());
+  seen.forEach(image => { image.loading = "eager"; });
+  await Promise.all(seen.map(image => image.decode()));
+  return seen.every(image => image.complete && image.naturalWidth > 0);
 }"""
 # Tables that scroll sideways and do not show it. Scroll shadows are a background image.
 NO_HINT = """() => [...document.querySelectorAll("main table")].flatMap(table => {
@@ -284,7 +360,7 @@ class Window:
         self.said.clear()
         self.asked.clear()
         self.look(width, scheme)
-        path, mark, query = name.partition("?")
+        path, mark, query = name.partition("#" if "#" in name and "?" not in name else "?")
         self.page.goto((self.html / path).as_uri() + mark + query)
         self.page.add_style_tag(content="* {transition: none !important}")  # else axe sees colours half-way
         self.page.evaluate(MATH_DONE)
@@ -307,6 +383,13 @@ def test_a_page_on_a_phone_is_accessible(window, name):
     assert page.evaluate(AXE, [None, "div.highlight"]) == []
 
 
+def test_a_link_to_a_check_opens_its_section(window):
+    page = window.open("01-random-walk.html#claim-walk-middle")
+    page.wait_for_selector("details.checks[open] #claim-walk-middle")
+    assert page.locator("details.checks[open]").count() == 1
+    assert 0 < page.locator("#claim-walk-middle").bounding_box()["y"] < 900
+
+
 @pytest.fixture(scope="module")
 def weights(html):
     """Size of a file as a server sends it: text in gzip, fonts and images as they are."""
@@ -326,16 +409,19 @@ def test_page_in_a_browser(window, html, soups, weights, name):
         assert page.evaluate(SIDEWAYS, SCROLLS) == [], (width, scheme)
         assert page.evaluate(NO_HINT) == [], (width, scheme)
         if width == 1280:
+            assert page.evaluate(WIDE) == [], "equations that do not fit"
             rules = None if scheme == "light" else ["color-contrast"]
             assert page.evaluate(AXE, [rules, *ALIKE.get(name, ["div.highlight"])]) == [], (width, scheme)
     assert window.said == []
     assert [url for url in window.asked if not url.startswith(("file:", "data:"))] == []
-    assert page.evaluate("[...document.images].every(i => i.complete && i.naturalWidth > 0)"), "an image did not load"
+    files = {unquote(urlparse(url).path) for url in window.asked if url.startswith("file:")}
+    assert page.evaluate(LOADED), "an image did not load"
     assert page.evaluate("document.querySelectorAll('mjx-merror').length") == 0
     wanted = len(soups[name].select("main span.math, main div.math"))
     assert page.evaluate("document.querySelectorAll('main mjx-container').length") >= wanted
-    files = {unquote(urlparse(url).path) for url in window.asked if url.startswith("file:")}
-    assert sum(map(weights, files)) < (400_000 if name == "index" else 1_000_000), "gzipped, with all it loads"
+    budget = 500_000 if name == "index" else 1_000_000  # with thumbnails for both schemes
+    budget += 170_000 * bool(soups[name].select("div.explore"))  # D3 and Plot
+    assert sum(map(weights, files)) < budget, "gzipped, with all it loads"
 
 
 def test_search_finds_a_theorem(window):
@@ -374,43 +460,103 @@ def natural(name):
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
-def test_scorecard_sorts_and_filters(window, soups):
-    """By chapter, verdict and text, by keyboard alone; what is shown is told to screen readers."""
+def test_scorecard_filters(window):
+    """By verdict, chapter and text, each told to screen readers and kept in the address."""
     page = window.open("scorecard.html")
-    rows = page.locator(".claims-table tbody tr")
-    whole = rows.count()
-    shown = page.locator(".claims-table tbody tr:visible")
-    page.locator(".claims-filter select").last.select_option("refuted")
+    whole = page.locator(".claims-table tbody tr").count()
+    shown, verdict = page.locator(".claims-table tbody tr:visible"), page.locator("[name=verdict]")
+    verdict.select_option("refuted")
     assert 0 < shown.count() < whole
     assert set(shown.locator(".verdict").all_inner_texts()) == {"refuted"}
-    assert page.get_by_role("status").inner_text() == f"{shown.count()} of {whole} claims shown"
-    page.locator(".claims-filter select").last.select_option("")
-    page.locator(".claims-filter select").first.select_option("3")
+    told = f"{shown.count()} of {whole} claims shown: {shown.count()} refuted"
+    assert page.get_by_role("status").inner_text() == told and page.url.endswith("?verdict=refuted")
+    verdict.select_option("")
+    page.locator("[name=chapter]").select_option("3")
     assert all("3" in numbers.split() for numbers in shown.evaluate_all("rows => rows.map(r => r.dataset.chapters)"))
-    page.locator(".claims-filter select").first.select_option("")
-    page.locator(".claims-filter input").fill("layer norm")
+    page.locator("[name=chapter]").select_option("")
+    page.locator("[name=text]").fill("layer norm")
     texts = [text.lower() for text in shown.all_inner_texts()]
     assert 0 < len(texts) < whole and all("layer" in text and "norm" in text for text in texts)
-    page.locator(".claims-filter input").fill("")
-    assert shown.count() == whole
-    first = page.locator(".claims-table tbody tr td:first-child")
+    page.get_by_role("button", name="Show all").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("!location.search")
+    assert shown.count() == whole and window.said == []
+
+
+def test_scorecard_is_filtered_by_its_address(window):
+    """As pages link to it; a value that no claim has asks for nothing."""
+    page = window.open("scorecard.html?verdict=refined&chapter=3&text=norm#all-claims")
+    rows = page.locator(".claims-table tbody tr:visible")
+    assert [page.locator(f"[name={name}]").input_value() for name in ("verdict", "chapter", "text")] == [
+        "refined",
+        "3",
+        "norm",
+    ]
+    assert rows.count() > 0 and set(rows.locator(".verdict").all_inner_texts()) == {"refined"}
+    top = page.get_by_role("search", name="Filter the claims").bounding_box()["y"]
+    assert page.evaluate("scrollY") > 0 and 48 <= top < 450, "scrolled to, and not under the page's head"
+    page = window.open("scorecard.html?verdict=nonsense&chapter=99")
+    assert rows.count() == len(report.load_claims()) and page.locator("[name=verdict]").input_value() == ""
+
+
+def test_scorecard_sorts(window):
+    """By each column, up and down, by keyboard alone."""
+    page = window.open("scorecard.html")
+    names = page.locator(".claims-table .claim-id")
     for expected in ("ascending", "descending"):
         page.get_by_role("button", name="claim", exact=True).focus()
         page.keyboard.press("Enter")
         assert page.locator("th[aria-sort]").get_attribute("aria-sort") == expected
-        names = first.all_inner_texts()
-        assert names == sorted(names, key=natural, reverse=expected == "descending")
+        assert names.all_inner_texts() == sorted(report.load_claims(), key=natural, reverse=expected == "descending")
+    page.get_by_role("button", name="where", exact=True).click()
+    chapters_of = [claim["chapters"][0] for claim in report.load_claims().values()]
+    first = page.locator(".claims-table tbody tr").evaluate_all(
+        "rows => rows.map(r => +r.dataset.chapters.split(' ')[0])"
+    )
+    assert first == sorted(int(chapter[:2]) for chapter in chapters_of)
+    page.get_by_role("button", name="our checks that hold", exact=True).click()
+    held = page.locator(".claims-table td:last-child").all_inner_texts()
+    counts = [int(cell.split(" of ")[0]) for cell in held if " of " in cell]
+    assert counts and counts == sorted(counts)
     page.get_by_role("button", name="verdict", exact=True).click()
     order = [*VERDICT_ORDER, "planned"]
     ranks = [order.index(verdict) for verdict in page.locator(".claims-table .verdict").all_inner_texts()]
-    assert ranks == sorted(ranks)
-    assert window.said == []
+    assert ranks == sorted(ranks) and window.said == []
 
 
-def test_scorecard_without_scripts(browser, html):
-    context = browser.new_context(java_script_enabled=False)
+@pytest.mark.parametrize("width", [1280, 390])
+def test_scorecard_fits_its_window(window, width):
+    """Nothing of the table is cut off or has to be scrolled to, and at 1280 px a claim has room."""
+    page = window.open("scorecard.html", width)
+    wide = """() => {
+      const edge = document.querySelector("main article").getBoundingClientRect().right;
+      return [...document.querySelectorAll(".claims-table, .claims-table *, .claims-filter *")]
+        .filter(e => e.getBoundingClientRect().right > edge || (e.clientWidth && e.scrollWidth > e.clientWidth + 1))
+        .map(e => e.outerHTML.slice(0, 80));
+    }"""
+    assert page.evaluate(wide) == []
+    if width == 1280:
+        assert page.locator("td[data-label=claim]").first.bounding_box()["width"] > 350
+        assert page.evaluate("document.documentElement.scrollHeight") < 20 * 900
+
+
+def test_scorecard_is_cards_on_a_phone(window):
+    """Each claim below the next, its cells above each other and labelled; still a table for screen readers."""
+    page = window.open("scorecard.html", 390)
+    first = page.locator(".claims-table tbody tr").first
+    tops = {cell.get_attribute("data-label"): cell.bounding_box()["y"] for cell in first.get_by_role("cell").all()}
+    assert tops["verdict"] == tops["our checks that hold"] < tops["claim"] < tops["where"]
+    assert page.get_by_role("table", name="All claims").get_by_role("row").count() == len(report.load_claims()) + 1
+    assert page.get_by_role("columnheader").all_inner_texts()[-4:] == [*tops]
+    label = "e => getComputedStyle(e.querySelector('td:last-child'), '::before').content"
+    assert "our checks that hold" in first.evaluate(label)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_scorecard_without_scripts(browser, html, width):
+    context = browser.new_context(java_script_enabled=False, viewport={"width": width, "height": 900})
     page = context.new_page()
-    page.goto((html / "scorecard.html").as_uri())
+    page.goto((html / "scorecard.html").as_uri() + "?verdict=refuted")
     assert page.locator(".claims-table tbody tr:visible").count() == len(report.load_claims())
     assert page.locator(".claims-filter").count() == 0
     context.close()

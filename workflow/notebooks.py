@@ -5,21 +5,24 @@ Both have the same code cells. Colab shows MyST directives raw, so there the pro
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
+import json
 import re
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workflow import BUILD, ROOT, chapters
+from workflow import BUILD, ROOT, chapters, run_folder
 
 if TYPE_CHECKING:  # at run time where they are used: a run with nothing to do needs none of them
     from nbformat import NotebookNode
     from pybtex.database import Entry
 
-NUMBERS = "*Numbers of the run stand in the text by their names, in `this type`; the cells above or below print them.*"
+NUMBERS = ROOT / "book" / "numbers.json"  # what the text of each chapter says of the last green run that was kept
 # sentences that pages show only for the verdict they belong to: claims, each with "=verdict" or the expected one; text
 FINDING = re.compile(r"^:::\{finding\}[ ]+([^\n]+)\n(.*?)^:::$", re.M | re.S)
 HIDDEN = ("jupytext",)  # metadata that says how the text was written, not what the notebook is
@@ -38,28 +41,96 @@ def executable(source: Path) -> NotebookNode:
 def plain(source: Path) -> NotebookNode:
     """The notebook that Colab and Jupyter open: the same code cells, MyST prose turned into plain Markdown.
 
+    Its text has the numbers of the last green run that was kept, its first cell installs the version it belongs to.
+
     Raises:
         ValueError: a directive or role that has no plain form; the message names it.
     """
+    kept = json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.exists() else {}
+    numbers = kept.get("chapters", {}).get(source.stem, {})
+    notebook = in_plain_words(executable(source), source, numbers)
+    title, _, rest = notebook.cells[0].source.partition("\n")
+    notebook.cells[0].source = f"{title}\n\n{_card(source, kept.get('run', '') if numbers else '')}\n{rest}"
+    pinned = f'[*pip, f"{{book}}@v{version("nbutils")}"]) and subprocess.call({INSTALL}'
+    for cell in notebook.cells:
+        if "setup" in cell.metadata.get("tags", ()):
+            cell.source = cell.source.replace(INSTALL, pinned)
+    return notebook
+
+
+INSTALL = "[*pip, book]"  # the newest, where this version is gone
+
+
+def executed(notebook: Path, source: Path, bound: Callable[[NotebookNode], NotebookNode]) -> NotebookNode:
+    """What the page of a chapter lets one download: the notebook with its outputs, in plain Markdown.
+
+    ``bound`` leaves out what the run does not bear.
+    """
     import nbformat
 
-    notebook = executable(source)
+    node = nbformat.read(notebook, as_version=4)
+    node.cells = [cell for cell in node.cells if "injected-parameters" not in cell.metadata.get("tags", ())]
+    return in_plain_words(bound(node), source, glued(notebook))
+
+
+def glued(notebook: Path) -> dict[str, str]:
+    """The numbers that an executed chapter keeps for prose, by name."""
+    import nbformat
+
+    found = {}
+    for cell in nbformat.read(notebook, as_version=4).cells:
+        for output in cell.get("outputs", ()):
+            name = output.get("metadata", {}).get("scrapbook", {}).get("name")
+            if name:
+                found[name] = str(ast.literal_eval(output["data"]["application/papermill.record/text/plain"]))
+    return found
+
+
+def keep_numbers() -> None:
+    """Keep what the last whole ``book`` run told the prose, if it was green, for the notebooks."""
+    metrics = BUILD / "metrics.json"
+    run = json.loads(metrics.read_text(encoding="utf-8"))["run"] if metrics.exists() else {"green": False}
+    if not run["green"]:
+        print("no whole green run of profile book: the numbers in the notebooks stay as they are")
+        return
+    folder = run_folder(run["profile"], run["seed"])
+    told = f"profile {run['profile']}, seed {run['seed']}, on {run['hardware']}"
+    kept = {"run": told, "chapters": {name: glued(folder / f"{name}.ipynb") for name in chapters()}}
+    NUMBERS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _card(source: Path, run: str) -> str:
+    """What a page shows at its head, in plain words, with a link to the page."""
+    import yaml
+
+    book = source.parent
+    told = yaml.safe_load((book / "glance.yml").read_text(encoding="utf-8")).get(source.stem, {})
+    address = yaml.safe_load((book.parent / "_config.yml").read_text(encoding="utf-8"))["html"]["baseurl"]
+    words = {"asks": "Asked", "found": "Found", "remember": "Remember"}
+    lines = [f"> **{word}.** {' '.join(told[name].split())}" for name, word in words.items() if told]
+    where = f"> [The page of this chapter]({address}{source.stem}.html) has its verdicts and figures."
+    where += f" Numbers in the text are those of a green run ({run}); yours print their own." if run else ""
+    return "\n>\n".join([*lines, where])
+
+
+def in_plain_words(notebook: NotebookNode, source: Path, values: Mapping[str, str]) -> NotebookNode:
+    """Prose as plain Markdown with these values, each figure followed by its caption."""
+    import nbformat
+
     text = source.read_text(encoding="utf-8")
     labels = {label: str(number) for number, label in enumerate(re.findall(r"^:label: (\S+)$", text, re.M), 1)}
     cells = []
     earlier = [path for path in sorted(source.parent.glob("[0-9][0-9]-*.md")) if path.name < source.name]
     before = sum(len(_figure_names(path)) for path in earlier)  # the pages number figures through the book
-    numbers = {name: str(number) for number, name in enumerate(_figure_names(source), before + 1)}
+    figures = {name: str(number) for number, name in enumerate(_figure_names(source), before + 1)}
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = to_markdown(cell.source, labels, numbers)
+            cell.source = to_markdown(cell.source, labels, figures, values)
         cells.append(cell)
         figure = cell.metadata.get("mystnb", {}).get("figure")
         if figure:
-            caption = to_markdown(" ".join(figure["caption"].split()), labels, numbers)
-            cells.append(nbformat.v4.new_markdown_cell(f"**Figure {numbers[figure['name']]}.** {caption}"))
-    if "{glue:text}" in text:
-        cells[0].source += f"\n\n{NUMBERS}"
+            caption = to_markdown(" ".join(figure["caption"].split()), labels, figures, values)
+            cells.append(nbformat.v4.new_markdown_cell(f"**Figure {figures[figure['name']]}.** {caption}"))
     notebook.cells = cells
     return _numbered(notebook)
 
@@ -74,16 +145,22 @@ def _numbered(notebook: NotebookNode) -> NotebookNode:
     return notebook
 
 
-def to_markdown(text: str, labels: dict[str, str], figures: dict[str, str]) -> str:
-    """MyST prose as plain Markdown: equations with \\tag, quotes for admonitions, links for citations."""
+def to_markdown(text: str, labels: Mapping[str, str], figures: Mapping[str, str], values: Mapping[str, str]) -> str:
+    """MyST prose as plain Markdown: equations with \\tag, quotes for admonitions, links for citations.
+
+    A number of the run that is not among ``values`` stands by its name, in code.
+    """
     text = re.sub(r"```\{math\}\n(?::label: (\S+)\n)?(.*?)\n```", lambda m: _equation(m, labels), text, flags=re.S)
     text = re.sub(
-        r"```\{(admonition|note|tip|warning)\}[ ]?([^\n]*)\n((?::\w+:[^\n]*\n)*)(.*?)\n```", _quote, text, flags=re.S
+        r"```\{(admonition|note|tip|warning|danger)\}[ ]?([^\n]*)\n((?::\w+:[^\n]*\n)*)(.*?)\n```",
+        _quote,
+        text,
+        flags=re.S,
     )
     text = FINDING.sub(lambda m: "" if m[1].endswith("=open") else m[2].rstrip("\n"), text)
     text = re.sub(r"\{eq\}`([^`]+)`", lambda m: f"({labels[m[1]]})", text)
     text = re.sub(r"\{numref\}`([^`]+)`", lambda m: f"Figure {figures[m[1]]}", text)
-    text = re.sub(r"\{glue:text\}`([^`]+)`", r"`\1`", text)
+    text = re.sub(r"\{glue:text\}`([^`]+)`", lambda m: values.get(m[1], f"`{m[1]}`"), text)
     text = re.sub(r"\{cite:([pt])\}`([^`]+)`", _cite, text)
     text = re.sub(r"\]\((\d\d-[\w-]+)\.md\)", r"](\1.ipynb)", text)
     left = re.search(r"```\{[^}]*\}|\{[a-z][a-z:]*\}`[^`]*`", text)
@@ -92,7 +169,7 @@ def to_markdown(text: str, labels: dict[str, str], figures: dict[str, str]) -> s
     return text
 
 
-def _equation(match: re.Match[str], labels: dict[str, str]) -> str:
+def _equation(match: re.Match[str], labels: Mapping[str, str]) -> str:
     tag = f" \\tag{{{labels[match[1]]}}}" if match[1] else ""
     return f"$$\n{match[2].strip()}{tag}\n$$"
 
@@ -181,8 +258,9 @@ def sync() -> list[Path]:
 
 def _digest(folder: Path) -> str:
     """Of the sources, the notebooks in ``folder`` and what turns the one into the other."""
-    sources = [*sorted((ROOT / "book").glob("*.md")), ROOT / "book" / "references.bib"]
-    digest = hashlib.sha256(version("jupytext").encode())
+    others = [ROOT / "book" / name for name in ("references.bib", "glance.yml", "numbers.json")]
+    sources = [*sorted((ROOT / "book").glob("*.md")), *filter(Path.exists, [*others, ROOT / "_config.yml"])]
+    digest = hashlib.sha256(f"{version('jupytext')} {version('nbutils')}".encode())
     for path in [*sources, *sorted(folder.glob("*.ipynb")), *sorted((ROOT / "workflow").glob("*.py"))]:
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)}\n".encode() + content)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
+from functools import partial
 from pathlib import Path
 
 from sphinx.application import Sphinx
+
+from workflow.present import EXPLORE
 
 
 def one_search_field(app: Sphinx) -> None:
@@ -13,31 +17,134 @@ def one_search_field(app: Sphinx) -> None:
     app.config.html_theme_options["navbar_persistent"] = []
 
 
-FIGURE = r'(<figure [^>]*>\s*)(<img [^>]*src="(_images/[^"]+)"[^>]*>)'
-
-
 def tidy_pages(app: Sphinx, error: Exception | None) -> None:
-    """Drop the 1.5 MB icon script (the icon font stays), name the search field, take the list's role from citations.
+    """Drop the 1.5 MB icon script (the icon font stays) and scripts that a page does not use, name the search field.
 
-    They have links between them, which a list must not. A figure links to its file: on a phone a tap opens it alone,
-    and it can be enlarged.
+    Citations lose the role of a list: they have links between them, which a list must not. Figures become part of their
+    page, in its colours; on a phone a tap opens one alone, and it can be enlarged.
     """
     if error or app.builder.name != "html":
         return
     out = Path(app.outdir)
     for page in out.rglob("*.html"):
         lines = page.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if "fontawesome.js" not in line]
-        html = "".join(kept)
+        figure = 'class="explore"' in "".join(lines)  # one to move brings its scripts itself, in their order
+        unused = ("fontawesome.js", "_static/explore/") if not figure else ("fontawesome.js", *SCRIPTS)
+        html = "".join(line for line in lines if not any(word in line for word in unused))
         html = html.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
         html = html.replace('<input type="search"\n', '<input type="search" aria-label="Search"\n')
         html = html.replace("fab fa-github", "fas fa-code-branch")  # one icon is not worth a font of 118 kB
         if 'class="math' not in html:  # MathJax is 262 kB
             html = re.sub(r"<script [^>]*/mathjax/[^>]*></script>", "", html)
-        html = re.sub(FIGURE, r'\1<a href="\3">\2</a>', html)
+        html = _letters_once(IMAGE.sub(lambda match: _inlined(match, out), html))
+        html = re.sub(r'<div class="glance-figure" data-figure="([\w-]+)"></div>', partial(_small, html=html), html)
+        html = PAIR.sub(partial(_pair, out=out), html)
         page.write_text(html, encoding="utf-8")
+    for notebook in (Path(app.srcdir) / "executed").glob("*.ipynb"):  # what the button of a page downloads
+        shutil.copy(notebook, out / "_sources" / notebook.name)
+    named = "".join(page.read_text(encoding="utf-8") for page in out.glob("*.html"))
+    for image in (out / "_images").glob("*"):  # of an earlier build, whose page was made anew
+        if image.name not in named:
+            image.unlink()
     for script in (out / "_static").rglob("fontawesome.js*"):
         script.unlink()
+
+
+SCRIPTS = [f"_static/explore/{name}?v=" for name in EXPLORE]  # as Jupyter Book puts them into the head of every page
+IMAGE = re.compile(
+    r'(?P<before><figure [^>]*?id="(?P<name>[\w-]+)"[^>]*>\s*)(?:<a [^>]*>)?'
+    r'<img alt="(?P<alt>[^"]*)" src="(?P<src>_images/[\w.-]+\.svg)"(?P<rest>[^>]*)/?>(?:\s*</a>)?'
+)
+# The colours of the book's figures by what `book.css` calls them, which says what each is on light and on dark pages.
+THEME = {
+    "#000000": "text", "#222222": "text", "#ffffff": "ground", "#e3e3e3": "grid", "#ededed": "grid", "#f0f0f0": "grid",
+    "#0072b2": "blue", "#e69f00": "orange", "#009e73": "green", "#cc79a7": "pink", "#56b4e9": "sky", "#d55e00": "red",
+    "#595959": "grey", "#666666": "grey",
+}  # fmt: skip
+COLOUR = re.compile("|".join(THEME), re.I)
+
+
+def _inlined(match: re.Match[str], out: Path) -> str:
+    """A figure's drawing in the place of its image, as a link to the file."""
+    drawing = themed((out / match["src"]).read_text(encoding="utf-8"), match["name"])
+    width = re.search(r"width: ?[\d.]+%", match["rest"])
+    start = f'<svg id="svg-{match["name"]}" class="figure" role="img" aria-label="{match["alt"]}"'
+    start += f' style="{width[0]}"' if width else ""
+    return f'{match["before"]}<a class="figure-link" href="{match["src"]}">{drawing.replace("<svg", start, 1)}</a>'
+
+
+def themed(svg: str, name: str) -> str:
+    """A drawing of matplotlib's as part of a page: its colours are variables, its ids carry the figure's name.
+
+    Letters keep their ids: all drawings of a page share them.
+
+    >>> themed('<svg width="9pt" viewBox="0 0 9 9"><use xlink:href="#a"/><g id="a" d="1.23456"/></svg>', "f")
+    '<svg viewBox="0 0 9 9"><use href="#f-a"/><g id="f-a" d="1.2"/></svg>'
+    """
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<style .*?</style>", "", _shorter(svg), flags=re.S)
+    svg = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', r"<svg \1>", svg, count=1)
+    own = rf'(?:(?<= id=")|(?<=href="#)|(?<=url\(#))(?!{FONTS})'
+    svg = re.sub(own, f"{name}-", svg).replace("xlink:href", "href")
+    svg = COLOUR.sub(lambda found: f"var(--fig-{THEME[found[0].lower()]})", svg)
+    return re.sub(r"\s+", " ", svg).replace("> <", "><").strip()
+
+
+def _shorter(svg: str) -> str:
+    """A drawing without comments, its places to a tenth of a point; scales and styles keep their digits."""
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.S)
+    return re.sub(r'scale\([^)]*\)|style="[^"]*"|(\b\d+\.\d)\d+', lambda found: found[1] or found[0], svg)
+
+
+FONTS = "DejaVu|Cm|STIX"
+
+
+def _letters_once(html: str) -> str:
+    """The page with the shape of each letter in its first drawing alone: they are half the weight of a figure."""
+    seen: set[str] = set()
+
+    def first(match: re.Match[str]) -> str:
+        known = match[1] in seen
+        seen.add(match[1])
+        return "" if known else match[0]
+
+    return re.sub(rf'<path id="((?:{FONTS})[^"]*)"[^>]*/>', first, html)
+
+
+def _small(match: re.Match[str], html: str) -> str:
+    """A figure of the page once more, small, for the card at its head; nothing is drawn twice."""
+    found = re.search(rf'<svg id="svg-{match[1]}"[^>]*aria-label="([^"]*)"[^>]*(viewBox="[^"]*")', html)
+    if found is None:
+        raise ValueError(f"the card shows {match[1]}, and the page has no such figure")
+    drawing = f'<svg role="img" aria-label="{found[1]}" {found[2]}><use href="#svg-{match[1]}"/></svg>'
+    return f'<a class="glance-figure" href="#{match[1]}">{drawing}</a>'
+
+
+PAIR = re.compile(r'<div class="(?P<kind>card-figure[^"]*)" data-figure="(?P<page>[\w-]+)#(?P<name>[\w-]+)">.*?</div>')
+
+
+def _pair(match: re.Match[str], out: Path) -> str:
+    """A figure of another page as two small images, for light and for dark; only the one that is seen is loaded.
+
+    Done again after each build, since the other page may have been made anew alone.
+    """
+    page = (out / f"{match['page']}.html").read_text(encoding="utf-8")
+    figure = page.partition(f'id="{match["name"]}"')[2].partition("</figure>")[0]
+    found, alt = re.search(r"_images/[\w.-]+\.svg", figure), re.search(r'(?:alt|aria-label)="([^"]*)"', figure)
+    if found is None or alt is None:
+        raise ValueError(f"a card shows {match['page']}#{match['name']}, and there is no such figure")
+    light, dark = (found[0].replace(".svg", f"-{kind}.svg") for kind in ("light", "dark"))
+    svg = (out / found[0]).read_text(encoding="utf-8")
+    svg = _shorter(svg)
+    (out / light).write_text(svg, encoding="utf-8")
+    css = (out / "_static" / "book.css").read_text(encoding="utf-8").partition("/* figures, dark */")[2]
+    colours = dict(re.findall(r"--fig-(\w+): (#\w+)", css.partition("}")[0]))
+    svg = COLOUR.sub(lambda each: colours[THEME[each[0].lower()]], svg)
+    # letters have no colour of their own: they are black where nothing says otherwise
+    (out / dark).write_text(svg.replace("<svg ", f'<svg fill="{colours["text"]}" ', 1), encoding="utf-8")
+    images = (("light", light), ("dark", dark))
+    shown = "".join(f'<img class="only-{kind}" src="{src}" alt="{alt[1]}" loading="lazy">' for kind, src in images)
+    return f'<div class="{match["kind"]}" data-figure="{match["page"]}#{match["name"]}">{shown}</div>'
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

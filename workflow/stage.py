@@ -6,19 +6,17 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import html
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import yaml
 
-from nbutils.claims import KINDS, MIME
-from nbutils.claims.records import as_html
+from nbutils.claims import KINDS
 from workflow import (
     BUILD,
     ROOT,
@@ -28,16 +26,17 @@ from workflow import (
     git,
     html_folder,
     mutants,
+    notebooks,
     platforms,
     report,
     run_folder,
     speed,
 )
-from workflow.findings import FAILED, banner, below_title, bind, corrected, evidence
+from workflow.findings import FAILED, banner, below_title, bind, corrected, evidence, surprises
 from workflow.jobs import die_with_run, error_file
+from workflow.present import card, chapter_cards, present, verdict_box
 from workflow.render import render
-
-VERDICT_ORDER = ("confirmed", "refined", "refuted", "open", "failed")
+from workflow.scorecard import VERDICT_ORDER, badge, origin, scorecard
 
 
 def remote_url() -> str | None:
@@ -67,115 +66,31 @@ def configuration() -> dict[str, Any]:
     return settings
 
 
-def glued(notebook: Path) -> dict[str, str]:
-    """The numbers that an executed chapter keeps for prose, by name."""
-    found = {}
-    for cell in nbformat.read(notebook, as_version=4).cells:
-        for output in cell.get("outputs", ()):
-            name = output.get("metadata", {}).get("scrapbook", {}).get("name")
-            if name:
-                found[name] = ast.literal_eval(output["data"]["application/papermill.record/text/plain"])
-    return found
-
-
-def badge(verdict: str) -> str:
-    """A verdict as a coloured word."""
-    return f'<span class="verdict verdict-{verdict}">{verdict}</span>'
-
-
-def held(claim: str, result: report.Report) -> str:
-    """How many checks of a claim hold, as text."""
-    if result.verdicts[claim] == "open":
-        return "not decided"
-    checks = [record for record in result.records if record.claim == claim]
-    return f"{sum(bool(record.holds) for record in checks)} of {len(checks)}" if checks else "none"
-
-
-def origin(claim: Mapping[str, Any]) -> str:
-    """Where in the paper a claim stands; a question of ours says so."""
-    return "our question" if claim.get("ours") else claim["source"]
-
-
-def verdict_box(chapter: str, result: report.Report, claims: Mapping[str, Mapping[str, Any]]) -> str:
-    """The box at the top of a chapter: each claim, what we say instead, its verdict, a link to its first check."""
-    lines = ["```{admonition} Verdicts of this run", ":class: tip verdict-box", ""]
-    mine = [name for name in claims if chapter in claims[name]["chapters"] and name in result.verdicts]
-    for name in mine:
-        claim = claims[name]
-        link = f'<a href="#claim-{name}"><code>{name}</code></a>'
-        text = f"- {badge(result.verdicts[name])} {link} ({origin(claim)}): {claim['statement']}"
-        lines.append(text + corrected(claim, result.verdicts[name]))
-    noted = [record for record in result.records if record.chapter == chapter and record.noted]
-    if noted:
-        lines += [
-            "",
-            f"Marked ◐ below: {len(noted)} that did not hold at this seed and held at two others.",
-        ]
-    return "\n".join([*lines, "```"])
-
-
 def with_box(notebook: Path, boxes: Sequence[str], result: report.Report) -> nbformat.NotebookNode:
-    """An executed notebook as it is shown: no injected parameters, boxes below the title, checks as judged."""
+    """An executed notebook as it is shown: no injected parameters, boxes below the title, and see ``present``."""
     node = nbformat.read(notebook, as_version=4)
     node.cells = [cell for cell in node.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
-    judged = {(record.claim, record.check): record for record in result.records if record.chapter == notebook.stem}
+    bound(node, notebook.stem, result, *boxes)
     for cell in node.cells:
         if cell.cell_type == "markdown":
-            cell.source = to_notebooks(bind(cell.source, result))
-        for output in cell.get("outputs", ()):
-            if MIME in output.get("data", {}):
-                record = judged[output["data"][MIME]["claim"], output["data"][MIME]["check"]]
-                output["data"]["text/html"] = as_html(record)
+            cell.source = to_notebooks(cell.source)
+    return present(node, notebook.stem, [record for record in result.records if record.chapter == notebook.stem])
+
+
+def bound(node: nbformat.NotebookNode, chapter: str, result: report.Report, *boxes: str) -> nbformat.NotebookNode:
+    """A chapter's notebook with boxes below its title, without what the run does not bear, in captions too."""
     first = node.cells[0]
     if first.cell_type != "markdown":
-        raise ValueError(f"{notebook.name}: a chapter begins with its title in a Markdown cell")
+        raise ValueError(f"{chapter}: a chapter begins with its title in a Markdown cell")
+    surprised = surprises(chapter, result)
+    for cell in node.cells:
+        if cell.cell_type == "markdown":
+            cell.source = bind(cell.source, result)
+        elif surprised and "What to see" in cell.metadata.get("mystnb", {}).get("figure", {}).get("caption", ""):
+            shown = cell.metadata["mystnb"]["figure"]
+            shown["caption"] = f"{shown['caption'].partition('What to see')[0]}What to see is left out: {surprised}"
     first.source = below_title(first.source, *boxes)
     return node
-
-
-def places(claim: str, result: report.Report, listed: Iterable[str]) -> str:
-    """The chapters of a claim by number, each linked to the first check of the claim there."""
-    checked = {record.chapter for record in result.records if record.claim == claim}
-    shown = []
-    for chapter in listed:
-        number = int(chapter[:2])
-        link = f'<a href="{chapter}.html#claim-{claim}" aria-label="chapter {number}, {claim}">{number}</a>'
-        shown.append(link if chapter in checked else str(number))
-    return ", ".join(shown)
-
-
-def scorecard(result: report.Report, claims: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table of all claims, planned ones included. ``book/_static/scorecard.js`` sorts and filters it."""
-    rows = []
-    order = {verdict: rank for rank, verdict in enumerate((*VERDICT_ORDER, "planned"))}
-    for rank, (name, claim) in enumerate(claims.items()):
-        verdict = result.verdicts.get(name, "planned")
-        statement = html.escape(claim["statement"])
-        statement += html.escape(corrected(claim, verdict, "\n")).replace("\n", "<br><em>We find:</em> ", 1)
-        if name in result.verdicts and any(record.claim == name for record in result.records):
-            page, anchor = evidence(name, result)
-            label, checks = f'<a href="{page}#{anchor}"><code>{name}</code></a>', held(name, result)
-        else:
-            label, checks = f"<code>{name}</code>", ""
-        chapters_of = claim["chapters"]
-        cells = (  # what is shown, what it is sorted by
-            (label, name),
-            (places(name, result, chapters_of), f"{chapters_of[0]}-{rank:04d}"),
-            (html.escape(origin(claim)), f"{rank:04d}"),
-            (statement, html.escape(claim["statement"])),
-            (badge(verdict), f"{order[verdict]}-{rank:04d}"),
-            (checks, checks),
-        )
-        shown = "".join(f'<td data-sort="{key}">{cell}</td>' for cell, key in cells)
-        numbers = " ".join(str(int(chapter[:2])) for chapter in chapters_of)
-        rows.append(f'<tr data-verdict="{verdict}" data-chapters="{numbers}">{shown}</tr>')
-    columns = ("claim", "chapter", "source", "statement", "verdict", "checks that hold")
-    head = "".join(f'<th scope="col">{name}</th>' for name in columns)
-    return (
-        '<div class="wide-table" tabindex="0" role="region" aria-label="All claims">\n'
-        '<table class="table claims-table">\n'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(rows) + "\n</tbody>\n</table>\n</div>"
-    )
 
 
 def verdict_counts(result: report.Report, claims: Mapping[str, Any]) -> str:
@@ -188,13 +103,15 @@ def verdict_counts(result: report.Report, claims: Mapping[str, Any]) -> str:
         if names:
             lines.append(f"**{len(names)} {title}:** " + ", ".join(parts) + ".")
     kinds = ", ".join(f"{result.run['kinds'].get(kind, 0)} {kind}" for kind in KINDS)
+    left = sum(record.role == "open" for record in result.records)
+    left = f", {left} left open" if left else ""
     noted = (
         f" {result.run['noted']} noted: it did not hold at this seed and held at two others."
         if result.run["noted"]
         else ""
     )
     failed = f" {FAILED}" if "failed" in result.verdicts.values() else ""
-    return "\n".join([*lines, f"{len(result.records)} checks in this run: {kinds}.{noted}{failed}"])
+    return "\n".join([*lines, f"{len(result.records)} checks in this run: {kinds}{left}.{noted}{failed}"])
 
 
 def beyond(result: report.Report, claims: Mapping[str, Mapping[str, Any]], ours: bool) -> str:
@@ -232,6 +149,17 @@ def run_table(result: report.Report) -> str:
     return "\n".join(lines)
 
 
+def run_state(result: report.Report) -> str:
+    """Whether the run is green, and of what, where and when it is."""
+    run, word = result.run, "green" if result.run["green"] else "red"
+    small = ", a small test whose numbers are rough" if run["profile"] == "smoke" else ""
+    started = min(stats["started"] for stats in result.stats)[:10]
+    what = f"profile `{run['profile']}`{small}, seed {run['seed']}, {started}"
+    return (
+        f"This run is **{word}**: {what}, on {run['hardware']}. [How this book was run](run.md) has times and versions."
+    )
+
+
 def run_versions(result: report.Report) -> str:
     lines = ["| package | version |", "|---|---|"]
     return "\n".join(lines + [f"| {name} | {version} |" for name, version in result.run["versions"].items()])
@@ -251,6 +179,8 @@ def placeholders(result: report.Report, claims: Mapping[str, Any], run: Path) ->
     """What stands for ``{{ name }}`` on a page without a kernel: a table, a verdict, a link, a number of a chapter."""
     tables = {
         "scorecard": lambda: scorecard(result, claims),
+        "run_state": lambda: run_state(result),
+        "chapter_cards": lambda: chapter_cards(result),
         "verdict_counts": lambda: verdict_counts(result, claims),
         "corrected_claims": lambda: beyond(result, claims, ours=False),
         "own_questions": lambda: beyond(result, claims, ours=True),
@@ -279,7 +209,7 @@ def placeholders(result: report.Report, claims: Mapping[str, Any], run: Path) ->
         if kind == "glue":
             chapter, _, key = rest.partition(":")
             if chapter not in numbers:
-                numbers[chapter] = glued(run / f"{chapter}.ipynb")
+                numbers[chapter] = notebooks.glued(run / f"{chapter}.ipynb")
             if key in numbers[chapter]:
                 return numbers[chapter][key]
         raise ValueError(f"nothing stands for {{{{ {name} }}}}: no table, no claim of this run, no number of a chapter")
@@ -308,9 +238,12 @@ def stage(profile: str, seed: int, target: Path) -> None:
         if path.is_file():
             content[str(path.relative_to(ROOT / "book"))] = path.read_bytes()
     for chapter in chapters():
-        boxes = banner(result), verdict_box(chapter, result, claims)
+        boxes = banner(result), card(chapter, result), verdict_box(chapter, result, claims)
         notebook = with_box(run / f"{chapter}.ipynb", boxes, result)
         content[f"{chapter}.ipynb"] = nbformat.writes(notebook).encode()
+        sure = lambda node, name=chapter: bound(node, name, result, banner(result))  # noqa: E731
+        download = notebooks.executed(run / f"{chapter}.ipynb", ROOT / "book" / f"{chapter}.md", sure)
+        content[f"executed/{chapter}.ipynb"] = nbformat.writes(download).encode()
     for page in (ROOT / "book").glob("*.md"):
         if page.stem not in chapters():
             text = below_title(bind(page.read_text(encoding="utf-8"), result), banner(result))

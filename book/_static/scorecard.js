@@ -1,31 +1,39 @@
 // Sorts and filters the table of claims. Without scripts the table stands as it is.
+// The address holds the filters, so that pages can link to some claims: scorecard.html?verdict=refuted#all-claims
 document.addEventListener("DOMContentLoaded", () => {
   const table = document.querySelector(".claims-table");
   if (!table) return;
   const rows = [...table.tBodies[0].rows];
+  const key = (row, column) => row.cells[column].dataset.sort;
+  const compare = (a, b, column) => key(a, column).localeCompare(key(b, column), "en", { numeric: true });
+  const verdicts = [...new Set([...rows].sort((a, b) => compare(a, b, 0)).map((row) => row.dataset.verdict))];
+  const chapters = [...new Set(rows.flatMap((row) => row.dataset.chapters.split(" ")))].sort((a, b) => a - b);
 
   const form = document.createElement("form");
   form.className = "claims-filter";
   form.setAttribute("role", "search");
   form.setAttribute("aria-label", "Filter the claims");
-  const field = (label, element) => {
-    const wrap = document.createElement("label");
-    wrap.append(label + " ", element);
-    form.append(wrap);
+  const field = (name, element) => {
+    const label = document.createElement("label");
+    label.append(name[0].toUpperCase() + name.slice(1) + " ", element);
+    element.name = name;
+    form.append(label);
     return element;
   };
-  const select = (label, values) => {
+  const select = (name, values) => {
     const element = document.createElement("select");
     element.add(new Option("all", ""));
     values.forEach((value) => element.add(new Option(value, value)));
-    return field(label, element);
+    return field(name, element);
   };
-  const chapters = new Set(rows.flatMap((row) => row.dataset.chapters.split(" ")));
-  const chapter = select("Chapter", [...chapters].sort((a, b) => a - b));
-  const verdict = select("Verdict", [...new Set(rows.map((row) => row.dataset.verdict))].sort());
-  const text = field("Text", Object.assign(document.createElement("input"), { type: "search" }));
+  const verdict = select("verdict", verdicts);
+  const chapter = select("chapter", chapters);
+  const text = field("text", Object.assign(document.createElement("input"), { type: "search" }));
+  const all = Object.assign(document.createElement("button"), { type: "reset", textContent: "Show all" });
   const status = document.createElement("p");
   status.setAttribute("role", "status");
+  form.append(all, status);
+  table.before(form);
 
   const filter = () => {
     const words = text.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -36,26 +44,46 @@ document.addEventListener("DOMContentLoaded", () => {
         (verdict.value && row.dataset.verdict !== verdict.value) ||
         !words.every((word) => content.includes(word));
     });
-    status.textContent = `${rows.filter((row) => !row.hidden).length} of ${rows.length} claims shown`;
+    const shown = rows.filter((row) => !row.hidden);
+    const counts = verdicts.map((name) => [shown.filter((row) => row.dataset.verdict === name).length, name]);
+    const told = counts.filter(([count]) => count).map((pair) => pair.join(" "));
+    status.textContent = `${shown.length} of ${rows.length} claims shown` + (told.length ? `: ${told.join(", ")}` : "");
   };
-  form.addEventListener("input", filter);
+  const toAddress = () => {
+    const address = new URL(location);
+    [verdict, chapter, text].forEach((element) => {
+      if (element.value) address.searchParams.set(element.name, element.value);
+      else address.searchParams.delete(element.name);
+    });
+    history.replaceState(null, "", address);
+  };
+  const fromAddress = () => {
+    const asked = new URLSearchParams(location.search);
+    [verdict, chapter].forEach((element) => {
+      const value = asked.get(element.name);
+      if ([...element.options].some((option) => option.value === value)) element.value = value;
+    });
+    text.value = asked.get("text") || "";
+  };
+  const changed = () => {
+    filter();
+    toAddress();
+  };
+  form.addEventListener("input", changed);
+  form.addEventListener("reset", () => setTimeout(changed)); // after the fields are empty
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.append(status);
-  table.parentElement.before(form);
 
-  [...table.tHead.rows[0].cells].forEach((head, column) => {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.textContent = head.textContent;
+  const heads = [...table.tHead.rows[0].cells];
+  heads.forEach((head, column) => {
+    const button = Object.assign(document.createElement("button"), { type: "button", textContent: head.textContent });
     head.replaceChildren(button);
     button.addEventListener("click", () => {
       const up = head.getAttribute("aria-sort") !== "ascending";
-      [...table.tHead.rows[0].cells].forEach((other) => other.removeAttribute("aria-sort"));
+      heads.forEach((other) => other.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", up ? "ascending" : "descending");
-      const key = (row) => row.cells[column].dataset.sort;
-      const compare = (a, b) => key(a).localeCompare(key(b), "en", { numeric: true });
-      table.tBodies[0].append(...[...rows].sort((a, b) => (up ? compare(a, b) : compare(b, a))));
+      table.tBodies[0].append(...[...rows].sort((a, b) => (up ? 1 : -1) * compare(a, b, column)));
     });
   });
+  fromAddress();
   filter();
 });

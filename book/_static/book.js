@@ -1,0 +1,26 @@
+// Small things that style sheets cannot do. Without scripts wide equations scroll, and closed checks open by a click.
+addEventListener("load", () => {
+  const narrow = 0.72; // smaller nobody reads: then it scrolls
+  const fit = () => {
+    if (innerWidth < 1000) return; // on a phone equations scroll inside themselves
+    document.querySelectorAll("main div.math").forEach((math) => {
+      math.style.fontSize = "";
+      const drawn = math.querySelector("mjx-container") ?? math; // the wider of the two scrolls
+      const ratio = Math.min(drawn.clientWidth / drawn.scrollWidth, math.clientWidth / math.scrollWidth);
+      if (ratio < 1) math.style.fontSize = `${Math.max(narrow, 0.99 * ratio)}em`;
+    });
+  };
+  window.MathJax?.startup?.promise?.then(fit);
+  addEventListener("resize", fit);
+
+  // A link to a check opens what it stands in.
+  const open = () => {
+    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const closed = target && target.closest("details:not([open])");
+    if (!closed) return;
+    closed.open = true;
+    target.scrollIntoView();
+  };
+  addEventListener("hashchange", open);
+  open();
+});
