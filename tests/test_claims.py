@@ -222,6 +222,10 @@ def test_a_chapter_alone_says_how_long_it_takes(capsys, monkeypatch, tmp_path):
     monkeypatch.delenv("NBUTILS_BOOK", raising=False)
     claims.Ledger("03-t5", profile="smoke", seed=0, device="cpu")
     assert "took 1.5 min on a machine" in capsys.readouterr().out
+    kept["smoke"]["jobs"]["03-t5"]["alone_seconds"] = 1
+    (tmp_path / "resources.json").write_text(json.dumps(kept))
+    claims.Ledger("03-t5", profile="smoke", seed=0, device="cpu")
+    assert "took 0.1 min on a machine" in capsys.readouterr().out, "nothing takes no time"
     claims.Ledger("01-random-walk", profile="smoke", seed=0, device="cpu")
     assert "not timed yet" in capsys.readouterr().out
     monkeypatch.setenv("NBUTILS_BOOK", "1")

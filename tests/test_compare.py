@@ -84,7 +84,8 @@ def test_a_verdict_that_differs_or_is_missing_is_red():
     assert compare.compare(a, a_run(record(), verdicts={"one": "confirmed", "two": "refuted"})).verdicts == [
         ("two", "refined", "refuted")
     ]
-    assert compare.compare(a, a_run(record(), verdicts={"one": "confirmed"})).verdicts == [("two", "refined", "none")]
+    missing = compare.compare(a, a_run(record(), verdicts={"one": "confirmed"}))
+    assert missing.verdicts == [("two", "refined", "none")] and missing.differ and not missing.failed_in_one
 
 
 def test_checks_of_one_run_and_settings_are_shown_and_are_not_red():

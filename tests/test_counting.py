@@ -130,6 +130,11 @@ def test_a_uniform_head_has_no_scores_to_scale():
     assert counting.accuracy(found, 1) == counting.accuracy(found, 1000, only_scores=True)
 
 
+def test_the_network_that_copies_reads_out_by_another_matrix_than_it_embeds_by():
+    (found,) = counting.trained("previous", length=6, steps=1, seeds=(0,), device="cpu", test=10)
+    assert found.model.readout.weight.shape == found.model.embedding.weight.shape
+
+
 def test_training_learns_to_copy():
     found = counting.trained("first", length=8, steps=80, seeds=range(3), device="cpu", lr=1e-2)
     assert min(map(counting.accuracy, found)) > 0.9

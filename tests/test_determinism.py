@@ -10,7 +10,7 @@ from conftest import ROOT, copy_project
 
 from nbutils import device, models, training
 from workflow import chapters, compare, report
-from workflow.stage import glued
+from workflow.notebooks import glued
 
 # Sums in another order differ by rounding, and so may a check, by this part of its own scale: the baseline's sd, half
 # of its band, or its room to the edge of a band with one edge (`compare.scale`). So small a move changes a verdict only

@@ -3,10 +3,14 @@
 import json
 
 import pytest
+from bs4 import BeautifulSoup
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from nbutils.claims.records import Record, as_html
-from workflow import findings, report
+from nbutils.claims.records import Record
+from workflow import findings, present, report
 from workflow.notebooks import to_markdown
+from workflow.scorecard import COLUMNS, scorecard
+from workflow.stage import bound
 
 TEXT = "Before.\n\n:::{finding} one two\nWe find **so**.\n\n- and so\n:::\n\nAfter.\n"
 
@@ -71,6 +75,27 @@ def test_what_we_say_instead_is_not_said_of_a_failed_claim():
     assert findings.corrected({}, "confirmed") == ""
 
 
+@pytest.mark.parametrize(("name", "verdict", "said"), [
+    ("one", "refined", True), ("one", "confirmed", False), ("one", "open", False), ("one", "planned", False),
+    ("far", "open", True), ("far", "refined", True), ("far", "refuted", False),
+])  # fmt: skip
+def test_what_we_say_instead_goes_with_the_verdict_that_is_kept(run, name, verdict, said):
+    assert bool(findings.corrected({"id": name, "corrected": "It is so."}, verdict)) is said
+
+
+def test_a_caption_says_what_to_see_only_where_all_came_out_as_kept(run, monkeypatch):
+    monkeypatch.setattr(report, "load_claims", lambda: {name: {"chapters": ["01-one"]} for name in ("one", "far")})
+
+    def caption(result):
+        code = new_code_cell("", metadata={"mystnb": {"figure": {"name": "f", "caption": "Drawn. What to see: so."}}})
+        return bound(new_notebook(cells=[new_markdown_cell("# T"), code]), "01-one", result).cells[1]
+
+    assert caption(run()).metadata["mystnb"]["figure"]["caption"] == "Drawn. What to see: so."
+    left = caption(run(one="failed")).metadata["mystnb"]["figure"]["caption"]
+    assert left.startswith("Drawn. What to see is left out: the verdict on `one` is *failed*") and "so." not in left
+    assert "so." in caption(run(far="open")).metadata["mystnb"]["figure"]["caption"]
+
+
 def test_the_banner_links_every_failed_check_and_no_noted_one(run):
     assert findings.banner(run()) == ""
     noted = record("two", False, check="chance", noted=True, further=())
@@ -79,7 +104,7 @@ def test_the_banner_links_every_failed_check_and_no_noted_one(run):
     text = findings.banner(run(problems, bad, one="failed"))
     assert '<a href="01-one.html#claim-one">01-one: one: a &lt; b</a>' in text and "#failed-one-7" in text
     assert "chance" not in text and "cell [1] raised &lt;E&gt;" in text and "no verdict on the paper" in text
-    assert f'id="{bad[1].anchor}"' in as_html(bad[1])
+    assert f'id="{bad[1].anchor}"' in present._row(bad[1])
 
 
 def test_a_box_stands_below_the_title():
@@ -90,4 +115,34 @@ def test_a_box_stands_below_the_title():
 
 def test_notebooks_show_what_is_bound_to_the_expected_verdict():
     text = "a\n\n:::{finding} one\nWe find.\n:::\n\n:::{finding} one=open\nNot here.\n:::\n\nb"
-    assert to_markdown(text, {}, {}).split() == ["a", "We", "find.", "b"]
+    assert to_markdown(text, {}, {}, {}).split() == ["a", "We", "find.", "b"]
+
+
+CLAIM = {"chapters": ["01-one"], "source": "Eq. <5>", "statement": "a < b", "corrected": "b < a"}
+LISTED = {"one": CLAIM, "two": CLAIM, "far": {**CLAIM, "ours": True, "chapters": ["01-one", "02-two"]}, "plan": CLAIM}
+
+
+def test_a_claim_that_no_check_decides_is_looked_for_in_its_first_chapter(run, monkeypatch):
+    monkeypatch.setattr(report, "load_claims", lambda: {"far": {"chapters": ["01-one", "02-two"]}})
+    assert findings.evidence("far", run(records=[])) == ("01-one.html", "")
+
+
+def test_the_scorecard_states_no_finding_for_a_claim_that_failed(run):
+    table = BeautifulSoup(scorecard(run(two="failed", far="open"), LISTED), "html.parser")
+    rows = dict(zip(LISTED, table.select("tbody tr"), strict=True))
+    assert [row["data-verdict"] for row in rows.values()] == ["refined", "failed", "open", "planned"]
+    assert "We find: b < a" in rows["one"].get_text() and "We find" not in rows["two"].get_text()
+    assert "a < b" in rows["two"].get_text() and rows["two"].find("a")["href"] == "01-one.html#claim-two"
+
+
+def test_a_row_of_the_scorecard_has_verdict_claim_place_and_checks(run):
+    table = BeautifulSoup(scorecard(run(two="failed", far="open"), LISTED), "html.parser")
+    assert [cell.get_text() for cell in table.select("th[role=columnheader]")] == [*COLUMNS]
+    rows = dict(zip(LISTED, table.select("tbody tr"), strict=True))
+    for row in rows.values():
+        assert [cell["data-label"] for cell in row.select("td[role=cell]")] == [*COLUMNS]
+    shown = {name: [cell.get_text(" ") for cell in row.find_all("td")] for name, row in rows.items()}
+    assert [cells[-1] for cells in shown.values()] == ["1 of 1", "0 of 1", "not decided", ""]
+    assert shown["one"][2] == "Eq. <5> chapter  1" and shown["far"][2] == "our question chapters  1 , 2"
+    assert [link["href"] for link in rows["far"].select("td:nth-child(3) a")] == ["01-one.html#claim-far"]
+    assert rows["plan"].find("a") is None and rows["far"]["data-chapters"] == "1 2"

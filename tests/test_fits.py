@@ -190,3 +190,21 @@ def test_mean_interval_is_students(each, level, widen):
 
 def test_mean_interval_of_one_value_is_the_whole_line():
     assert fits.mean_interval([3.0]) == (3.0, (-np.inf, np.inf))
+
+
+def test_a_second_search_that_does_not_end_leaves_what_the_first_found(monkeypatch):
+    """A curve that a power below 0 fits; that search is made to give up."""
+    t = np.arange(1.0, 60)
+    rho = 5 - 2 * t**-0.3
+    search, asked = fits._least_squares, []
+
+    def gives_up(law, t, rho, start):
+        asked.append(start)
+        if len(asked) > 1:
+            raise RuntimeError("no end")
+        return np.array([1.0, 1e-6, 1.0])
+
+    monkeypatch.setattr(fits, "_least_squares", gives_up)
+    assert fits.fit("power_offset", t, rho).values["p"] == 1e-6 and len(asked) == 2
+    monkeypatch.setattr(fits, "_least_squares", search)
+    assert fits.fit("power_offset", t, rho).values["p"] == pytest.approx(-0.3, abs=1e-3)

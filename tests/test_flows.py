@@ -136,6 +136,7 @@ def test_with_margin_finds_the_place():
         (lambda: flows.reduced_log_time([1.0, 1.0], 2), "positive and increase"),
         (lambda: flows.reduced_log_time([0.0, 1.0], 2), "positive and increase"),
         (lambda: flows.fit_loglog(np.ones(5), np.ones(5)), "points ≥ 4, networks ≥ 2"),
+        (lambda: flows.fit_loglog(np.ones((3, 2)), np.ones((3, 2))), "points ≥ 4, networks ≥ 2"),
     ],
 )
 def test_bad_input_is_named(call, said):

@@ -167,3 +167,8 @@ def test_constants_are_means_over_log_time():
     table = pd.DataFrame({"step": t, "norm": 1.0, "step_norm": 0.5, "alignment": alignment})
     found = growth.step_constants(table, np.ones(len(t)), 100, 10_000)
     assert found.kappa == pytest.approx((np.log(100) + np.log(10_000)) / 2 / 20, rel=1e-2)
+
+
+def test_the_share_of_an_interval_counts_growth_from_where_the_path_begins():
+    path = np.array([[3.0], [4.0], [5.0]])  # ρ² grows by 25 − 9
+    assert growth.interval_shares(path, np.array([1, 2])) == pytest.approx([2 / 16, 4 / 16])

@@ -57,6 +57,11 @@ def test_zero_has_every_degree():
         degree(Net(lambda m, x: 0 * x))
     with pytest.raises(NotHomogeneous, match="divisor"):
         degree(Net(lambda m, x: x / torch.zeros_like(x)))
+    with pytest.raises(NotHomogeneous, match="divisor"):
+        degree(Net(lambda m, x: x / (x * torch.zeros_like(x))))
+    assert degree(Net(lambda m, x: F.rms_norm(x, (4,)) * 2), 0) == 0, "machine ε: x does not change with scale"
+    with pytest.warns(EpsilonWarning):
+        assert degree(Net(lambda m, x: F.rms_norm(x, (4,)))) == 0
 
 
 def test_masks_of_attention():
@@ -77,8 +82,9 @@ def test_masks_of_attention():
 
 def test_epsilon_is_said():
     net = seq(sq(), nn.LayerNorm(4), linear(4, 2))
-    with pytest.warns(EpsilonWarning, match="for ε = 0 only, in 1"):
+    with pytest.warns(EpsilonWarning, match="for ε = 0 only, in 1") as told:
         assert degree(net) == 2
+    assert told[0].filename == __file__, "it points at the line that asks"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert degree(net, approximate=True) == 2

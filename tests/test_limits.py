@@ -202,3 +202,11 @@ def test_the_lstm_is_torch_s():
         last = theirs(torch.from_numpy(x))[0][:, -1].numpy()
     expected = (last @ theta["W"].T + theta["b"])[:, 0]
     np.testing.assert_allclose(limit_networks.lstm(theta, x, SMOOTH), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
+def test_what_is_constant_but_for_rounding_is_a_tie_at_every_size(size):
+    """A part of 10⁻¹⁴ of the entries is rounding, of 10⁻⁹ is not."""
+    for part, tie in ((1e-14, True), (1e-9, False)):
+        z = limits.leading({"w": size * np.array([[1.0, 1.0 + part, 1.0]])})["w"]
+        assert bool(LEADING.layer_norm(z).tied.all()) is tie, part

@@ -71,6 +71,14 @@ def test_fast_attention_is_the_explicit_one(placement, biases):
     torch.testing.assert_close(model(TOKENS), slow[-1] @ model.embedding.weight.T, rtol=1e-12, atol=1e-12)
 
 
+def block_by_block(model):
+    """What the last block puts out, before the final norm."""
+    x = model.hidden_states(TOKENS)[0]
+    for block in model.blocks:
+        x = block(x, None)
+    return x
+
+
 def test_placements_are_their_formulas():
     """By hand from the parameters of one block, from the embedding to the last hidden state."""
     for placement in PLACEMENTS:
@@ -93,6 +101,8 @@ def test_placements_are_their_formulas():
                 x = x + first(attend(x))
                 x = x + second(feed(x))
         torch.testing.assert_close(x, states[1])
+        last = block_by_block(model)
+        torch.testing.assert_close(states[-1], last if model.norm is None else model.norm(last))
     assert language_model(placement="post").norm is None and language_model(placement="pre").norm is not None
 
 

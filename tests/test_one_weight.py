@@ -51,3 +51,14 @@ def test_adams_speed_solves_its_equation(rate, b1, b2):
 def test_adam_without_epsilon_has_its_speed(rate):
     path = one_weight.adam(40_000, rate, eps=0.0)
     assert (path[-1] - path[20_000]) / 19_999 == pytest.approx(one_weight.adam_speed(rate), rel=0.02)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_plain_descent_takes_the_gradient_of_its_loss(degree):
+    theta, wanted = torch.tensor(0.7, dtype=torch.float64, requires_grad=True), []
+    for _ in range(4):
+        (gradient,) = torch.autograd.grad(torch.nn.functional.softplus(-(theta**degree)), theta)
+        theta = (theta - 0.5 * gradient).detach().requires_grad_()
+        wanted.append(theta.item() ** degree)
+    found = one_weight.scalar_descent(degree, [1, 2, 4], 0.5, theta=0.7)
+    assert found == pytest.approx(np.array(wanted)[[0, 1, 3]], rel=1e-12)

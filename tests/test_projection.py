@@ -211,6 +211,30 @@ def test_what_has_no_meaning_is_named(options, said):
         fixed(**options)
 
 
+def test_the_five_sublayers_of_the_figure_differ_by_what_their_names_say():
+    """§4.2: attention and feed-forward, each with and without biases; one without the residual connection too."""
+    for name, (kind, biased, residual) in SUBLAYERS.items():
+        assert kind == name.split(",")[0].replace("-", "")
+        assert biased is ("no biases" not in name) and residual is ("residual" not in name), name
+
+
+def test_a_gain_without_a_shift_is_the_last_norm_alone():
+    net, x, _ = draw("feed-forward", affine=None)
+    labels = np.zeros(x.shape[:-1], dtype=int).ravel()
+    plain = by_autograd(net, x, 1.0, labels)
+    last = [name for name, _ in net.named_parameters() if name.rpartition(".")[0].endswith("norm")]
+    owner = net.get_submodule(last[-1].rpartition(".")[0])
+    shift = owner.shift.detach().clone()
+    del owner.shift
+    owner.register_buffer("shift", shift)
+    alone = by_autograd(net, x, 1.0, labels)
+    theta = {name: p.detach().requires_grad_() for name, p in net.named_parameters()}
+    logits = torch.func.functional_call(net, theta, (x,)).flatten(0, -2)
+    gain = theta[next(name for name in theta if name.endswith("gain"))]
+    (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, torch.as_tensor(labels)), gain)
+    assert alone.last_norm == pytest.approx(float((gain * gradient).sum())) and alone.last_norm != plain.last_norm
+
+
 def test_unknown_sublayers_are_named():
     with pytest.raises(ValueError, match="unknown sublayer 'conv': choose one of attention; "):
         figure1("conv", generator=generator(0, "cpu"))

@@ -165,3 +165,11 @@ def test_adafactor_treats_runs_as_it_treats_one_alone(options):
         own = [w[r : r + 1] for w in start]
         alone = si.train(own, given(slice(r, r + 1)), lambda p: Adafactor(p, **options), 20)
         np.testing.assert_allclose(together.after[..., r], alone.after[..., 0], rtol=1e-10)
+
+
+def test_a_schedule_sets_the_rate_of_every_step():
+    """Steps of length η_t across θ, at right angles to each other: ρ² = 25 + Σ η_t²."""
+    start = [torch.tensor([[[3.0, 4.0]]], dtype=torch.float64)]
+    gradients = si.unit_steps(si.noise_gradients(across=True, generator=generator(0, "cpu")))
+    steps = si.train(start, gradients, lambda theta: SGD(theta, lr=9.0), 3, rate=lambda t: 1 / t)
+    np.testing.assert_allclose(np.ravel(steps.after), 25 + np.cumsum([1, 1 / 4, 1 / 9]), rtol=1e-12)

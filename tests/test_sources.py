@@ -1,5 +1,6 @@
 """Where checkpoints are: names that tell steps, folders, the Hub and its cache."""
 
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -192,6 +193,10 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
     return SimpleNamespace(add=add, fetched=fetched, root=root)
+
+
+def test_downloads_are_kept_unless_it_is_said_otherwise():
+    assert inspect.signature(series).parameters["keep"].default is True
 
 
 @pytest.mark.parametrize("keep", [True, False])

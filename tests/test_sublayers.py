@@ -92,6 +92,17 @@ def test_bad_switches_are_named(arguments, said):
         Sublayer(dim=8, **arguments)
 
 
+def test_heads_must_divide_the_width_of_attention_alone():
+    rng = generator(0, "cpu")
+    assert Sublayer("feedforward", 6, heads=4, generator=rng)(torch.zeros(1, 2, 6, dtype=torch.float64)).shape == (
+        1,
+        2,
+        6,
+    )
+    with pytest.raises(ValueError, match="4 heads do not divide the width 6"):
+        Sublayer("attention", 6, heads=4, generator=rng)
+
+
 def test_one_minus_cos_does_not_cancel():
     u = torch.tensor([[1e200, 0.0], [1.0, 1.0]], dtype=torch.float64)
     v = torch.tensor([[1e200, 1e185], [1.0, -1.0]], dtype=torch.float64)

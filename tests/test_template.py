@@ -16,12 +16,19 @@ SHAPE = (
 )
 
 
-UNFILLED = ("§N", "two sentences of your own", "In your own words.", "Say why.", "Say where, and show it.")
+UNFILLED = (
+    "§N",
+    "two sentences of your own",
+    "In your own words.",
+    "Say why.",
+    "Say where, and show it.",
+    "in one sentence.",
+)
 
 
 def unfilled(root):
     """Words of the template that still stand in a chapter, a claim or a verdict."""
-    files = (root / "book" / "claims.yml", root / "tests" / "baselines" / "verdicts.yml")
+    files = (root / "book" / "claims.yml", root / "book" / "glance.yml", root / "tests" / "baselines" / "verdicts.yml")
     files += tuple((root / "book").glob("[0-9][0-9]-*.md"))
     return {(file.name, words) for file in files for words in UNFILLED if words in file.read_text(encoding="utf-8")}
 

@@ -361,6 +361,15 @@ def test_each_member_is_the_training_alone(name, momentum):
             torch.testing.assert_close(parameters[i][key], p.detach(), rtol=1e-6, atol=1e-9)
 
 
+def test_an_ensemble_keeps_a_row_every_so_many_steps():
+    whole, some = (
+        train_ensemble(model, BATCHES, grid((1e-3,), (0.0,)), steps=7, every=every, device="cpu", progress=False)[0]
+        for every in (1, 3)
+    )
+    assert some["step"].tolist() == [0, 3, 6]
+    np.testing.assert_array_equal(some["norm"], whole.set_index("step")["norm"].loc[[0, 3, 6]])
+
+
 def test_an_ensemble_has_one_seed_unless_more_are_asked_for_and_shows_its_progress_if_asked(capsys):
     members = grid((1e-3,), (0.0, 0.1))
     assert members == [Member(1e-3, 0.0, 0), Member(1e-3, 0.1, 0)]

@@ -1,5 +1,7 @@
 """The shared language models: what each recipe leaves, and its null model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -84,6 +86,14 @@ def test_every_rate_of_t5_has_its_null_model(asked):
         assert (trained["gradients"], null["gradients"]) == ("loss", "noise")
         for t in (0, 16, 64):  # α/√max(t, warm-up)
             assert trained["schedule"](t) == null["schedule"](t) == rate / max(t, 16) ** 0.5
+
+
+def test_slow_and_gentle_trainings_have_lower_rates_and_differ_in_nothing_else():
+    """The chapter on pretrained networks speaks of a third and of a tenth of the rate."""
+    usual, slow = recipes_lm.LANGUAGE_MODELS["lm-pre-adamw"], recipes_lm.LANGUAGE_MODELS["lm-pre-slow"]
+    gentle = recipes_lm.AGAIN["post-gentle"]
+    assert replace(slow, lr=usual.lr) == usual and slow.lr == pytest.approx(usual.lr / 10)
+    assert replace(gentle, lr=usual.lr, placement="pre") == usual and gentle.lr == pytest.approx(usual.lr / 3)
 
 
 @given(

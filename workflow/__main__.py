@@ -44,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     pdf_parser = commands.add_parser("pdf", help="the rendered pages as one PDF")
     pdf_parser.add_argument("--profile", default="book")
     pdf_parser.add_argument("--check", action="store_true", help="only look for the browser that prints")
-    commands.add_parser("sync", help="write book/notebooks from the sources")
+    commands.add_parser(
+        "sync", help="write book/notebooks from the sources, with the numbers of the last green book run"
+    )
     new_parser = commands.add_parser("new-chapter", help="a chapter from the template, with its claim")
     new_parser.add_argument("name", help="such as 15-my-question")
     new_parser.add_argument("title")
@@ -54,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         match arguments.command:
             case "sync":
+                notebooks.keep_numbers()
                 for path in notebooks.sync():
                     print(f"updated {path.relative_to(ROOT)}")
                 return 0

@@ -25,15 +25,19 @@ MODULES = {
     "nbutils/checkpoints/*.py": ("checkpoints", "sources", "store", "weights"),
     "nbutils/claims/*.py": ("claims", "report"),
     "nbutils/fits.py": (),
+    "nbutils/device.py": ("data_device",),
     "nbutils/heads.py": (),
     "nbutils/homogeneity/*.py": ("algebra", "rules", "homogeneity"),
     "nbutils/models.py": (),
+    "nbutils/names.py": (),
     "nbutils/norms/*.py": ("norms",),
     "nbutils/optimizers.py": ("training",),
     "nbutils/samples.py": ("samples", "claims"),
     "nbutils/saturation/*.py": ("saturation", "scaling"),
     "nbutils/sublayers.py": (),
+    "nbutils/text/*.py": ("text",),
     "nbutils/training.py": (),
+    "nbutils/trainings/*.py": ("trainings", "growth"),
     "workflow/alarms.py": (),
     "workflow/compare.py": (),
     "workflow/findings.py": ("findings", "report"),
@@ -43,8 +47,8 @@ MODULES = {
 }
 OTHERS = {"ensemble": "training", "figure1": "projection", "limit_networks": "limits"}  # modules of chapters
 EQUIVALENT = ROOT / "tests" / "equivalent.yml"  # generated defects that nothing can see, each with its reason
-# Python refuses these of floats and tensors of floats at once: anybody's tests kill them.
-REFUSED = ("RShift", "LShift", "BitOr", "BitAnd", "BitXor")
+# In the place of arithmetic: Python refuses them of floats at once, so that anybody's tests kill them.
+BITS = {"RShift", "LShift", "BitOr", "BitAnd", "BitXor"}
 
 
 class Mutant(NamedTuple):
@@ -97,7 +101,9 @@ def misplaced(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
     for mutant in mutants:
         file = root / mutant.file
         count = file.read_text(encoding="utf-8").count(mutant.text) if file.is_file() else 0
-        if count != 1 or mutant.text == mutant.becomes:
+        if mutant.text == mutant.becomes:
+            said.append(f"{mutant.id}: {mutant.text!r} becomes itself")
+        elif count != 1:
             said.append(f"{mutant.id}: {mutant.text!r} stands {count} times in {mutant.file}; it must stand there once")
         said += [f"{mutant.id}: there is no {test}" for test in mutant.tests if not (root / test).is_file()]
     return said
@@ -135,8 +141,10 @@ def left_alone(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
     found = []
     for node in ast.walk(ast.parse(source)):
-        strict = node.value if isinstance(node, ast.keyword) and node.arg == "strict" else None
-        for part in (getattr(node, "annotation", None), getattr(node, "returns", None), strict):
+        parts = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "zip":
+            parts += [keyword.value for keyword in node.keywords]
+        for part in parts:
             if isinstance(part, ast.expr):
                 found.append((place(part.lineno, part.col_offset), place(part.end_lineno, part.end_col_offset)))
     return found
@@ -152,7 +160,8 @@ def places(file: str) -> list[Place]:
     found: dict[tuple[int, int], list[tuple[str, int]]] = defaultdict(list)
     for name in sorted(operator_names()):
         operator = get_operator(name)
-        if operator.arguments() or name.endswith(REFUSED):
+        _, *pair = name.split("_")  # what is replaced, by what
+        if operator.arguments() or (set(pair[1:]) & BITS and pair[0] not in BITS):
             continue
         made = (span for node in nodes for span in operator().mutation_positions(node))
         for occurrence, (start, _) in enumerate(made):
@@ -177,14 +186,20 @@ def sample(count: int, seed: int, words: Sequence[str] = ()) -> list[Mutant]:
         raise ValueError(f"a sample of {count} from {len(everywhere)} places: ask for fewer")
     rng = random.Random(seed)
     drawn = []
-    for place in rng.sample(everywhere, count):
+    for place in rng.sample(everywhere, len(everywhere)):
         operator, occurrence = rng.choice(place.defects)
         source = (ROOT / place.file).read_text(encoding="utf-8")
         becomes = mutate_code(source, get_operator(operator)(), occurrence)
+        try:
+            compile(becomes, place.file, "exec")
+        except SyntaxError:  # such as the bare * of a signature, taken for a product
+            continue
         name = f"{place.file}:{place.start[0]}:{place.start[1]} {operator.removeprefix('core/')}"
         breaks = changed(source, becomes)
         reason = reasons.get((place.file, breaks), "")
         drawn.append(Mutant(name, place.file, source, becomes, breaks, judges[place.file], reason))
+        if len(drawn) == count:
+            break
     return drawn
 
 
@@ -206,7 +221,7 @@ def changed(source: str, becomes: str) -> str:
     'f: return a + 2 → return a - 2'
     """
     pairs = enumerate(zip(source.splitlines(), becomes.splitlines(), strict=False), 1)
-    number, old, new = next((n, old.strip(), new.strip()) for n, (old, new) in pairs if old != new)
+    number, old, new = next((n, old.strip(), new.strip()) for n, (old, new) in pairs if old != new and old.strip())
     around = [
         node
         for node in ast.walk(ast.parse(source))

@@ -26,8 +26,21 @@ FAILED = (
 
 
 def corrected(claim: Mapping[str, Any], verdict: str, between: str = " *We find:* ") -> str:
-    """What we say instead of the paper; nothing where the run does not bear it."""
-    return f"{between}{claim['corrected']}" if claim.get("corrected") and verdict != "failed" else ""
+    """What we say instead of the paper; nothing where the run does not bear it: a verdict that is not the one kept."""
+    kept = report.load_verdicts().get(claim.get("id", ""))
+    borne = verdict in kept.split(" or ") if kept else verdict != "failed"
+    return f"{between}{claim['corrected']}" if claim.get("corrected") and borne else ""
+
+
+def surprises(chapter: str, result: report.Report) -> str:
+    """In words which claims of a chapter have another verdict than the one that its text is about; "" for none."""
+    found = [
+        f"the verdict on `{name}` is *{result.verdicts[name]}*."
+        for name, claim in report.load_claims().items()
+        if chapter in claim["chapters"] and name in result.verdicts
+        if result.verdicts[name] not in report.load_verdicts().get(name, "").split(" or ")
+    ]
+    return " ".join(found)
 
 
 def banner(result: report.Report) -> str:

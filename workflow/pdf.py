@@ -5,6 +5,7 @@ LaTeX is not needed, and what the PDF shows is what the reader sees in the brows
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -52,6 +53,9 @@ def make(profile: str) -> Path:
     _run([*jupyter_book(folder / "source", single), "--builder", "singlehtml"])
     page = single / "_build" / "singlehtml" / "index.html"
     text = page.read_text(encoding="utf-8").replace("<details", "<details open")  # paper cannot unfold
+    text = re.sub(
+        r'<div class="[\w -]*-figure[\w -]*" data-figure="[^"]*"></div>', "", text
+    )  # small ones of figures that follow
     page.write_text(text.replace("</head>", PRINT + "</head>", 1), encoding="utf-8")
     target.unlink(missing_ok=True)
     options = ["--headless", "--disable-gpu", "--no-pdf-header-footer", "--virtual-time-budget=120000"]

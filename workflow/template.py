@@ -23,14 +23,24 @@ def new_chapter(name: str, title: str) -> int:
     target.write_text(text, encoding="utf-8")
     listed = f'\n- id: {claim}\n  chapters: [{name}]\n  source: "§N"\n  statement: >-\n    In your own words.\n'
     expected = f"{claim}:\n  verdict: confirmed\n  reason: Say why.\n"
-    for file, more in (("book/claims.yml", listed), ("tests/baselines/verdicts.yml", expected)):
+    card = (
+        f"\n{name}:\n  asks: Your question, in one sentence.\n  claims: [{claim}]\n"
+        "  found: What the run says, in one sentence.\n"
+        f"  remember: What to remember, in one sentence.\n  figure: fig-{claim}\n  preprint: §N\n"
+    )
+    files = {"book/claims.yml": listed, "tests/baselines/verdicts.yml": expected, "book/glance.yml": card}
+    for file, more in files.items():
         with open(ROOT / file, "a", encoding="utf-8") as lines:
             lines.write(more)
-    print(f"wrote book/{name}.md, its claim in book/claims.yml and the verdict in tests/baselines/verdicts.yml")
+    print(
+        f"wrote book/{name}.md, its claim in book/claims.yml, its verdict in tests/baselines/verdicts.yml,"
+        " its card in book/glance.yml"
+    )
     print(
         "next, in this order:\n"
         "  book/claims.yml: source and statement of the claim\n"
         "  tests/baselines/verdicts.yml: the verdict that you expect, and the reason\n"
+        "  book/glance.yml: what stands on the card at the head of its page\n"
         "  _toc.yml and the table of book/running.md: the chapter\n"
         "  make notebooks\n"
         f"  make smoke CHAPTERS={name}"
