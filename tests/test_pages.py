@@ -140,13 +140,25 @@ def test_every_check_stands_in_the_line_of_its_section(smoke, soups):
         assert sum(int(number) for each in told for number in re.findall(r"\d+", each)) == len(rows)
 
 
-def test_figures_to_move_bring_their_scripts_once_and_no_other_page_has_them(soups):
+def test_figures_to_move_stand_where_they_are_said_to(soups):
     wanted = {chapter for chapter, told in present.cards().items() if "explore" in told}
     for page, soup in soups.items():
-        scripts = [each["src"] for each in soup.select("script[src*='_static/explore/']")]
-        found = [name.rpartition("/")[2] for name in scripts]
-        assert found == (list(present.EXPLORE) if page in wanted else []), page
+        assert not soup.select("script[src*='_static/explore/']"), page
         assert bool(soup.select("div.explore")) == (page in wanted) == bool(soup.select("link[href*='explore.css']"))
+
+
+@pytest.mark.parametrize("chapter", [name for name, told in present.cards().items() if "explore" in told])
+def test_a_figure_to_move_is_drawn_when_it_comes_near(window, chapter):
+    """Its libraries, 160 kB, are not asked for before."""
+    page = window.open(f"{chapter}.html")
+    assert not [url for url in window.asked if "d3.min.js" in url]
+    page.locator("div.explore").first.scroll_into_view_if_needed()
+    page.wait_for_selector("div.explore figure svg[role=img]")
+    page.wait_for_selector("div.explore output:not(:empty)")
+    assert len([url for url in window.asked if "d3.min.js" in url]) == 1
+    page.evaluate((Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
+    assert page.evaluate(AXE, [None, "div.highlight"]) == []
+    assert window.said == []
 
 
 def test_only_code_that_teaches_is_in_view(soups):
@@ -419,8 +431,7 @@ def test_page_in_a_browser(window, html, soups, weights, name):
     assert page.evaluate("document.querySelectorAll('mjx-merror').length") == 0
     wanted = len(soups[name].select("main span.math, main div.math"))
     assert page.evaluate("document.querySelectorAll('main mjx-container').length") >= wanted
-    budget = 500_000 if name == "index" else 1_000_000  # with thumbnails for both schemes
-    budget += 170_000 * bool(soups[name].select("div.explore"))  # D3 and Plot
+    budget = 400_000 if name == "index" else 1_000_000  # with thumbnails for both schemes
     assert sum(map(weights, files)) < budget, "gzipped, with all it loads"
 
 

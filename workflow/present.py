@@ -21,7 +21,6 @@ from workflow.scorecard import VERDICT_ORDER, badge, origin
 
 CARDS = ROOT / "book" / "glance.yml"
 SCHEMATICS = ROOT / "book" / "_static" / "schematics"
-EXPLORE = ("d3.min.js", "plot.umd.min.js", "t5.js", "explore.js")
 # Calls that teach nothing: they set up, choose sizes, keep numbers, draw, or judge what was computed before.
 PLUMBING = ("glue", "choose", "Ledger", "listing", "print")
 DRAWS = ("figures.", "plt.", "ax.", "axes.", "axes[", "claims.")
@@ -270,7 +269,5 @@ def _schematic(name: str, alt: str) -> str:
 
 
 def _explorable(name: str) -> str:
-    """A figure to move. Its scripts are loaded here, so that no other page carries them."""
-    scripts = "".join(f'<script src="_static/explore/{script}"></script>' for script in EXPLORE)
-    without = "<p>Here stands a figure to move; it needs scripts.</p>"
-    return f'<div class="explore" data-explore="{name}">{without}</div>\n{scripts}'
+    """A figure to move; ``book.js`` fetches what draws it."""
+    return f'<div class="explore" data-explore="{name}"><p>Here stands a figure to move; it needs scripts.</p></div>'

@@ -7,9 +7,9 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+from fontTools.subset import Subsetter
+from fontTools.ttLib import TTFont
 from sphinx.application import Sphinx
-
-from workflow.present import EXPLORE
 
 
 def one_search_field(app: Sphinx) -> None:
@@ -18,7 +18,7 @@ def one_search_field(app: Sphinx) -> None:
 
 
 def tidy_pages(app: Sphinx, error: Exception | None) -> None:
-    """Drop the 1.5 MB icon script (the icon font stays) and scripts that a page does not use, name the search field.
+    """Drop the 1.5 MB icon script, icons and scripts that no page uses, name the search field.
 
     Citations lose the role of a list: they have links between them, which a list must not. Figures become part of their
     page, in its colours; on a phone a tap opens one alone, and it can be enlarged.
@@ -28,9 +28,9 @@ def tidy_pages(app: Sphinx, error: Exception | None) -> None:
     out = Path(app.outdir)
     for page in out.rglob("*.html"):
         lines = page.read_text(encoding="utf-8").splitlines(keepends=True)
-        figure = 'class="explore"' in "".join(lines)  # one to move brings its scripts itself, in their order
-        unused = ("fontawesome.js", "_static/explore/") if not figure else ("fontawesome.js", *SCRIPTS)
-        html = "".join(line for line in lines if not any(word in line for word in unused))
+        # scripts of figures to move are fetched by book.js, styles stand where a figure does
+        unused = r"fontawesome\.js|_static/explore/" + (r".*\.js" if 'class="explore"' in "".join(lines) else "")
+        html = "".join(line for line in lines if not re.search(unused, line))
         html = html.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
         html = html.replace('<input type="search"\n', '<input type="search" aria-label="Search"\n')
         html = html.replace("fab fa-github", "fas fa-code-branch")  # one icon is not worth a font of 118 kB
@@ -48,9 +48,35 @@ def tidy_pages(app: Sphinx, error: Exception | None) -> None:
             image.unlink()
     for script in (out / "_static").rglob("fontawesome.js*"):
         script.unlink()
+    _few_icons(out / "_static", named)
 
 
-SCRIPTS = [f"_static/explore/{name}?v=" for name in EXPLORE]  # as Jupyter Book puts them into the head of every page
+def _few_icons(static: Path, pages: str) -> None:
+    """Replace the font of 1,400 icons, 156 kB on every page, by one of those that pages, scripts and styles name."""
+    sheet = static / "styles" / "pydata-sphinx-theme.css"
+    style = sheet.read_text(encoding="utf-8")
+    codes = {
+        name: code
+        for rule, code in re.findall(r'((?:\.fa-[\w-]+:+before,?)+)\{content:"\\([0-9a-f]+)"', style)
+        for name in re.findall(r"fa-[\w-]+", rule)
+    }
+    scripts = "".join(path.read_text(encoding="utf-8") for path in (static / "scripts").glob("*.js"))
+    wanted = {codes[name] for name in re.findall(r"\bfa-[\w-]+", pages + scripts) if name in codes}
+    for path in static.rglob("*.css"):  # what styles use without a name
+        text = re.sub(r'\.fa-[^{}]*\{content:"[^"]*"', "", path.read_text(encoding="utf-8"))
+        wanted |= set(re.findall(r'"\\([ef][0-9a-f]{3})"', text))
+    fonts = static / "vendor" / "fontawesome" / "webfonts"
+    font = TTFont(fonts / "fa-solid-900.ttf")
+    subsetter = Subsetter()
+    subsetter.populate(unicodes=[int(code, 16) for code in wanted])
+    subsetter.subset(font)
+    font.flavor = "woff"  # woff2 would need a package more for 1 kB
+    font.save(fonts / "icons.woff")
+    source = r"url\([^)]*fa-solid-900\.woff2\) format\(\"woff2\"\),url\([^)]*fa-solid-900\.ttf\) format\(\"truetype\"\)"
+    style = re.sub(source, 'url(../vendor/fontawesome/webfonts/icons.woff) format("woff")', style)
+    sheet.write_text(style, encoding="utf-8")
+
+
 IMAGE = re.compile(
     r'(?P<before><figure [^>]*?id="(?P<name>[\w-]+)"[^>]*>\s*)(?:<a [^>]*>)?'
     r'<img alt="(?P<alt>[^"]*)" src="(?P<src>_images/[\w.-]+\.svg)"(?P<rest>[^>]*)/?>(?:\s*</a>)?'
