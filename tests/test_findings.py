@@ -128,10 +128,13 @@ def test_a_claim_that_no_check_decides_is_looked_for_in_its_first_chapter(run, m
 
 
 def test_the_scorecard_states_no_finding_for_a_claim_that_failed(run):
-    table = BeautifulSoup(scorecard(run(two="failed", far="open"), LISTED), "html.parser")
+    left = Record("far", "b < a", "open", chapter="01-one", reason="no network")
+    found = run(two="failed", far="open", records=[record("one"), record("two", False), left])
+    table = BeautifulSoup(scorecard(found, LISTED), "html.parser")
     rows = dict(zip(LISTED, table.select("tbody tr"), strict=True))
     assert [row["data-verdict"] for row in rows.values()] == ["refined", "failed", "open", "planned"]
     assert "We find: b < a" in rows["one"].get_text() and "We find" not in rows["two"].get_text()
+    assert "Open: no network" in rows["far"].get_text() and "Open:" not in rows["two"].get_text()
     assert "a < b" in rows["two"].get_text() and rows["two"].find("a")["href"] == "01-one.html#claim-two"
 
 

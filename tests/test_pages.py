@@ -474,6 +474,7 @@ def natural(name):
 def test_scorecard_filters(window):
     """By verdict, chapter and text, each told to screen readers and kept in the address."""
     page = window.open("scorecard.html")
+    assert page.locator(".claims-filter").bounding_box()["y"] < 700, "in the first window"
     whole = page.locator(".claims-table tbody tr").count()
     shown, verdict = page.locator(".claims-table tbody tr:visible"), page.locator("[name=verdict]")
     verdict.select_option("refuted")
@@ -485,6 +486,14 @@ def test_scorecard_filters(window):
     page.locator("[name=chapter]").select_option("3")
     assert all("3" in numbers.split() for numbers in shown.evaluate_all("rows => rows.map(r => r.dataset.chapters)"))
     page.locator("[name=chapter]").select_option("")
+    ours = {name for name, claim in report.load_claims().items() if claim.get("ours")}
+    page.get_by_label("Asked by").select_option("us")
+    assert set(shown.locator(".claim-id").all_inner_texts()) == ours
+    page.get_by_label("Asked by").select_option("the paper")
+    assert not ours & set(shown.locator(".claim-id").all_inner_texts()) and shown.count() + len(ours) == whole
+    page.get_by_label("Asked by").select_option("")
+    page.locator("[name=text]").fill("no claim says this")
+    assert shown.count() == 0 and page.get_by_role("status").inner_text().startswith("No claim fits")
     page.locator("[name=text]").fill("layer norm")
     texts = [text.lower() for text in shown.all_inner_texts()]
     assert 0 < len(texts) < whole and all("layer" in text and "norm" in text for text in texts)

@@ -54,10 +54,13 @@ def identifier(claim: str, result: Report) -> str:
 
 
 def told(name: str, claim: Mapping[str, Any], result: Report) -> str:
-    """A claim as stated, what we find instead where the run bears it, and its name."""
+    """A claim as stated, what we find instead where the run bears it, why it is open where it is, and its name."""
     parts = [f"<div>{html.escape(claim['statement'])}</div>"]
     if finding := corrected(claim, result.verdicts.get(name, "planned"), ""):
         parts.append(f"<div><em>We find:</em> {html.escape(finding)}</div>")
+    if result.verdicts.get(name) == "open":
+        reasons = [record.reason for record in result.records if record.claim == name and record.role == "open"]
+        parts += [f"<div><em>Open:</em> {html.escape(reason)}</div>" for reason in dict.fromkeys(reasons) if reason]
     return "".join([*parts, f'<div class="claim-id">{identifier(name, result)}</div>'])
 
 
@@ -79,7 +82,8 @@ def row(rank: int, name: str, claim: Mapping[str, Any], result: Report) -> str:
         for column, (cell, key) in zip(COLUMNS, cells, strict=True)
     )
     numbers = " ".join(str(int(chapter[:2])) for chapter in chapters)
-    return f'<tr role="row" data-verdict="{verdict}" data-chapters="{numbers}">{shown}</tr>'
+    asked = "us" if claim.get("ours") else "the paper"
+    return f'<tr role="row" data-verdict="{verdict}" data-asked="{asked}" data-chapters="{numbers}">{shown}</tr>'
 
 
 def scorecard(result: Report, claims: Mapping[str, Mapping[str, Any]]) -> str:

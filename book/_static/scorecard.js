@@ -13,20 +13,21 @@ document.addEventListener("DOMContentLoaded", () => {
   form.className = "claims-filter";
   form.setAttribute("role", "search");
   form.setAttribute("aria-label", "Filter the claims");
-  const field = (name, element) => {
+  const field = (name, element, shown = name[0].toUpperCase() + name.slice(1)) => {
     const label = document.createElement("label");
-    label.append(name[0].toUpperCase() + name.slice(1) + " ", element);
+    label.append(`${shown} `, element);
     element.name = name;
     form.append(label);
     return element;
   };
-  const select = (name, values) => {
+  const select = (name, values, shown) => {
     const element = document.createElement("select");
     element.add(new Option("all", ""));
     values.forEach((value) => element.add(new Option(value, value)));
-    return field(name, element);
+    return field(name, element, shown);
   };
   const verdict = select("verdict", verdicts);
+  const asked = select("asked", ["the paper", "us"], "Asked by");
   const chapter = select("chapter", chapters);
   const text = field("text", Object.assign(document.createElement("input"), { type: "search" }));
   const all = Object.assign(document.createElement("button"), { type: "reset", textContent: "Show all" });
@@ -42,28 +43,31 @@ document.addEventListener("DOMContentLoaded", () => {
       row.hidden =
         (chapter.value && !row.dataset.chapters.split(" ").includes(chapter.value)) ||
         (verdict.value && row.dataset.verdict !== verdict.value) ||
+        (asked.value && row.dataset.asked !== asked.value) ||
         !words.every((word) => content.includes(word));
     });
     const shown = rows.filter((row) => !row.hidden);
     const counts = verdicts.map((name) => [shown.filter((row) => row.dataset.verdict === name).length, name]);
     const told = counts.filter(([count]) => count).map((pair) => pair.join(" "));
-    status.textContent = `${shown.length} of ${rows.length} claims shown` + (told.length ? `: ${told.join(", ")}` : "");
+    status.textContent = shown.length
+      ? `${shown.length} of ${rows.length} claims shown: ${told.join(", ")}`
+      : `No claim fits all of this. “Show all” brings back the ${rows.length} claims.`;
   };
   const toAddress = () => {
     const address = new URL(location);
-    [verdict, chapter, text].forEach((element) => {
+    [verdict, asked, chapter, text].forEach((element) => {
       if (element.value) address.searchParams.set(element.name, element.value);
       else address.searchParams.delete(element.name);
     });
     history.replaceState(null, "", address);
   };
   const fromAddress = () => {
-    const asked = new URLSearchParams(location.search);
-    [verdict, chapter].forEach((element) => {
-      const value = asked.get(element.name);
+    const sought = new URLSearchParams(location.search);
+    [verdict, asked, chapter].forEach((element) => {
+      const value = sought.get(element.name);
       if ([...element.options].some((option) => option.value === value)) element.value = value;
     });
-    text.value = asked.get("text") || "";
+    text.value = sought.get("text") || "";
   };
   const changed = () => {
     filter();
