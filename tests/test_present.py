@@ -127,11 +127,13 @@ def test_what_is_plumbing(source, folded):
 def test_the_cards_name_claims_and_figures_of_their_chapters():
     for chapter, card in present.cards().items():
         text = (ROOT / "book" / f"{chapter}.md").read_text(encoding="utf-8")
-        assert {"asks", "claims", "found", "remember", "figure"} <= set(card), chapter
+        assert {"asks", "claims", "found", "remember", "because", "figure"} <= set(card), chapter
         assert card.get("preprint") or card.get("published") or chapter == "14-your-own"
         assert all(chapter in CLAIMS[claim]["chapters"] for claim in card["claims"])
         for name in (card["figure"], *(each["after"] for each in card.get("explore", ()))):
             assert f"    name: {name}\n" in text, (chapter, name)
+        numbers = re.findall(r"\{glue:text\}`(\w+)`", card["because"])
+        assert numbers, chapter
     assert set(present.cards()) == set(chapters())
 
 
@@ -142,6 +144,7 @@ def test_a_card_says_what_was_found_only_with_its_verdict():
     text = present.card("01-random-walk", result)
     assert (
         told["remember"].strip() in text
+        and told["because"].strip() in text
         and ">confirmed</span>" in text
         and "1 of 1 checks of this chapter hold ([1 exact]" in text
     )
@@ -149,6 +152,7 @@ def test_a_card_says_what_was_found_only_with_its_verdict():
     assert "1 of 2 checks" in present.card("01-random-walk", result)
     result.verdicts[told["claims"][0]] = "refuted"
     text = present.card("01-random-walk", result)
+    assert told["because"].strip() not in text
     assert told["remember"].strip() not in text and "left out" in text and told["asks"].strip() in text
     assert present.card("99-no-card", result) == ""
 
@@ -213,10 +217,12 @@ def test_a_notebook_for_colab_has_the_card_the_kept_numbers_and_its_version(tmp_
     head = notebooks.plain(source).cells[0].source
     address = yaml.safe_load((ROOT / "_config.yml").read_text())["html"]["baseurl"]
     assert head.startswith("# 1. The random walk\n\n> **Asked.**") and "green run" not in head
+    assert "Why believe it" not in head, "numbers of no run say nothing"
     assert f"({address}01-random-walk.html)" in head
     kept = '{"run": "profile book, seed 0", "chapters": {"01-random-walk": {"walk_exponent": "0.1234"}}}'
     (tmp_path / "numbers.json").write_text(kept)
     node = notebooks.plain(source)
+    assert "**Why believe it.** In one dimension" in node.cells[0].source and "0.1234" in node.cells[0].source
     prose = "\n".join(each.source for each in node.cells if each.cell_type == "markdown")
     assert "0.1234" in prose and "green run (profile book, seed 0)" in prose and "`walk_t_max`" in prose
     setup = next(each.source for each in node.cells if "setup" in each.metadata.get("tags", ()))

@@ -50,7 +50,7 @@ def plain(source: Path) -> NotebookNode:
     numbers = kept.get("chapters", {}).get(source.stem, {})
     notebook = in_plain_words(executable(source), source, numbers)
     title, _, rest = notebook.cells[0].source.partition("\n")
-    notebook.cells[0].source = f"{title}\n\n{_card(source, kept.get('run', '') if numbers else '')}\n{rest}"
+    notebook.cells[0].source = f"{title}\n\n{_card(source, kept.get('run', ''), numbers)}\n{rest}"
     pinned = f'[*pip, f"{{book}}@v{version("nbutils")}"]) and subprocess.call({INSTALL}'
     for cell in notebook.cells:
         if "setup" in cell.metadata.get("tags", ()):
@@ -99,17 +99,20 @@ def keep_numbers() -> None:
     NUMBERS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _card(source: Path, run: str) -> str:
-    """What a page shows at its head, in plain words, with a link to the page."""
+def _card(source: Path, run: str, numbers: Mapping[str, str]) -> str:
+    """What a page shows at its head, in plain words, with a link to the page; why to believe it, where a run is kept."""
     import yaml
 
     book = source.parent
     told = yaml.safe_load((book / "glance.yml").read_text(encoding="utf-8")).get(source.stem, {})
     address = yaml.safe_load((book.parent / "_config.yml").read_text(encoding="utf-8"))["html"]["baseurl"]
-    words = {"asks": "Asked", "found": "Found", "remember": "Remember"}
-    lines = [f"> **{word}.** {' '.join(told[name].split())}" for name, word in words.items() if told]
+    words = {"asks": "Asked", "found": "Found", "remember": "Remember", "because": "Why believe it"}
+    if not numbers:
+        del words["because"]
+    texts = {name: to_markdown(" ".join(told[name].split()), {}, {}, numbers) for name in words if told}
+    lines = [f"> **{words[name]}.** {text}" for name, text in texts.items()]
     where = f"> [The page of this chapter]({address}{source.stem}.html) has its verdicts and figures."
-    where += f" Numbers in the text are those of a green run ({run}); yours print their own." if run else ""
+    where += f" Numbers in the text are those of a green run ({run}); yours print their own." if numbers else ""
     return "\n>\n".join([*lines, where])
 
 

@@ -55,9 +55,11 @@ def card(chapter: str, result: report.Report) -> str:
 **Found.** {badge(result.verdicts[told["claims"][0]])} {told["found"].strip()}
 
 **Remember.** {told["remember"].strip()}
+
+**Why believe it.** {told["because"].strip()}
 :::
 
-**Why believe it.** In this run {held} of {len(decided)} checks of this chapter hold ([{checked}](running.md)).
+In this run {held} of {len(decided)} checks of this chapter hold ([{checked}](running.md)).
 
 *In the paper: {where or "nowhere; the question is ours"}.*
 :::::
