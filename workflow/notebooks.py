@@ -100,7 +100,7 @@ def keep_numbers() -> None:
 
 
 def _card(source: Path, run: str, numbers: Mapping[str, str]) -> str:
-    """What a page shows at its head, in plain words, with a link to the page; why to believe it, where a run is kept."""
+    """The card of a page in plain words, with a link to it; "why believe it" only where there are numbers of a run."""
     import yaml
 
     book = source.parent

@@ -43,6 +43,7 @@ def card(chapter: str, result: report.Report) -> str:
     kinds = Counter(record.kind for record in decided)
     checked = ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS if kinds[kind])
     held = sum(not record.fails for record in decided)
+    first = told["claims"][0]
     where = "; ".join(f"{version} {told[version]}" for version in ("published", "preprint") if version in told)
     if told.get("preprint") and "published" not in told:
         where += ", not in the published version"
@@ -52,13 +53,14 @@ def card(chapter: str, result: report.Report) -> str:
 **Asked.** {told["asks"].strip()}
 
 :::{{finding}} {" ".join(told["claims"])}
-**Found.** {badge(result.verdicts[told["claims"][0]])} {told["found"].strip()}
+**Found.** {badge(result.verdicts[first])} {told["found"].strip()}
 
 **Remember.** {told["remember"].strip()}
 
 **Why believe it.** {told["because"].strip()}
 :::
 
+The verdict is that of <a href="#claim-{first}"><code>{first}</code></a>.
 In this run {held} of {len(decided)} checks of this chapter hold ([{checked}](running.md)).
 
 *In the paper: {where or "nowhere; the question is ours"}.*

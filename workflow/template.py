@@ -26,7 +26,8 @@ def new_chapter(name: str, title: str) -> int:
     card = (
         f"\n{name}:\n  asks: Your question, in one sentence.\n  claims: [{claim}]\n"
         "  found: What the run says, in one sentence.\n"
-        "  remember: What to remember, in one sentence.\n  because: Why one should believe it, with a number of the run.\n"
+        "  remember: What to remember, in one sentence.\n"
+        "  because: Why one should believe it, with a number of the run.\n"
         f"  figure: fig-{claim}\n  preprint: §N\n"
     )
     files = {"book/claims.yml": listed, "tests/baselines/verdicts.yml": expected, "book/glance.yml": card}
