@@ -48,9 +48,10 @@ def test_a_list_with_a_wrong_field_is_refused(tmp_path):
         defects.chosen(["nothing"])
 
 
-SOURCE = """def double(x: int | None) -> list[int | None]:
+SOURCE = """def double(x: int | None, *, more=None) -> list[int | None]:
     return x + 2 if x > 0 else -x
 PAIRS = zip((), (), strict=True)
+WIDTH = profiles.choose("book", smoke=1, book=2, gpu=Size(3))
 """
 
 
@@ -67,8 +68,11 @@ def small(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_defects_stand_in_code_not_in_annotations_nor_in_strict(small):
-    """The sum, its 2, the condition, the comparison, its 0, the minus: six; the two ``|`` are never evaluated."""
+def test_defects_stand_in_code_not_in_annotations_nor_in_choices(small):
+    """The sum, its 2, the condition, the comparison, its 0, the minus: six; the two ``|`` are never evaluated.
+
+    Nor is a star of a signature a product, ``strict`` what it watches, or a size of ours wrong.
+    """
     found = defects.places("nbutils/fits.py")
     assert {place.start[0] for place in found} == {2} and len(found) == 6
     names = {name for place in found for name, _ in place.defects}

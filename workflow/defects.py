@@ -49,6 +49,7 @@ OTHERS = {"ensemble": "training", "figure1": "projection", "limit_networks": "li
 EQUIVALENT = ROOT / "tests" / "equivalent.yml"  # generated defects that nothing can see, each with its reason
 # In the place of arithmetic: Python refuses them of floats at once, so that anybody's tests kill them.
 BITS = {"RShift", "LShift", "BitOr", "BitAnd", "BitXor"}
+CHOICES = ("choose", "Size", "Recipe")
 
 
 class Mutant(NamedTuple):
@@ -132,7 +133,8 @@ def files() -> dict[str, tuple[str, ...]]:
 def left_alone(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """From where to where no defect is made; lines from 1, columns in characters.
 
-    Nothing evaluates annotations of types; ``strict=True`` of a ``zip`` is itself a test, of what is as long as it is.
+    Nothing evaluates annotations of types; ``strict=True`` of a ``zip`` is itself a test, of what is as long as it is;
+    sizes and rates of our own trainings are choices, of which another is no less right.
     """
     lines = source.splitlines()
 
@@ -142,8 +144,11 @@ def left_alone(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     found = []
     for node in ast.walk(ast.parse(source)):
         parts = [getattr(node, "annotation", None), getattr(node, "returns", None)]
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "zip":
+        called = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+        if called in ("zip", *CHOICES):
             parts += [keyword.value for keyword in node.keywords]
+        if called in CHOICES:
+            parts += node.args
         for part in parts:
             if isinstance(part, ast.expr):
                 found.append((place(part.lineno, part.col_offset), place(part.end_lineno, part.end_col_offset)))
@@ -156,7 +161,7 @@ def places(file: str) -> list[Place]:
     from cosmic_ray.plugins import get_operator, operator_names
 
     source = (ROOT / file).read_text(encoding="utf-8")
-    nodes, spared = list(ast_nodes(get_ast(source))), left_alone(source)
+    lines, nodes, spared = source.splitlines(), list(ast_nodes(get_ast(source))), left_alone(source)
     found: dict[tuple[int, int], list[tuple[str, int]]] = defaultdict(list)
     for name in sorted(operator_names()):
         operator = get_operator(name)
@@ -165,7 +170,8 @@ def places(file: str) -> list[Place]:
             continue
         made = (span for node in nodes for span in operator().mutation_positions(node))
         for occurrence, (start, _) in enumerate(made):
-            if not any(first <= start < last for first, last in spared):
+            star = lines[start[0] - 1].startswith("*,", start[1])  # of a signature, taken for a product
+            if not star and not any(first <= start < last for first, last in spared):
                 found[start].append((name, occurrence))
     return [Place(file, start, tuple(defects)) for start, defects in sorted(found.items())]
 
@@ -192,7 +198,7 @@ def sample(count: int, seed: int, words: Sequence[str] = ()) -> list[Mutant]:
         becomes = mutate_code(source, get_operator(operator)(), occurrence)
         try:
             compile(becomes, place.file, "exec")
-        except SyntaxError:  # such as the bare * of a signature, taken for a product
+        except SyntaxError:
             continue
         name = f"{place.file}:{place.start[0]}:{place.start[1]} {operator.removeprefix('core/')}"
         breaks = changed(source, becomes)
