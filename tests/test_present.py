@@ -10,7 +10,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from nbutils.claims import MIME
 from nbutils.claims.records import Record
-from workflow import ROOT, chapters, present, report, sphinx_pages
+from workflow import ROOT, chapters, pdf, present, report, sphinx_pages
 
 CLAIMS = {claim: each for claim, each in report.load_claims().items()}
 
@@ -228,3 +228,15 @@ def test_a_notebook_for_colab_has_the_card_the_kept_numbers_and_its_version(tmp_
     setup = next(each.source for each in node.cells if "setup" in each.metadata.get("tags", ()))
     assert f'f"{{book}}@v{version("nbutils")}"' in setup
     compile(setup, "setup", "exec")
+
+
+def test_paper_shows_what_is_folded_and_the_figures_of_cards():
+    card = '<div class="card-figure" data-figure="01-one#fig-a"></div><details class="checks">Two</details>'
+    figure = (
+        '<figure id="fig-b"><img alt="B" src="b.svg"/></figure><figure id="fig-a"><img alt="A" src="a.svg"/></figure>'
+    )
+    soup = BeautifulSoup(pdf.for_paper(f"<head></head>{card}{figure}"), "html.parser")
+    assert soup.select_one("div.card-figure img")["src"] == "a.svg" and soup.details.has_attr("open")
+    assert "@media print" in str(soup.head)
+    with pytest.raises(ValueError):
+        pdf.for_paper(card)

@@ -52,11 +52,7 @@ def make(profile: str) -> Path:
     shutil.rmtree(single, ignore_errors=True)
     _run([*jupyter_book(folder / "source", single), "--builder", "singlehtml"])
     page = single / "_build" / "singlehtml" / "index.html"
-    text = page.read_text(encoding="utf-8").replace("<details", "<details open")  # paper cannot unfold
-    text = re.sub(
-        r'<div class="[\w -]*-figure[\w -]*" data-figure="[^"]*"></div>', "", text
-    )  # small ones of figures that follow
-    page.write_text(text.replace("</head>", PRINT + "</head>", 1), encoding="utf-8")
+    page.write_text(for_paper(page.read_text(encoding="utf-8")), encoding="utf-8")
     target.unlink(missing_ok=True)
     options = ["--headless", "--disable-gpu", "--no-pdf-header-footer", "--virtual-time-budget=120000"]
     if sys.platform == "linux":
@@ -66,6 +62,20 @@ def make(profile: str) -> Path:
         raise RuntimeError(f"{program} printed nothing")
     shutil.rmtree(single)
     return target
+
+
+def for_paper(text: str) -> str:
+    """The book on one page as it is printed: all unfolded, since paper cannot, and cards with their figures."""
+    text = re.sub(
+        r'<div class="[^"]*" data-figure="(?:[\w-]+#)?([\w-]+)"></div>', lambda card: _small(card[1], text), text
+    )
+    return text.replace("<details", "<details open").replace("</head>", PRINT + "</head>", 1)
+
+
+def _small(name: str, text: str) -> str:
+    """The figure of that name as a small image."""
+    image = re.search(r'<img alt="[^"]*" src="[^"]*"', text[text.index(f'id="{name}"') :])
+    return f'<div class="card-figure">{image[0]} style="max-width: 60%"/></div>'
 
 
 def _run(command: list[str]) -> None:
