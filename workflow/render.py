@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
 
 from workflow import ROOT
@@ -56,7 +56,8 @@ def render(source: Path, target: Path, log: Path) -> None:
 
 def frame(source: Path) -> str:
     """Digest of all that more pages than one depend on. Sphinx by itself does not see that a sidebar is old."""
-    digest = hashlib.sha256("".join(f"{name} {version(name)}\n" for name in ("jupyter-book", "sphinx")).encode())
+    installed = {f"{package.name} {package.version}" for package in distributions()}
+    digest = hashlib.sha256("\n".join(sorted(installed)).encode())
     for path in sorted(source.rglob("*")):
         if path.is_file():
             seen = "\n".join(_seen_elsewhere(path)).encode() if path.suffix in (".md", ".ipynb") else path.read_bytes()
