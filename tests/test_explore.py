@@ -163,6 +163,8 @@ def test_walks_are_those_of_numpy(page, law):
     if law != "Cauchy":
         ratio = typical[:, -1] / (100 * STEP[law](n))
         assert np.mean(constants) == pytest.approx(ratio.mean(), abs=4 * ratio.std() / draws**0.5 + 0.005)
+        told = float(re.search(r"theory (\S+)\.$", figure.said)[1])  # of endless walks
+        assert told == pytest.approx(ratio.mean(), rel=0.02)
 
 
 def test_walks_in_high_dimension_keep_to_theory(page):
@@ -225,14 +227,15 @@ def drawn_scores(figure):
     return np.array([float(label[1].replace("−∞", "-inf").replace("−", "-")) for label in labels])
 
 
-@pytest.mark.parametrize("mask", ["none", "causal, at position 4"])
-@pytest.mark.parametrize("gap", [0, 0.2, 1, 2])
-def test_attention_is_near_its_limit_as_the_gap_says(page, gap, mask):
-    figure = Figure(page, "attention").set(**{"gap, best to second": gap, "mask": mask})
+@pytest.mark.parametrize("mask", ["none", "future at −∞", "future × 0"])
+@pytest.mark.parametrize("second", [-1, -0.5, 0, 1, 1.8, 2])
+def test_attention_is_near_its_limit_as_the_gap_says(page, second, mask):
+    figure = Figure(page, "attention").set(score_of_key_2=second, mask=mask)
     for exponent in (0, 0.5, 1.3, 2):
         figure.set(scale_c=exponent)
         scores, c = drawn_scores(figure), 10**exponent
-        assert np.isinf(scores).sum() == (0 if mask == "none" else 2)
+        assert scores[4:].tolist() == {"none": [2, -0.4], "future at −∞": [-np.inf] * 2, "future × 0": [0, 0]}[mask]
+        assert scores[1] == pytest.approx(second)
         weights = np.exp(c * (scores - scores.max()))
         weights /= weights.sum()
         limit = (scores == scores.max()) / (scores == scores.max()).sum()
@@ -242,16 +245,24 @@ def test_attention_is_near_its_limit_as_the_gap_says(page, gap, mask):
         assert error == pytest.approx(abs(weights - limit).max(), rel=6e-3)
         assert figure.number("=") == pytest.approx((m - 1) * math.exp(-c * next_gap), rel=6e-3)
         assert error <= figure.number("=") * 1.01 and figure.number("gap g =") == pytest.approx(next_gap)
-        if mask == "none" and gap:
-            assert next_gap == pytest.approx(gap)
+        if mask != "none":
+            assert figure.number("Weight on the future") == pytest.approx(weights[4:].sum(), abs=6e-4)
+            assert figure.number("saturated") == pytest.approx(limit[4:].sum(), abs=6e-4)
+
+
+def test_a_mask_that_multiplies_lets_a_head_with_negative_scores_see_the_future(page):
+    figure = Figure(page, "attention").set(score_of_key_2=-0.05, mask="future × 0")
+    assert figure.number("saturated") == 1
+    assert figure.set(score_of_key_2=0.05).number("saturated") == 0
+    assert figure.set(score_of_key_2=-0.05, mask="future at −∞").number("saturated") == 0
 
 
 def test_attention_by_keyboard(page):
-    figure = Figure(page, "attention").set(mask="none").press("gap, best to second", "Home").press("scale c", "End")
+    figure = Figure(page, "attention").set(mask="none").press("score of key 2", "End").press("scale c", "End")
     assert (
         drawn_scores(figure).tolist().count(2) == 2 and figure.number("Largest error") < 1e-80
     )  # a tie: one half each
-    figure.press("gap, best to second", "ArrowRight")  # the tie is broken, and hardly any of it is seen
+    figure.press("score of key 2", "ArrowLeft")  # the tie is broken, and hardly any of it is seen
     known = 1 / (1 + math.exp(-100 * 0.05))
     assert figure.number("Largest error") == pytest.approx(1 - known, rel=1e-2)
     figure.press("mask", "ArrowDown")
@@ -352,7 +363,7 @@ def test_lines_stand_out(page, theme, ground):
 def test_words_on_the_axes_do_not_meet(page):
     page.set_viewport_size({"width": 360, "height": 900})
     Figure(page, "walk").set(dimension_n=5, law_of_the_steps="Cauchy")
-    Figure(page, "attention").set(mask="causal, at position 4")
+    Figure(page, "attention").set(mask="future at −∞")
     page.wait_for_function("() => document.querySelector('.explore-chart svg').getBoundingClientRect().width < 340")
     met = page.evaluate("""() => [...document.querySelectorAll(".explore-chart svg")].flatMap(svg => {
       const boxes = [...svg.querySelectorAll("text")].map(text => [text.textContent, text.getBoundingClientRect()]);
@@ -385,7 +396,7 @@ def test_every_control_is_reached_by_tab(opened):
     for _ in range(5):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.labels[0].textContent"))
-    assert reached == ["gap, best to second", "scale c", "mask", "first step", "last step"]
+    assert reached == ["score of key 2", "scale c", "mask", "first step", "last step"]
 
 
 def test_loaded_twice_and_one_name_in_the_page(opened):

@@ -49,23 +49,24 @@
     return Math.SQRT2 * ratio;
   };
   // Walks are sampled at TIMES only, exactly. `sum`: what draws one coordinate of the sum of m steps.
-  // `length`: mean length of a step in n dimensions. `view`: lowest and highest norm shown, in `unit`s.
+  // `length`: mean length of a step in n dimensions. `limit`: mean norm over √t of it, t → ∞.
+  // `view`: lowest and highest norm shown, in `unit`s.
   const LAWS = {
-    Gaussian: { sum: ({ normal }, m) => () => Math.sqrt(m) * normal(), length: gaussian, unit: gaussian, view: [0.2, 400] },
+    Gaussian: { sum: ({ normal }, m) => () => Math.sqrt(m) * normal(), length: gaussian, limit: () => 1, unit: gaussian, view: [0.2, 400] },
     "±1": {
       sum: ({ bits }, m) => () => { // twice the heads among m coins, 32 at once, less m
         let heads = 0, left = m;
         for (; left >= 32; left -= 32) heads += ones(bits());
         return 2 * (heads + ones(bits() & (2 ** left - 1))) - m;
       },
-      length: Math.sqrt, unit: Math.sqrt, view: [0.2, 400],
+      length: Math.sqrt, limit: (n) => gaussian(n) / Math.sqrt(n), unit: Math.sqrt, view: [0.2, 400],
     },
     "bursts, p = 0.04": { // with probability P a Gaussian step, else none
       sum: ({ normal, binomial }, m) => {
         const terms = binomial(m, P)(); // of the whole step: the same for all coordinates
         return () => Math.sqrt(terms) * normal();
       },
-      length: (n) => P * gaussian(n), unit: gaussian, view: [0.03, 80],
+      length: (n) => P * gaussian(n), limit: () => 1 / Math.sqrt(P), unit: gaussian, view: [0.03, 80],
     },
     Cauchy: { sum: ({ cauchy }, m) => () => m * cauchy(), unit: (n) => n, view: [0.1, 1e6] }, // no mean length
   };
@@ -105,7 +106,7 @@
         ],
         keys: { faint: `${WALKS} walks`, dots: `their ${middle}`, dashed: law.length ? ROOT : "t × first median" },
         reads: `Draw ${seed}: slope ${two(slope)} from t = ${LATE} on, theory ${two(1 / alpha)}. ` + (law.length
-          ? `At the end the mean is ${two(constant)} times ${ROOT}.`
+          ? `At the end the mean is ${two(constant)} times ${ROOT}, theory ${two(law.limit(n))}.`
           : "A Cauchy step has no mean length; this is the median."),
         says: `Norm against steps, log-log, of ${WALKS} walks, dimension ${whole(n)}, ${lawName} steps. ` +
           `Their ${middle} rises with slope ${two(slope)}.`,
@@ -151,20 +152,22 @@
 
   // 3. Saturated attention -------------------------------------------------------------------------------------------
   const attention = {
-    title: "Attention: softmax against its saturated limit",
+    title: "Attention at position 4: softmax against its saturated limit",
     controls: [
-      { name: "gap", label: "gap, best to second", min: 0, max: 2, step: 0.05, value: 0.5, show: two },
+      { name: "second", label: "score of key 2", min: -1, max: 2, step: 0.05, value: 1.5, show: two },
       { name: "exponent", label: "scale c", min: 0, max: 2, step: 0.05, value: 0.5, show: (x) => short(10 ** x) },
-      { name: "mask", label: "mask", options: ["none", "causal, at position 4"] },
+      { name: "mask", label: "mask", options: ["none", "future at −∞", "future × 0"] },
     ],
-    draw({ gap, exponent, mask }) {
-      const scores = [-0.5, 2 - gap, -0.1, -0.2, 2, -0.4], c = 10 ** exponent; // keys 3 and 4 nearly tie
-      const seen = scores.slice(0, mask === "none" ? 6 : 4), m = seen.length, best = d3.max(seen);
+    draw({ second, exponent, mask }) {
+      const scores = [-0.5, second, -0.1, -0.2, 2, -0.4], c = 10 ** exponent, here = 4; // later keys are the future
+      const seen = mask === "none" ? scores : [...scores.slice(0, here), ...(mask === "future × 0" ? [0, 0] : [])];
+      const m = seen.length, best = d3.max(seen);
       const next = best - d3.max(seen.filter((s) => s < best)), winners = seen.filter((s) => s === best).length;
       const powers = seen.map((s) => Math.exp(c * (s - best))), sum = d3.sum(powers);
       const rows = seen.map((s, i) => ({ key: i + 1, soft: powers[i] / sum, hard: s === best ? 1 / winners : 0 }));
       const error = d3.max(rows, (row) => Math.abs(row.soft - row.hard)), bound = (m - 1) * Math.exp(-c * next);
-      const named = (key) => `${key}\n${key > m ? "−∞" : d3.format(".2~f")(scores[key - 1])}`;
+      const named = (key) => `${key}\n${key > m ? "−∞" : d3.format(".2~f")(seen[key - 1])}`;
+      const [soft, hard] = ["soft", "hard"].map((kind) => d3.sum(rows.slice(here), (row) => row[kind]));
       const weights = rows.map(({ key, soft, hard }) => `key ${key} ${two(soft)} (saturated ${two(hard)})`);
       return {
         x: { label: "key and its score", domain: d3.range(1, 7), tickFormat: named, tickSize: 0, padding: 0.25 },
@@ -177,7 +180,8 @@
         ],
         keys: { bar: "softmax(c s)", frame: "saturated, c → ∞" },
         reads: `Largest error ${short(error)}, bound (m − 1) exp(−c\u00a0g) = ${short(bound)} with m = ${m} keys ` +
-          `and gap g = ${two(next)} to the next score.`,
+          `and gap g = ${two(next)} to the next score.` +
+          (mask === "none" ? "" : ` Weight on the future ${three(soft)}, saturated ${three(hard)}.`),
         says: `Attention weights at scale ${short(c)}: ${weights.join(", ")}.`,
       };
     },
@@ -211,7 +215,7 @@
           law((t) => Math.exp(free.start) * t ** free.slope, SOLID),
         ],
         keys: { circle: "T5-base", dashed: "a√t + b", line: "free power of t", band: "window" },
-        reads: `Exponent ${exponent} from step ${told}. ` +
+        reads: `Exponent ${exponent}, a straight line in logarithms, from step ${told}. ` +
           `Root law ${three(root.slope)} √t ${root.start < 0 ? "−" : "+"} ${one(Math.abs(root.start))}.`,
         says: `Norm of T5-base, log-log, with the laws fitted to steps ${told}: a power ${exponent}, and a root law.`,
       };
