@@ -118,7 +118,7 @@ def test_notebooks_show_what_is_bound_to_the_expected_verdict():
     assert to_markdown(text, {}, {}, {}).split() == ["a", "We", "find.", "b"]
 
 
-CLAIM = {"chapters": ["01-one"], "source": "Eq. <5>", "statement": "a < b", "corrected": "b < a"}
+CLAIM = {"chapters": ["01-one"], "source": "Eq. <5>", "statement": "a < `b`", "corrected": "b < a"}
 LISTED = {"one": CLAIM, "two": CLAIM, "far": {**CLAIM, "ours": True, "chapters": ["01-one", "02-two"]}, "plan": CLAIM}
 
 
@@ -135,7 +135,8 @@ def test_the_scorecard_states_no_finding_for_a_claim_that_failed(run):
     assert [row["data-verdict"] for row in rows.values()] == ["refined", "failed", "open", "planned"]
     assert "We find: b < a" in rows["one"].get_text() and "We find" not in rows["two"].get_text()
     assert "Open: no network" in rows["far"].get_text() and "Open:" not in rows["two"].get_text()
-    assert "a < b" in rows["two"].get_text() and rows["two"].find("a")["href"] == "01-one.html#claim-two"
+    assert "a < b" in rows["two"].get_text() and rows["two"].find("code").get_text() == "b"
+    assert rows["two"].find("a")["href"] == "01-one.html#claim-two"
 
 
 def test_a_row_of_the_scorecard_has_verdict_claim_place_and_checks(run):

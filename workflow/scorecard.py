@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -53,14 +54,19 @@ def identifier(claim: str, result: Report) -> str:
     return f'<a href="{page}#{anchor}">{name}</a>'
 
 
+def _in_words(text: str) -> str:
+    """Plain text for a page; names in backticks are code, as everywhere else."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
 def told(name: str, claim: Mapping[str, Any], result: Report) -> str:
     """A claim as stated, what we find instead where the run bears it, why it is open where it is, and its name."""
-    parts = [f"<div>{html.escape(claim['statement'])}</div>"]
+    parts = [f"<div>{_in_words(claim['statement'])}</div>"]
     if finding := corrected(claim, result.verdicts.get(name, "planned"), ""):
-        parts.append(f"<div><em>We find:</em> {html.escape(finding)}</div>")
+        parts.append(f"<div><em>We find:</em> {_in_words(finding)}</div>")
     if result.verdicts.get(name) == "open":
         reasons = [record.reason for record in result.records if record.claim == name and record.role == "open"]
-        parts += [f"<div><em>Open:</em> {html.escape(reason)}</div>" for reason in dict.fromkeys(reasons) if reason]
+        parts += [f"<div><em>Open:</em> {_in_words(reason)}</div>" for reason in dict.fromkeys(reasons) if reason]
     return "".join([*parts, f'<div class="claim-id">{identifier(name, result)}</div>'])
 
 
