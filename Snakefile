@@ -1,8 +1,9 @@
 # Chapter → executed notebook → staged book → HTML. Started by `python -m workflow run …` (see the Makefile), which
 # holds the lock, passes the configuration and prints what a red run is red for.
+import hashlib
 import sys
 
-from workflow import cluster, dependencies
+from workflow import cluster, dependencies, render
 
 PROFILE = config["profile"]
 SEEDS = str(config["seeds"]).split()
@@ -93,6 +94,8 @@ rule pages:
         dependencies.of_pages(),
     output:
         f"{HTML}/index.html",
+    params:
+        packages=hashlib.sha256(render.packages().encode()).hexdigest(),
     threads: 1
     shell:
         "exec {PYTHON} -m workflow.stage --profile {PROFILE} --seed {SEEDS[0]} --run {config[run]}"

@@ -77,7 +77,7 @@ def test_what_we_say_instead_is_not_said_of_a_failed_claim():
 
 @pytest.mark.parametrize(("name", "verdict", "said"), [
     ("one", "refined", True), ("one", "confirmed", False), ("one", "open", False), ("one", "planned", False),
-    ("far", "open", True), ("far", "refined", True), ("far", "refuted", False),
+    ("far", "open", False), ("far", "refined", True), ("far", "refuted", False),
 ])  # fmt: skip
 def test_what_we_say_instead_goes_with_the_verdict_that_is_kept(run, name, verdict, said):
     assert bool(findings.corrected({"id": name, "corrected": "It is so."}, verdict)) is said

@@ -232,11 +232,11 @@ def test_a_notebook_for_colab_has_the_card_the_kept_numbers_and_its_version(tmp_
 
 def test_paper_shows_what_is_folded_and_the_figures_of_cards():
     card = '<div class="card-figure" data-figure="01-one#fig-a"></div><details class="checks">Two</details>'
-    figure = (
-        '<figure id="fig-b"><img alt="B" src="b.svg"/></figure><figure id="fig-a"><img alt="A" src="a.svg"/></figure>'
-    )
-    soup = BeautifulSoup(pdf.for_paper(f"<head></head>{card}{figure}"), "html.parser")
+    figures = "".join(f'<figure id="fig-{x}"><img alt="{x}" src="{x}.svg"/></figure>' for x in "ba")
+    head = '<head><script src="_static/explore/t5.js"></script></head>'  # in the order of names, which does not work
+    soup = BeautifulSoup(pdf.for_paper(f"{head}<body>{card}{figures}</body>"), "html.parser")
     assert soup.select_one("div.card-figure img")["src"] == "a.svg" and soup.details.has_attr("open")
     assert "@media print" in str(soup.head)
-    with pytest.raises(ValueError):
+    assert [each["src"] for each in soup.select("script")] == [f"_static/explore/{name}" for name in pdf.EXPLORE]
+    with pytest.raises(ValueError, match="fig-a"):
         pdf.for_paper(card)

@@ -145,10 +145,10 @@ def left_alone(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     for node in ast.walk(ast.parse(source)):
         parts = [getattr(node, "annotation", None), getattr(node, "returns", None)]
         called = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
-        if called in ("zip", *CHOICES):
+        if called == "zip":
             parts += [keyword.value for keyword in node.keywords]
         if called in CHOICES:
-            parts += node.args
+            parts += [inner for inner in ast.walk(node) if isinstance(inner, ast.Constant)]
         for part in parts:
             if isinstance(part, ast.expr):
                 found.append((place(part.lineno, part.col_offset), place(part.end_lineno, part.end_col_offset)))

@@ -14,6 +14,7 @@ from pathlib import Path
 from workflow import BUILD
 from workflow.render import jupyter_book
 
+EXPLORE = ("d3.min.js", "plot.umd.min.js", "t5.js", "explore.js")  # as book.js fetches them
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PRINT = """
 <style>@media print {
@@ -69,12 +70,17 @@ def for_paper(text: str) -> str:
     text = re.sub(
         r'<div class="[^"]*" data-figure="(?:[\w-]+#)?([\w-]+)"></div>', lambda card: _small(card[1], text), text
     )
-    return text.replace("<details", "<details open").replace("</head>", PRINT + "</head>", 1)
+    text = re.sub(r"<script [^>]*_static/explore/[^>]*></script>", "", text)  # here in no order, and too early
+    text = text.replace("<details", "<details open").replace("</head>", PRINT + "</head>", 1)
+    scripts = "".join(f'<script src="_static/explore/{name}"></script>' for name in EXPLORE)
+    return text.replace("</body>", f"{scripts}</body>", 1)
 
 
 def _small(name: str, text: str) -> str:
     """The figure of that name as a small image."""
-    image = re.search(r'<img alt="[^"]*" src="[^"]*"', text[text.index(f'id="{name}"') :])
+    image = re.search(r'<img alt="[^"]*" src="[^"]*"', text.partition(f'id="{name}"')[2])
+    if image is None:
+        raise ValueError(f"a card shows {name}, and there is no such figure")
     return f'<div class="card-figure">{image[0]} style="max-width: 60%"/></div>'
 
 

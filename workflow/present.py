@@ -180,7 +180,7 @@ def is_plumbing(source: str) -> bool:
         statements = list(_simple(ast.parse(source).body))
     except SyntaxError:  # a magic of IPython
         return False
-    if any(isinstance(statement, ast.FunctionDef | ast.ClassDef) or _to_fill_in(statement) for statement in statements):
+    if any(isinstance(statement, ast.FunctionDef | ast.ClassDef) for statement in statements):
         return False
     lines = Counter({True: 0, False: 0})
     for statement in statements:
@@ -195,11 +195,6 @@ def _simple(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
         yield from _simple([*statement.body, *getattr(statement, "orelse", ())]) if inner else (statement,)
 
 
-def _to_fill_in(statement: ast.stmt) -> bool:
-    """``mine = None``: the reader's."""
-    return isinstance(statement, ast.Assign) and ast.unparse(statement.value) == "None"
-
-
 def _is_plumbing(statement: ast.stmt) -> bool:
     match statement:
         case ast.Import() | ast.ImportFrom():
@@ -207,8 +202,8 @@ def _is_plumbing(statement: ast.stmt) -> bool:
         case ast.Expr(value=ast.Call(func=function)) | ast.Assign(value=ast.Call(func=function)):
             called = ast.unparse(function)
             return called in PLUMBING or called.startswith(DRAWS)
-        case ast.Assign(value=ast.Constant(value=str()) | ast.Name() | ast.JoinedStr() | ast.Dict(keys=[])):
-            return True  # a text, a short name, nothing yet
+        case ast.Assign(value=ast.Name() | ast.JoinedStr() | ast.Dict(keys=[])):  # a short name, a text, nothing yet
+            return True
     return False
 
 

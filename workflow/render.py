@@ -54,10 +54,14 @@ def render(source: Path, target: Path, log: Path) -> None:
     mark.write_text(now, encoding="utf-8")
 
 
+def packages() -> str:
+    """All that is installed, a line each: pages of other packages are others."""
+    return "\n".join(sorted({f"{package.name} {package.version}" for package in distributions()}))
+
+
 def frame(source: Path) -> str:
     """Digest of all that more pages than one depend on. Sphinx by itself does not see that a sidebar is old."""
-    installed = {f"{package.name} {package.version}" for package in distributions()}
-    digest = hashlib.sha256("\n".join(sorted(installed)).encode())
+    digest = hashlib.sha256(packages().encode())
     for path in sorted(source.rglob("*")):
         if path.is_file():
             seen = "\n".join(_seen_elsewhere(path)).encode() if path.suffix in (".md", ".ipynb") else path.read_bytes()

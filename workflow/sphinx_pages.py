@@ -61,19 +61,22 @@ def _few_icons(static: Path, pages: str) -> None:
         for name in re.findall(r"fa-[\w-]+", rule)
     }
     scripts = "".join(path.read_text(encoding="utf-8") for path in (static / "scripts").glob("*.js"))
-    wanted = {codes[name] for name in re.findall(r"\bfa-[\w-]+", pages + scripts) if name in codes}
-    for path in static.rglob("*.css"):  # what styles use without a name
+    wanted = {int(codes[name], 16) for name in re.findall(r"\bfa-[\w-]+", pages + scripts) if name in codes}
+    for path in static.rglob("*.css"):  # what styles use without a name, as an escape or as the letter itself
         text = re.sub(r'\.fa-[^{}]*\{content:"[^"]*"', "", path.read_text(encoding="utf-8"))
-        wanted |= set(re.findall(r'"\\([ef][0-9a-f]{3})"', text))
+        wanted |= {int(code, 16) for code in re.findall(r'"\\([ef][0-9a-f]{3})"', text)}
+        wanted |= {ord(letter) for letter in text if "\ue000" <= letter <= "\uf8ff"}
     fonts = static / "vendor" / "fontawesome" / "webfonts"
-    font = TTFont(fonts / "fa-solid-900.ttf")
+    font = TTFont(fonts / "fa-solid-900.ttf", recalcTimestamp=False)
     subsetter = Subsetter()
-    subsetter.populate(unicodes=[int(code, 16) for code in wanted])
+    subsetter.populate(unicodes=wanted)
     subsetter.subset(font)
     font.flavor = "woff"  # woff2 would need a package more for 1 kB
     font.save(fonts / "icons.woff")
     source = r"url\([^)]*fa-solid-900\.woff2\) format\(\"woff2\"\),url\([^)]*fa-solid-900\.ttf\) format\(\"truetype\"\)"
-    style = re.sub(source, 'url(../vendor/fontawesome/webfonts/icons.woff) format("woff")', style)
+    style, replaced = re.subn(source, 'url(../vendor/fontawesome/webfonts/icons.woff) format("woff")', style)
+    if not codes or not (replaced or "icons.woff" in style):
+        raise ValueError(f"{sheet.name} names its icons in another way than before: look at _few_icons")
     sheet.write_text(style, encoding="utf-8")
 
 

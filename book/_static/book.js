@@ -24,14 +24,18 @@ addEventListener("load", () => {
   addEventListener("hashchange", open);
   open();
 
-  // Figures to move need libraries of 160 kB: they are fetched, in this order, when one comes near the window.
-  const near = new IntersectionObserver((seen) => {
-    if (!seen.some((each) => each.isIntersecting)) return;
+  // Figures to move need libraries of 160 kB: they are fetched, in this order, when one comes near the window or paper.
+  const fetched = () => {
     near.disconnect();
+    removeEventListener("beforeprint", fetched);
     for (const name of ["d3.min.js", "plot.umd.min.js", "t5.js", "explore.js"]) {
       const script = Object.assign(document.createElement("script"), { src: `_static/explore/${name}`, async: false });
       document.head.append(script);
     }
-  }, { rootMargin: "100% 0px" });
-  document.querySelectorAll("div.explore").forEach((div) => near.observe(div));
+  };
+  const seen = (all) => all.some((each) => each.isIntersecting) && fetched();
+  const near = new IntersectionObserver(seen, { rootMargin: "100% 0px" });
+  const explorables = document.querySelectorAll("div.explore");
+  explorables.forEach((div) => near.observe(div));
+  if (explorables.length) addEventListener("beforeprint", fetched);
 });
