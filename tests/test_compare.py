@@ -51,6 +51,14 @@ def test_a_number_that_became_none_has_moved_most():
     assert found.moved[0].key[2] == "a" and found.moved[0].distance == float("inf") and found.red
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_what_is_no_number_in_both_runs_has_not_moved(value):
+    same = a_run(record(measured=value, holds=False))
+    assert compare.compare(same, same).moved == []
+    other = a_run(record(measured=1.0))
+    assert [move.distance for move in compare.compare(same, other).moved] == [float("inf")]
+
+
 @pytest.mark.parametrize("band", [("nan", "nan"), (None, "inf"), ("-inf", "inf")])
 def test_a_band_that_is_no_number_is_no_scale(band):
     """The ledger keeps what is not finite as text: that of a fit that failed."""

@@ -146,6 +146,16 @@ def test_the_law_of_errors_under_scaling_and_its_interval():
     assert high - low == pytest.approx(2 * (log_c[3:].mean() - log_c[:4].mean()), rel=1e-9)
 
 
+@pytest.mark.parametrize("form", ["sqrt", "linear", "quarter", "log", "square", "power", "power_offset"])
+def test_a_search_begins_with_a_curve_through_the_ends(form):
+    """Through the last point; with an offset also through the first."""
+    t, rho = np.array([1.0, 5, 30, 400]), np.array([3.0, 4, 9, 17])
+    law = fits.FORMS[form]
+    begun = law.rho(t, *law.start(t, rho))
+    assert begun[-1] == pytest.approx(rho[-1])
+    assert form == "power" or begun[0] == pytest.approx(rho[0])
+
+
 def test_what_is_no_law_of_errors():
     c = np.geomspace(10, 1000, 4)
     for errors, said in (([c], "networks ≥ 2"), ([c[:3]] * 2, "networks ≥ 2"), ([c, 0 * c], "not positive")):

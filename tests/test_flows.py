@@ -66,6 +66,18 @@ def test_flow_of_one_weight_is_the_reduced_flow(k):
     np.testing.assert_allclose(path.log_inv_loss[:, 0], [2, 5, 30, 90], rtol=1e-4)
 
 
+def test_the_flow_takes_as_long_steps_as_its_tolerance_allows():
+    """Its formulas have an error of third order, so a step may grow with the root ⅓: few steps reach far."""
+    called = []
+
+    def margins(theta):
+        called.append(1)
+        return theta**2
+
+    flows.flow(margins, torch.ones(1, 1, dtype=F64), [16.0])
+    assert len(called) < 400
+
+
 def test_reduced_flow_of_degree_one_is_solved_by_hand():
     u = np.array([1.0, 2.0, 10.0, 600.0])  # u̇ = 1/(1 + e^u): t − 1 = u + e^u − (1 + e)
     t = 1 + u + np.exp(u) - (1 + math.e)

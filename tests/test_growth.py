@@ -82,6 +82,11 @@ def test_layers_together_are_the_whole():
     np.testing.assert_allclose(together["gradient_cos"][1:], cosines, rtol=1e-9)
 
 
+def test_no_steps_are_no_alignment():
+    walk = growth.orthogonal_walk(n=2, steps=0, lr=1, pull=0, turn=0, walks=1, generator=torch.Generator())
+    assert walk.worst_alignment == 0 and walk.theta.tolist() == [[[0, 1]]] and walk.squares.tolist() == [0]
+
+
 @pytest.mark.parametrize(("pull", "turn"), [(0.0, 0.0), (2.0, 0.0), (0.0, 3.0), (1.5, -2.0)])
 def test_the_orthogonal_walk_takes_the_steps_that_are_told(pull, turn):
     """δ = lr (I − uuᵀ)(pull e₁ + turn Ju + noise)/ρ, by matrices, with the same noise."""

@@ -210,3 +210,31 @@ def test_what_is_constant_but_for_rounding_is_a_tie_at_every_size(size):
     for part, tie in ((1e-14, True), (1e-9, False)):
         z = limits.leading({"w": size * np.array([[1.0, 1.0 + part, 1.0]])})["w"]
         assert bool(LEADING.layer_norm(z).tied.all()) is tie, part
+        scores = limits.leading({"w": size * np.array([[1.0, 1.0 + part, 0.5]])})["w"]
+        assert bool(LEADING.softmax(scores).tied.all()) is tie, part
+
+
+def test_a_gap_is_that_of_its_row_and_a_flat_row_warns_of_nothing():
+    scores = limits.leading({"w": np.array([[3.0, 1, 0], [5, 0, 2], [1, 1, 1]])})["w"]
+    assert LEADING.softmax(scores).gap[:2].tolist() == [2, 3]
+    with np.errstate(all="raise"):
+        assert (LEADING.layer_norm(scores).coef[2] == 0).all()
+
+
+def test_the_transformer_is_torch_s():
+    """Post-norm, one head, torch's own layer norm and softmax; scores are not divided."""
+    generator = np.random.default_rng(5)
+    drawn, x = limit_networks.draw("transformer", generator), generator.normal(size=(2, 5, 3))
+    theta = {name: torch.from_numpy(value) for name, value in drawn.items()}
+
+    def norm(z, number):
+        return torch.nn.functional.layer_norm(z, z.shape[-1:], theta[f"gain{number}"], theta[f"shift{number}"], eps=0)
+
+    e = torch.from_numpy(x) @ theta["E"].T
+    q, k, v = (torch.nn.functional.linear(e, theta[name]) for name in "QKV")
+    heads = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=1.0)
+    y = norm(e + torch.nn.functional.linear(heads, theta["O"]), 1)
+    inner = torch.nn.functional.linear(y, theta["W1"], theta["b1"]).relu()
+    z = norm(y + torch.nn.functional.linear(inner, theta["W2"], theta["b2"]), 2)
+    known = torch.nn.functional.linear(z[:, 0], theta["W"], theta["b"])[:, 0]
+    np.testing.assert_allclose(limit_networks.transformer(drawn, x, SMOOTH), known, rtol=1e-9)

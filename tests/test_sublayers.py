@@ -41,15 +41,16 @@ def test_batch_standardise_forgets_every_bias_and_layer_norm_does_not():
     torch.testing.assert_close(sublayers.standardise(x + 3.0), sublayers.standardise(x))
 
 
-def test_attention_is_scaled_dot_product_attention():
-    layer, x = draw("attention", biases=("query", "key", "value"), heads=2)
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_attention_is_scaled_dot_product_attention(heads):
+    layer, x = draw("attention", biases=("query", "key", "value"), heads=heads)
     q, k, v = (
-        (x @ getattr(layer, f"{n}_weight").T + getattr(layer, f"{n}_bias")).view(5, 2, 4).transpose(0, 1)
+        (x @ getattr(layer, f"{n}_weight").T + getattr(layer, f"{n}_bias")).view(5, heads, -1).transpose(0, 1)
         for n in ("query", "key", "value")
     )
-    heads = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).reshape(5, 8)
-    torch.testing.assert_close(layer.head(x), heads)
-    torch.testing.assert_close(layer.core(x), heads @ layer.output_weight.T)
+    known = torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(0, 1).reshape(5, 8)
+    torch.testing.assert_close(layer.head(x), known)
+    torch.testing.assert_close(layer.core(x), known @ layer.output_weight.T)
 
 
 def test_placements():

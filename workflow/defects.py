@@ -37,7 +37,7 @@ MODULES = {
     "nbutils/sublayers.py": (),
     "nbutils/text/*.py": ("text",),
     "nbutils/training.py": (),
-    "nbutils/trainings/*.py": ("trainings", "growth"),
+    "nbutils/trainings/*.py": ("trainings", "training", "growth"),
     "workflow/alarms.py": (),
     "workflow/compare.py": (),
     "workflow/findings.py": ("findings", "report"),
