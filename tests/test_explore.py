@@ -167,6 +167,17 @@ def test_walks_are_those_of_numpy(page, law):
         assert told == pytest.approx(ratio.mean(), rel=0.02)
 
 
+@pytest.mark.parametrize("law", STEP)
+def test_the_constant_of_endless_walks_is_that_of_the_limit_theorem(page, law):
+    """√t steps become Gaussian of the same variance: σ E‖g‖ over E‖δ‖, with g standard normal."""
+    figure = Figure(page, "walk").set(law_of_the_steps=law)
+    for index, n in ((0, 1), (3, 10), (5, 1000)):
+        figure.set(dimension_n=index)
+        deviation = math.sqrt(P) if law.startswith("bursts") else 1
+        told = float(re.search(r"theory (\S+)\.$", figure.said)[1])
+        assert told == pytest.approx(deviation * length(n) / STEP[law](n), abs=0.006)
+
+
 def test_walks_in_high_dimension_keep_to_theory(page):
     """A thousand dimensions leave little to chance: the slope is ½, the constant that of the central limit theorem."""
     figure = Figure(page, "walk").press("dimension n", "End")

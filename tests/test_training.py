@@ -372,7 +372,7 @@ def test_an_ensemble_keeps_a_row_every_so_many_steps():
 
 def test_an_ensemble_has_one_seed_unless_more_are_asked_for_and_shows_its_progress_if_asked(capsys):
     members = grid((1e-3,), (0.0, 0.1))
-    assert members == [Member(1e-3, 0.0, 0), Member(1e-3, 0.1, 0)]
+    assert members == [Member(1e-3, 0.0, 0), Member(1e-3, 0.1, 0)] and len(set(members)) == 2
     for progress in (True, False):
         train_ensemble(model, BATCHES, members, steps=2, device="cpu", progress=progress)
         assert ("training 2 members" in capsys.readouterr().err) == progress
