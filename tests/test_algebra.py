@@ -237,6 +237,13 @@ def test_a_factor_of_a_sum_counts():
         degree(Net(lambda m, x: torch.add(m.f(x), m.f(x), alpha=m.a), f=sq(), a=scalar), 1)
 
 
+def test_attention_weights_have_degree_0_far_out():
+    """A row of weights sums to 1; the output has that of values and two projections."""
+    attention = nn.MultiheadAttention(4, 2, bias=False)
+    for part, k in ((1, 0), (0, 3)):
+        assert degree(Net(lambda m, x, part=part: m.a(x, x, x)[part], a=attention), 1, approximate=True) == k
+
+
 def test_einsum_with_lists_of_subscripts():
     for function, k in (
         (lambda m, x: torch.einsum(x, [0, 1], m.w, [1, 2], [0, 2]), 2),
