@@ -146,7 +146,8 @@ def test_every_icon_is_in_the_font_of_icons(html):
     static = html / "_static"
     font = TTFont(static / "vendor" / "fontawesome" / "webfonts" / "icons.woff")
     style = (static / "styles" / "pydata-sphinx-theme.css").read_text(encoding="utf-8")
-    named = set(re.findall(r"\bfa-[a-z-]+", "".join(page.read_text(encoding="utf-8") for page in html.glob("*.html"))))
+    pages = "".join(page.read_text(encoding="utf-8") for page in html.glob("*.html"))
+    named = set(re.findall(r'class="fa(?:s|-solid) (fa-[a-z-]+)', pages))
     rules = re.findall(r'((?:\.fa-[\w-]+:+before,?)+)\{content:"\\([0-9a-f]+)"', style)
     codes = {int(code, 16) for names, code in rules if named & set(re.findall(r"fa-[\w-]+", names))}
     boxes = {ord(letter) for letter in re.findall("--pst-icon-[a-z-]+: ?[\"'](.)", style)}

@@ -301,7 +301,7 @@ def kill(project, when):
     if (reports / "metrics.json").exists():  # written once all chapters are done, before the pages
         assert json.loads((reports / "metrics.json").read_text())["run"]["green"]
         assert set(stamps(project)) == {"01-one", "02-two"}
-    if (reports / "html").exists():  # the pages come into place in one step
+    if (reports / "html" / "index.html").exists():  # the pages come into place in one step
         assert "</html>" in (reports / "html" / "02-two.html").read_text()
     for notebook in executed(project).glob("*.ipynb"):
         json.loads(notebook.read_text())  # whole, or not there
