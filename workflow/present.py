@@ -43,7 +43,9 @@ def card(chapter: str, result: report.Report) -> str:
     kinds = Counter(record.kind for record in decided)
     checked = ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS if kinds[kind])
     held = sum(not record.fails for record in decided)
-    first = told["claims"][0]
+    open_ = sum(record.chapter == chapter and record.role == "open" for record in result.records)
+    left, first = f", {open_} left open" if open_ else "", told["claims"][0]
+    small = ", a small one for tests," if result.run.get("profile") == "smoke" else ""
     where = "; ".join(f"{version} {told[version]}" for version in ("published", "preprint") if version in told)
     if told.get("preprint") and "published" not in told:
         where += ", not in the published version"
@@ -53,7 +55,7 @@ def card(chapter: str, result: report.Report) -> str:
 **Asked.** {told["asks"].strip()}
 
 :::{{finding}} {" ".join(told["claims"])}
-**Found.** {badge(result.verdicts[first])} {told["found"].strip()}
+**Found.** {badge(result.verdicts[first])}: {told["found"].strip()}
 
 **Remember.** {told["remember"].strip()}
 
@@ -61,7 +63,7 @@ def card(chapter: str, result: report.Report) -> str:
 :::
 
 The verdict is that of <a href="#claim-{first}"><code>{first}</code></a>.
-In this run {held} of {len(decided)} checks of this chapter hold ([{checked}](running.md)).
+In this run{small} {held} of {len(decided)} checks of this chapter hold ([{checked}](running.md)){left}.
 
 *In the paper: {where or "nowhere; the question is ours"}.*
 :::::

@@ -172,7 +172,10 @@ def _pair(match: re.Match[str], out: Path) -> str:
     # letters have no colour of their own: they are black where nothing says otherwise
     (out / dark).write_text(svg.replace("<svg ", f'<svg fill="{colours["text"]}" ', 1), encoding="utf-8")
     images = (("light", light), ("dark", dark))
-    shown = "".join(f'<img class="only-{kind}" src="{src}" alt="{alt[1]}" loading="lazy">' for kind, src in images)
+    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups()  # so that its room is kept
+    shown = f'width="{float(width):.0f}" height="{float(height):.0f}" alt="{alt[1]}"'
+    shown += "" if "hero" in match["kind"] else ' loading="lazy"'
+    shown = "".join(f'<img class="only-{kind}" src="{src}" {shown}>' for kind, src in images)
     return f'<div class="{match["kind"]}" data-figure="{match["page"]}#{match["name"]}">{shown}</div>'
 
 

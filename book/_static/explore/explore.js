@@ -154,7 +154,7 @@
   const attention = {
     title: "Attention at position 4: softmax against its saturated limit",
     controls: [
-      { name: "second", label: "score of key 2", min: -1, max: 2, step: 0.05, value: 1.5, show: two },
+      { name: "second", label: "score of key 2", min: -1, max: 2, step: 0.05, value: -0.3, show: two },
       { name: "exponent", label: "scale c", min: 0, max: 2, step: 0.05, value: 0.5, show: (x) => short(10 ** x) },
       { name: "mask", label: "mask", options: ["none", "future at −∞", "future × 0"] },
     ],
