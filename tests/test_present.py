@@ -238,5 +238,7 @@ def test_paper_shows_what_is_folded_and_the_figures_of_cards():
     assert soup.select_one("div.card-figure img")["src"] == "a.svg" and soup.details.has_attr("open")
     assert "@media print" in str(soup.head)
     assert [each["src"] for each in soup.select("script")] == [f"_static/explore/{name}" for name in pdf.EXPLORE]
+    script = (ROOT / "book" / "_static" / "book.js").read_text(encoding="utf-8")
+    assert ", ".join(f'"{name}"' for name in pdf.EXPLORE) in script, "one order, on pages and on paper"
     with pytest.raises(ValueError, match="fig-a"):
         pdf.for_paper(card)
