@@ -12,7 +12,6 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 __all__ = [
-    "animation",
     "chapters",
     "checkpoints",
     "claims",

@@ -39,13 +39,37 @@ def test_band_that_passes_anything_is_an_error(ledger):
         ledger.check("c", "crossed", 1.0, (2, 1), kind="derived")
 
 
-def test_inequality_over_all_samples(ledger):
-    assert ledger.check_all("c", "all positive", np.array([0.5, 0.0, 2.0]), kind="exact")
-    assert not ledger.check_all("c", "one sample fails", np.array([0.5, -1e-9, 2.0]), kind="exact")
-    assert ledger.check_all("c", "within rounding", np.array([0.5, -1e-9, 2.0]), slack=1e-8, kind="exact")
-    assert not ledger.check_all("c", "a NaN", np.array([0.5, math.nan]), kind="exact")
-    assert ledger.check_all("c", "logarithm of an error of exactly 0", np.array([0.5, math.inf]), kind="exact")
-    assert not ledger.check_all("c", "no samples", np.array([]), kind="exact")
+@pytest.mark.parametrize(
+    ("values", "ends", "holds", "worst"),
+    [
+        ([0.5, 0.0, 2.0], {}, True, 0.0),  # margins, unless told
+        ([0.5, -1e-9, 2.0], {}, False, -1e-9),
+        ([0.5, -1e-9, 2.0], {"at_least": -1e-8}, True, -1e-9),
+        ([1e-9, 3e-7, 0.0], {"at_most": 1e-6}, True, 3e-7),  # errors: the largest, not what is left of the band
+        ([1e-9, 3e-6, 0.0], {"at_most": 1e-6}, False, 3e-6),
+        ([0.2, 0.9, 0.5], {"at_least": 0, "at_most": 1}, True, 0.9),
+        ([0.05, 0.9, 0.5], {"at_least": 0, "at_most": 1}, True, 0.05),
+        ([0.5, 1.5, -0.1], {"at_least": 0, "at_most": 1}, False, 1.5),
+        ([0.5, math.inf], {}, True, 0.5),  # logarithm of an error of exactly 0
+        ([math.inf], {}, True, "inf"),
+        ([-math.inf, 2.0], {"at_most": 3}, True, 2.0),
+        ([math.inf], {"at_most": 3}, False, "inf"),
+        ([0.5, math.nan], {}, False, "nan"),
+        ([math.nan, 0.5], {"at_most": 1}, False, "nan"),
+        ([], {}, False, "nan"),
+        ([], {"at_most": 1}, False, "nan"),
+    ],
+)
+def test_all_of_many_values(values, ends, holds, worst, ledger, capsys):
+    assert ledger.check_all("c", "values", np.array(values), kind="exact", **ends) is holds
+    which = "largest" if list(ends) == ["at_most"] else "nearest an end" if len(ends) == 2 else "smallest"
+    shown = worst if isinstance(worst, str) else f"{worst:.5g}"
+    assert f"values: {which} {shown}; band " in capsys.readouterr().out
+
+
+def test_all_of_many_values_needs_a_band_with_room(ledger):
+    with pytest.raises(ValueError, match="empty band"):
+        ledger.check_all("c", "crossed", [1.0], at_least=2, at_most=1, kind="exact")
 
 
 def test_exponent_with_interval(ledger):
@@ -202,7 +226,7 @@ def test_bands_as_text():
 
 def test_outside_a_notebook_a_check_prints_one_line(ledger, capsys):
     ledger.check("c", "number", 1.0, (0, 2), kind="derived")
-    assert capsys.readouterr().out == "✓ c (stated) number: 1, band [0, 2]\n"
+    assert capsys.readouterr().out == "✓ c (stated) number: 1; band [0, 2]\n"
 
 
 def test_records_are_kept_where_the_reader_says(tmp_path, monkeypatch):

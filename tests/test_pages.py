@@ -74,7 +74,7 @@ def test_every_figure_has_number_caption_and_alt_text(soups):
     for page, soup in soups.items():
         for image in soup.find("article").find_all("img"):
             assert len(image.get("alt", "")) > 20, (page, image)
-        for image in soup.select("svg.figure, .glance-figure svg, .nb-animation svg"):
+        for image in soup.select("svg.figure, .glance-figure svg"):
             assert image["role"] == "img" and len(image["aria-label"]) > 20, page
 
 
@@ -612,46 +612,6 @@ def test_scorecard_without_scripts(browser, html, width):
     page.goto((html / "scorecard.html").as_uri() + "?verdict=refuted")
     assert page.locator(".claims-table tbody tr:visible").count() == len(report.load_claims())
     assert page.locator(".claims-filter").count() == 0
-    context.close()
-
-
-@pytest.mark.parametrize("name", ["02-step-geometry", "11-saturation"])
-def test_animation(window, html, weights, name):
-    """It waits for the reader, plays, pauses, follows the slider by keyboard, and is small."""
-    page = window.open(f"{name}.html")
-    root = page.locator(".nb-animation")
-    moving, slider, button = root.locator("svg"), root.locator("input[type=range]"), root.locator("button")
-    last, before = int(slider.get_attribute("max")), moving.inner_html()
-    assert last >= 20 and int(slider.input_value()) == last
-    slider.focus()
-    page.keyboard.press("Home")
-    assert slider.input_value() == "0" and moving.inner_html() != before
-    said = root.locator("output").inner_text()
-    assert said == slider.get_attribute("aria-valuetext")
-    button.focus()
-    page.keyboard.press("Enter")
-    assert button.inner_text() == "Pause"
-    page.wait_for_function("() => +document.querySelector('.nb-animation input').value > 1")
-    page.keyboard.press("Enter")
-    at = slider.input_value()
-    page.wait_for_timeout(400)
-    assert slider.input_value() == at and button.inner_text() == "Play"
-    page.keyboard.press("Tab")
-    page.keyboard.press("End")
-    assert moving.inner_html().split() == before.split()
-    assert len(page.evaluate("document.querySelector('.nb-animation').outerHTML").encode()) < 300_000
-    page.emulate_media(reduced_motion="reduce")
-    page.reload()
-    assert slider.is_visible() and not button.is_visible()
-    page.emulate_media(reduced_motion="no-preference")
-
-
-def test_animation_without_scripts_is_a_figure(browser, html):
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto((html / "11-saturation.html").as_uri())
-    assert page.locator(".nb-animation svg").is_visible() and not page.locator(".nb-animation button").is_visible()
-    assert page.get_by_role("img", name=re.compile("ttention")).count() == 1
     context.close()
 
 

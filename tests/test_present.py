@@ -85,7 +85,7 @@ def test_what_only_the_workflow_saw_stands_with_the_last_checks():
 def test_a_population_is_told_with_its_interval():
     each = record("a", form="population", statistic="median", n=9, interval=(0.25, 0.75), kind="empirical")
     text = shown(new_markdown_cell("# T"), cell("claims.check()", each), records=[each])[-1].source
-    assert "median of 9: 0.5 (interval 0.25 to 0.75)" in text and "empirical" in text
+    assert "median of 9: 0.5, interval [0.25, 0.75]" in text and "empirical" in text
 
 
 def test_plumbing_is_folded_and_neighbours_are_one_cell():

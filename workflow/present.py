@@ -14,7 +14,7 @@ import yaml
 from nbformat import NotebookNode
 
 from nbutils.claims import KINDS, MIME
-from nbutils.claims.records import Record, format_band, format_number, line
+from nbutils.claims.records import Record, format_band, format_measured, line
 from workflow import ROOT, report
 from workflow.findings import bind, corrected
 from workflow.scorecard import VERDICT_ORDER, badge, origin
@@ -243,24 +243,9 @@ def _row(record: Record) -> str:
         return f'{start}<td role="cell" colspan="3">{html.escape(record.reason or "")}</td></tr>'
     cells = "".join(
         f'<td role="cell" data-label="{label}">{html.escape(text)}</td>'
-        for label, text in (("measured", _measured(record)), ("band", format_band(record)), ("kind", _kind(record)))
+        for label, text in (("measured", format_measured(record)), ("band", format_band(record)), ("kind", _kind(record)))
     )
     return f"{start}{cells}</tr>"
-
-
-def _measured(record: Record) -> str:
-    """The value; with its interval, and what the further seeds gave where the workflow looked again."""
-    said = {"inequality": "least margin ", "order": "least step "}.get(record.form, "")
-    if record.form == "population":
-        said = f"{record.statistic} of {record.n}: "
-    said += format_number(record.measured)
-    if record.interval:
-        low, high = map(format_number, record.interval)
-        said += f" (interval {low} to {high})"
-    if record.further:
-        said += "; it does not hold at this seed, and held at two others: " if record.noted else "; looked at again: "
-        said += " and ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further)
-    return said
 
 
 def _kind(record: Record) -> str:

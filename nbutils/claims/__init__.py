@@ -45,10 +45,10 @@ class Ledger:
     >>> claims = Ledger("99-none", profile="smoke", seed=0, device="cpu")
     99-none, profile smoke on cpu: not timed yet; progress bars show what runs
     >>> claims.check("square-root-growth", "exponent", 0.52, (0.45, 0.55), kind="derived")
-    ✓ square-root-growth (stated) exponent: 0.52, band [0.45, 0.55]
+    ✓ square-root-growth (stated) exponent: 0.52; band [0.45, 0.55]
     True
     >>> claims.check_population("square-root-growth", "of nine", [3, 1, 4, 1, 5, 9, 2, 6, 5], (1, 6))
-    ✓ square-root-growth (stated) of nine: median of 9: 4, interval [1, 6], band [1, 6]
+    ✓ square-root-growth (stated) of nine: median of 9: 4, interval [1, 6]; band [1, 6]
     True
     """
 
@@ -100,23 +100,31 @@ class Ledger:
         self,
         claim: str,
         name: str,
-        margins: ArrayLike,
+        values: ArrayLike,
         *,
         kind: str,
         role: str = "stated",
-        slack: float = 0.0,
+        at_least: float | None = None,
+        at_most: float | None = None,
         n: int | None = None,
     ) -> bool:
-        """Check an inequality over all samples: every margin (right side − left side) is at least ``−slack``.
+        """Check that all of many values lie between ``at_least`` and ``at_most``; measured is the one nearest an edge.
 
-        ``slack`` is for rounding (``samples.rounding``). An empty set of samples or a NaN does not hold; a margin
-        may be +∞, as of the logarithm of an error that is exactly 0. For trainings ask ``check_population``.
+        Without either the values are margins, right side − left side of an inequality, and at least 0. Leave room for
+        rounding (``samples.rounding``). An empty set or a NaN does not hold; a value may be infinite where nothing
+        bounds it, as the logarithm of an error that is exactly 0. For trainings ask ``check_population``.
         """
-        margins = np.asarray(margins, dtype=np.float64).ravel()
-        worst = float(np.min(margins)) if margins.size else math.nan
-        band, holds = (0.0 - slack, None), worst >= -slack
-        record = Record(claim, name, role, "inequality", kind, finite(worst), band=band, holds=holds)
-        return self._keep(replace(record, samples=margins.size, n=n))
+        if at_least is None and at_most is None:
+            at_least = 0.0
+        band = _band(claim, name, "stated", (at_least, at_most), None)  # may be the premise of a counterexample
+        values = np.asarray(values, dtype=np.float64).ravel()
+        low, high = (sign * math.inf if edge is None else edge for sign, edge in zip((-1, 1), band))
+        with np.errstate(invalid="ignore"):  # ∞ − ∞ on an open side is no number, and fmin leaves it
+            room = np.where(np.isnan(values), math.nan, np.fmin(values - low, high - values))
+        worst = float(values[np.argmin(room)]) if values.size else math.nan  # a NaN is the least of all
+        form = "largest" if at_least is None else "smallest" if at_most is None else "nearest"
+        record = Record(claim, name, role, form, kind, finite(worst), band=band, holds=low <= worst <= high)
+        return self._keep(replace(record, samples=values.size, n=n))
 
     def check_mean(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 Band = tuple[float | None, float | None]
@@ -16,9 +16,9 @@ Value = float | str | None  # JSON has no NaN: what is not finite is kept as tex
 class Record:
     """One check: what was measured, the band it must lie in, whether it holds, and in which run.
 
-    ``form`` is how it was checked (``band``, ``inequality``, ``order``, ``mean``, ``population``, ``exponent``,
-    ``open``); ``kind`` and ``role`` are those of ``Ledger``. The fields after ``versions`` are there for some forms;
-    the last three are the workflow's, which may look again at two further seeds.
+    ``form`` is how it was checked (``band``, ``smallest``, ``largest``, ``nearest``, ``order``, ``mean``,
+    ``population``, ``exponent``, ``open``); ``kind`` and ``role`` are those of ``Ledger``. The fields after
+    ``versions`` are there for some forms; the last three are the workflow's, which may look again at two further seeds.
     """
 
     claim: str
@@ -37,7 +37,7 @@ class Record:
     versions: Mapping[str, str] | None = None
     claimed: float | None = None  # by the paper
     n: int | None = None  # trainings or replicates
-    samples: int | None = None  # over which an inequality was asked
+    samples: int | None = None  # of which the worst was measured
     statistic: str | None = None
     interval: tuple[Value, Value] | None = None
     max_width: float | None = None
@@ -116,6 +116,28 @@ def format_band(record: Record) -> str:
     return f"[{format_number(low)}, {format_number(high)}]"
 
 
+# of many values the one that was measured: the worst
+WHICH = {"smallest": "smallest ", "largest": "largest ", "nearest": "nearest an end ", "order": "smallest step "}
+
+
+def format_measured(record: Record) -> str:
+    """What was measured: of what, the value, its interval, and what further seeds gave where these were run.
+
+    >>> format_measured(Record("c", "a", "stated", "largest", measured=2e-9, band=(None, 1e-6)))
+    'largest 2e-09'
+    """
+    said = WHICH.get(record.form, "")
+    if record.form == "population":
+        said = f"{record.statistic} of {record.n}: "
+    said += format_number(record.measured)
+    if record.interval:
+        said += f", interval {format_band(replace(record, band=record.interval))}"
+    if record.further:
+        said += "; it does not hold at this seed, and held at two others: " if record.noted else "; looked at again: "
+        said += " and ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further)
+    return said
+
+
 def line(record: Record) -> tuple[str, str]:
     """What a reader sees of a check: its mark, and the text after the claim's name.
 
@@ -124,16 +146,7 @@ def line(record: Record) -> tuple[str, str]:
     """
     if record.role == "open":
         return "○", f"open: {record.reason}"
-    what, interval = {"inequality": "smallest margin ", "order": "smallest step "}.get(record.form, ""), ""
-    if record.form == "population":
-        low, high = map(format_number, record.interval)
-        what, interval = f"{record.statistic} of {record.n}: ", f", interval [{low}, {high}]"
-    body = f"({record.role}) {record.check}: {what}{format_number(record.measured)}{interval}"
-    body += f", band {format_band(record)}"
-    if record.further:
-        others = " and ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further)
-        told = "it does not hold at this seed, and held at two others" if record.noted else "looked at again"
-        body += f"; {told}: {others}"
+    body = f"({record.role}) {record.check}: {format_measured(record)}; band {format_band(record)}"
     return "✓" if record.holds else "◐" if record.noted else "✗", body
 
 

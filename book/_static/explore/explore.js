@@ -161,12 +161,12 @@
     draw({ second, exponent, mask }) {
       const scores = [-0.5, second, -0.1, -0.2, 2, -0.4], c = 10 ** exponent, here = 4; // later keys are the future
       const seen = mask === "none" ? scores : [...scores.slice(0, here), ...(mask === "future × 0" ? [0, 0] : [])];
-      const m = seen.length, best = d3.max(seen);
+      const n = seen.length, best = d3.max(seen);
       const next = best - d3.max(seen.filter((s) => s < best)), winners = seen.filter((s) => s === best).length;
       const powers = seen.map((s) => Math.exp(c * (s - best))), sum = d3.sum(powers);
       const rows = seen.map((s, i) => ({ key: i + 1, soft: powers[i] / sum, hard: s === best ? 1 / winners : 0 }));
-      const error = d3.max(rows, (row) => Math.abs(row.soft - row.hard)), bound = (m - 1) * Math.exp(-c * next);
-      const named = (key) => `${key}\n${key > m ? "−∞" : d3.format(".2~f")(seen[key - 1])}`;
+      const error = d3.max(rows, (row) => Math.abs(row.soft - row.hard)), bound = (n - 1) * Math.exp(-c * next);
+      const named = (key) => `${key}\n${key > n ? "−∞" : d3.format(".2~f")(seen[key - 1])}`;
       const [soft, hard] = ["soft", "hard"].map((kind) => d3.sum(rows.slice(here), (row) => row[kind]));
       const weights = rows.map(({ key, soft, hard }) => `key ${key} ${two(soft)} (saturated ${two(hard)})`);
       return {
@@ -179,7 +179,7 @@
           Plot.ruleY([0]),
         ],
         keys: { bar: "softmax(c s)", frame: "saturated, c → ∞" },
-        reads: `Largest error ${short(error)}, bound (m − 1) exp(−c\u00a0g) = ${short(bound)} with m = ${m} keys ` +
+        reads: `Largest error ${short(error)}, bound (n − 1) exp(−c\u00a0g) = ${short(bound)} with n = ${n} keys ` +
           `and gap g = ${two(next)} to the next score.` +
           (mask === "none" ? "" : ` Weight on the future ${three(soft)}, saturated ${three(hard)}.`),
         says: `Attention weights at scale ${short(c)}: ${weights.join(", ")}.`,
