@@ -188,3 +188,18 @@ def test_the_page_names_runs_kinds_seeds_and_hardware(tmp_path):
     assert "one/c" not in found["chapters"]["01-one"]["measured"]
     alarms.keep(found)
     assert alarms.load("smoke") == found
+
+
+def test_neighbouring_seeds_are_told_as_a_range_and_no_run_as_none(tmp_path):
+    for seed in (3, 4, 5):
+        write(tmp_path, seed, record(kind="exact"))
+    assert "3 to 5" in alarms.markdown(judged([3, 4, 5]))
+    assert alarms.pooled(alarms.load("gpu")).runs == 0
+
+
+@pytest.mark.parametrize("device", ["aaa", "zzz"])
+def test_a_run_on_another_device_says_nothing(tmp_path, device):
+    write(tmp_path, 1, record(kind="exact"))
+    file = tmp_path / "smoke" / "seed-1" / "01-one.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"device": device}))
+    assert alarms.pooled(judged([1])).runs == 0

@@ -262,3 +262,9 @@ def test_sums_of_tensors_of_several_blocks():
     assert found.displacement_sq == pytest.approx(4 * len(theta), rel=1e-12)
     assert found.dot == pytest.approx(2 * theta.sum(), rel=1e-9)
     assert found.square == pytest.approx(((theta + 2) ** 2).sum(), rel=1e-12)
+
+
+def test_a_tensor_without_a_predecessor_has_no_displacement():
+    x = np.array([3.0, 4.0])
+    single = tensors.Tensor("F64", x.shape, lambda start, out: np.copyto(out, x[start : start + len(out)]))
+    assert comparisons.sums(single, None) == (25.0, 0.0, 0.0)

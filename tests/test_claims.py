@@ -255,3 +255,8 @@ def test_a_chapter_alone_says_how_long_it_takes(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("NBUTILS_BOOK", "1")
     claims.Ledger("03-t5", profile="smoke", seed=0, device="cpu")
     assert capsys.readouterr().out == ""
+
+
+def test_a_record_cannot_be_changed_afterwards():
+    with pytest.raises(AttributeError, match="cannot assign"):
+        Record("c", "a", "stated", holds=False).holds = True

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import os
 import pkgutil
 import statistics
 import subprocess
@@ -139,3 +140,8 @@ def test_each_public_function_has_an_example(name):
     }
     if name != "nbutils.__main__" and not any(word in name for word in INTERNAL):
         assert not public - shown, f"no example: {', '.join(sorted(public - shown))}"
+
+
+def test_cores_are_those_that_this_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 7}, raising=False)
+    assert device.hardware("cpu").endswith("(3 cores)")

@@ -150,3 +150,8 @@ def test_a_row_of_the_scorecard_has_verdict_claim_place_and_checks(run):
     assert shown["one"][2] == "Eq. <5> chapter  1" and shown["far"][2] == "our question chapters  1 , 2"
     assert [link["href"] for link in rows["far"].select("td:nth-child(3) a")] == ["01-one.html#claim-far"]
     assert rows["plan"].find("a") is None and rows["far"]["data-chapters"] == "1 2"
+
+
+@pytest.mark.parametrize(("verdict", "told"), [("confirmed", True), ("refuted", True), ("failed", False)])
+def test_what_we_say_instead_is_told_unless_a_check_failed(verdict, told):
+    assert bool(findings.corrected({"corrected": "it is twice that"}, verdict)) is told

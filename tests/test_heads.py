@@ -324,3 +324,14 @@ def test_ties_of_identical_tokens_survive_scaling():
     with saturation.scaled(model, 1000):
         weights = heads.saturated(model.attentions(tokens)[0].scores)
     assert torch.equal(weights[0, 0, -1] > 0, tokens[0] == best)
+
+
+def test_attention_of_a_model_whose_settings_say_nothing_of_a_decoder():
+    class Model(torch.nn.Module):
+        config = SimpleNamespace()
+
+        def forward(self, input_ids, output_attentions, return_dict):
+            return SimpleNamespace(attentions=(input_ids.softmax(-1)[:, None],))
+
+    found = heads._transformers(Model(), {"input_ids": torch.zeros(2, 4, 4)})
+    assert len(found) == 1 and found[0].shape == (2, 1, 4, 4)

@@ -206,3 +206,9 @@ def test_a_model_that_fx_cannot_trace_is_told_to_measure():
     with pytest.raises((ValueError, TypeError, torch.fx.proxy.TraceError)) as raised:
         degree(model, {"input_ids": 0}, approximate=True)
     assert "measure_degree" in "".join(raised.value.__notes__)
+
+
+def test_angles_are_along_the_last_axis():
+    a = torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
+    b = torch.tensor([[0.0, 3.0, 0.0], [0.0, 1.0, 0.0]])
+    assert one_minus_cosine(a, b).tolist() == [1.0, 0.0]

@@ -385,3 +385,9 @@ def test_tracker_needs_before_and_a_step():
         tracker.after()
     with pytest.raises(RuntimeError, match="no step measured"):
         tracker.identity_error()
+
+
+@pytest.mark.parametrize("steps", [5, [[1, 2], [3, 4]], [7], [], [2, 1], [1, 1], [-1, 1]])
+def test_a_cap_needs_steps_in_order(steps):
+    with pytest.raises(ValueError, match="at least two, not negative and increasing"):
+        drift_free_cap(steps)

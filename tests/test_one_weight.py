@@ -1,5 +1,7 @@
 """Descent on one weight: false stops where predicted, and Adam against torch and its derived speed."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -62,3 +64,10 @@ def test_plain_descent_takes_the_gradient_of_its_loss(degree):
         wanted.append(theta.item() ** degree)
     found = one_weight.scalar_descent(degree, [1, 2, 4], 0.5, theta=0.7)
     assert found == pytest.approx(np.array(wanted)[[0, 1, 3]], rel=1e-12)
+
+
+@pytest.mark.parametrize("naive", [True, False])
+def test_residual_where_nothing_rounds(naive):
+    for theta in (0.0, 0.5, 3.0):
+        found = one_weight.residual(np.float64(theta), naive=naive)
+        assert found == pytest.approx(1 / (1 + math.exp(theta)), rel=1e-12)

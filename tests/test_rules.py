@@ -209,7 +209,7 @@ x.median(-1).values; x.cumsum(0); x.T; x.mT; x[..., :2]; x[:, None]; x.view(-1);
 x.t().contiguous(); x.permute(1, 0); x.unsqueeze(0).expand(2, 3, 4); x.repeat(2, 1); x.chunk(2, -1)[1]; x.unbind(0)[1]
 x.tril(); x.diagonal(); x.roll(1); torch.stack([x, x]); torch.cat([x, 2 * x], dim=1); torch.cat(tensors=[x, x])
 torch.einsum("ij,kj,kl->il", x, x, x); torch.outer(x[0], x[1]); torch.bmm(x[None], x.T[None])
-torch.dot(x[0], x[1]); x.inner(x)
+torch.dot(x[0], x[1]); x.inner(x); x.reciprocal()
 F.pad(x, (1, 1)); F.normalize(x, eps=0.0); F.layer_norm(x, (4,), eps=0.0); F.rms_norm(x, (4,), eps=0.0)
 F.linear(x, x); F.linear(input=x, weight=x, bias=None); F.bilinear(x, x, x.new_zeros(2, 4, 4) + 1)
 F.dropout(x, 0.5, False); x.min(dim=1)[0]
@@ -233,6 +233,14 @@ def test_rules_of_operations(text):
     measured = measure_degree(net, x, [1, 3, 9], k_in=2)
     assert measured.log_ratio[:-1].to_numpy() == pytest.approx(float(degree(net, 2)), abs=1e-9)
     assert "detach" in text or measured.residual.max() < 1e-9
+
+
+@pytest.mark.parametrize(("plain", "expected"), [("norm1", 1), ("norm2", 0)])
+def test_the_norm_after_the_feed_forward_layer_is_the_second(plain, expected):
+    """A layer of post-norm ends in its second norm, which has the degree of its gain, or 0 without one."""
+    layer = encoder(bias=False)
+    setattr(layer, plain, nn.LayerNorm(8, eps=0.0, elementwise_affine=False))
+    assert degree(layer.eval(), 1, approximate=True) == expected
 
 
 def test_enough_networks():
@@ -393,7 +401,6 @@ def test_generated_breaks_are_found(drawn, op, which, more):
 def broken_sum(m, x):
     return m.g(m.f(x) + x)
 
-
 # name: (network, k_in, operation, module path, degrees, approximate)
 BROKEN = {
     "bias behind a layer": (lambda: seq(sq(), linear(4, 4, bias=True)), 1, "Linear", "1", (3, 1), False),
@@ -446,6 +453,7 @@ BROKEN = {
         False,
     ),
     "power of a value": (lambda: Net(lambda m, x: 2**x), 1, "pow", "", (0, 1), True),
+    "addmm": (lambda: Net(lambda m, x: torch.addmm(x, x, x)), 1, "addmm", "", (1, 2), False),
     "renormed embedding": (lambda: nn.Embedding(5, 4, max_norm=1.0), 0, "Embedding", "", (0,), True),
 }
 

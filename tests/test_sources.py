@@ -283,3 +283,31 @@ def test_no_such_repository_and_no_network(hub, monkeypatch):
         match=r"no such folder; and as a repository: cannot get .*service not known.*cache",
     ):
         series("lab/model")
+
+
+def test_a_folder_of_a_step_may_hold_one_that_names_it_too(tmp_path):
+    states = make(tmp_path, label="step{0}/iter_{0}")
+    save(states[30], tmp_path / "final" / "hf")
+    result = series(tmp_path)
+    assert_is(result.table, states)
+    assert [skip.label for skip in result.skipped] == [str(tmp_path / "final" / "hf")]
+
+
+def test_a_cached_repository_whose_name_tells_its_step(tmp_path):
+    """One repository for each checkpoint; its own revisions, where it has such, count first."""
+
+    def cache(repository, **revisions):
+        for ref, state in revisions.items():
+            root = tmp_path / f"models--lab--{repository}"
+            save(state, root / "snapshots" / f"hash-{ref}")
+            (root / "refs").mkdir(exist_ok=True)
+            (root / "refs" / ref).write_text(f"hash-{ref}")
+        return root
+
+    states = make(tmp_path / "plain", steps=(10, 20, 30))
+    single = [cache(f"model-step{step}", main=state) for step, state in states.items()]
+    assert_is(series(single).table, states)
+    whole = cache("model-step40", main=model(9), **{f"step{step}": state for step, state in states.items()})
+    assert_is(series(whole).table, states)
+    nameless = cache("model", main=model(9))
+    assert not sources._cached(nameless)

@@ -282,3 +282,14 @@ def test_noise_density_of_batches():
 def test_span_corruption_names_bad_input(call, said):
     with pytest.raises(ValueError, match=said):
         call()
+
+
+def test_a_text_of_exactly_the_wanted_size_is_whole():
+    assert corpora._cut(("ab\ncd",), 5) == ("ab\ncd",) and corpora._cut(("ab\ncd",), 4) == ("ab\n",)
+
+
+def test_the_smallest_vocabulary_has_room_for_bytes_and_special_tokens():
+    by_hand = text.Corpus("by hand", ("ab ab",), ())
+    assert text.bpe(by_hand, 256 + 2 + 3, sentinels=3).get_vocab_size() == 261
+    with pytest.raises(ValueError, match="too small"):
+        text.bpe(by_hand, 256 + 2 + 2, sentinels=3)

@@ -14,7 +14,7 @@ from nbutils.chapters.ensemble import Member, grid, train_ensemble
 from nbutils.device import generator
 from nbutils.models import CausalLM
 from nbutils.optimizers import OPTIMIZERS, optimizer, schedule
-from nbutils.training import batch_loss, gradient_scales, noise_gradients, train
+from nbutils.training import _check, batch_loss, gradient_scales, noise_gradients, train
 from nbutils.trainings.recipes_t5 import small_t5
 from nbutils.trainings.runs import load_run, save_run
 
@@ -383,3 +383,10 @@ def test_ensemble_refusals():
         train_ensemble(model, BATCHES, [Member(0.1)], steps=1, optimizer="adafactor")
     with pytest.raises(ValueError, match="no members"):
         train_ensemble(model, BATCHES, [], steps=1)
+
+
+@pytest.mark.parametrize("place", ["cpu", "mps"])
+def test_half_precision_is_for_cuda(place):
+    with pytest.raises(ValueError, match=f"this run is on {place}"):
+        _check(1, "loss", "bf16", torch.device(place), ())
+    _check(1, "loss", "bf16", torch.device("cuda"), ())

@@ -185,3 +185,9 @@ def test_a_population_never_has_the_size_of_a_gpus_models(monkeypatch, asked, si
     monkeypatch.setattr(recipes_lm, "language_model", lambda recipe, **given: seen.update(given))
     trainings.RECIPES["again-pre-sgd-2"](profile=asked, seed=5, device="cpu")
     assert seen == {"profile": sized, "seed": 2_000_005, "device": "cpu"}
+
+
+def test_padding_begins_the_decoder_and_ends_nothing():
+    """T5's convention: padding is id 0 and begins the decoder's input; a text ends with id 1."""
+    settings = recipes_t5.small_t5(300, 16, 1, heads=2, seed=0).config
+    assert (settings.pad_token_id, settings.decoder_start_token_id, settings.eos_token_id) == (0, 0, 1)

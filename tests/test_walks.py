@@ -200,3 +200,9 @@ def test_norms_accumulate_in_float64():
 
     norm = walks.walk_norms(constant, n=3_000_000, times=np.array([1]), walks=1, generator=generator(0, "cpu"))[0, 0]
     assert norm == pytest.approx(float(torch.tensor(0.1)) * np.sqrt(3e6), rel=1e-10)
+
+
+@pytest.mark.parametrize("p", [-0.5, 0.0, 1.5, 2.0])
+def test_a_probability_is_one(p):
+    with pytest.raises(ValueError, match="must lie in"):
+        walks.bursts(p)

@@ -213,6 +213,7 @@ BROKEN = {
     "no transformer.h.1.mlp.bias": lambda f: save({k: v for k, v in model(1).items() if k[-10:] != "1.mlp.bias"}, f),
     "extra.weight more": lambda f: save({**model(1), "extra.weight": torch.ones(2)}, f),
     "dtype F8_E4M3": lambda f: save({**model(1), "a.weight": torch.ones(2).to(torch.float8_e4m3fn)}, f),
+    "dtype F8_E5M2": lambda f: save({**model(1), "a.weight": torch.ones(2).to(torch.float8_e5m2)}, f),
     "only an adapter: merge it .*merge_and_unload": only_adapter,
     "h.0.mlp.weight is I8: a quantised model; its norm cannot be read from the file": quantised,
     "h.0.mlp.weight is torch.uint8: a quantised model": quantised_pickle,
@@ -221,6 +222,23 @@ BROKEN = {
     ),
     "holds no parameters": lambda f: save({"ids": torch.arange(3)}, f),
     "which is not there": without_second_shard,
+    "corrupt: no weight_map": lambda f: (
+        (f / "model.safetensors").rename(f / "model-00001-of-00001.safetensors"),
+        (f / "model.safetensors.index.json").write_text("{}"),
+    ),
+    "and 1 other differences": lambda f: save({**model(1), **dict.fromkeys("xyz", torch.ones(2))}, f),
+    "tensor transformer.ln_f.weight is there twice": lambda f: [
+        ((f / "model.safetensors").rename(f / "model-00001-of-00002.safetensors")),
+        save({"transformer.ln_f.weight": torch.ones(8)}, f, "model-00002-of-00002.safetensors"),
+    ],
+    "2 of 2 shards; missing 2": lambda f: [
+        (f / "model.safetensors").rename(f / "a-00001-of-00002.safetensors"),
+        save({"other.weight": torch.ones(8)}, f, "b-00001-of-00002.safetensors"),
+    ],
+    "2 of 1 shards": lambda f: [
+        (f / "model.safetensors").rename(f / "a-00001-of-00001.safetensors"),
+        save({"other.weight": torch.ones(8)}, f, "b-00001-of-00001.safetensors"),
+    ],
     "1 of 2 shards; missing 2": lambda f: ((f / "model.safetensors").rename(f / "model-00001-of-00002.safetensors")),
 }  # fmt: skip
 

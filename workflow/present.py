@@ -45,6 +45,7 @@ def card(chapter: str, result: report.Report) -> str:
     held = sum(not record.fails for record in decided)
     open_ = sum(record.chapter == chapter and record.role == "open" for record in result.records)
     left, first = f", {open_} left open" if open_ else "", told["claims"][0]
+    among = ", counterexamples among them," if result.verdicts[first] == "refuted" else ""
     small = ", a small one for tests," if result.run.get("profile") == "smoke" else ""
     where = "; ".join(f"{version} {told[version]}" for version in ("published", "preprint") if version in told)
     if told.get("preprint") and "published" not in told:
@@ -63,7 +64,8 @@ def card(chapter: str, result: report.Report) -> str:
 :::
 
 The verdict is that of <a href="#claim-{first}"><code>{first}</code></a>.
-In this run{small} {held} of {len(decided)} checks of this chapter hold ([{checked}](running.md)){left}.
+In this run{small} {held} of {len(decided)} checks of this chapter{among} hold
+([{checked}](running.md#how-a-claim-is-judged)){left}.
 
 *In the paper: {where or "nowhere; the question is ours"}.*
 :::::
@@ -229,7 +231,7 @@ def _folded(records: Sequence[Record]) -> str:
     )
 
 
-COLUMNS = ("check", "measured", "band", "kind")
+COLUMNS = ("check", "measured", "band", '<a href="running.html#how-a-claim-is-judged">kind</a>')
 MARKS = {"✓": "holds", "✗": "fails", "○": "open", "◐": "noted"}
 
 
@@ -243,7 +245,11 @@ def _row(record: Record) -> str:
         return f'{start}<td role="cell" colspan="3">{html.escape(record.reason or "")}</td></tr>'
     cells = "".join(
         f'<td role="cell" data-label="{label}">{html.escape(text)}</td>'
-        for label, text in (("measured", format_measured(record)), ("band", format_band(record)), ("kind", _kind(record)))
+        for label, text in (
+            ("measured", format_measured(record)),
+            ("band", format_band(record)),
+            ("kind", _kind(record)),
+        )
     )
     return f"{start}{cells}</tr>"
 

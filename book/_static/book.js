@@ -13,6 +13,11 @@ addEventListener("load", () => {
   window.MathJax?.startup?.promise?.then(fit);
   addEventListener("resize", fit);
 
+  // The navigation shows where one is.
+  const here = document.querySelector(".bd-sidebar-primary li.current.active");
+  const bar = here?.closest(".bd-sidebar-primary");
+  if (bar) bar.scrollTop += here.getBoundingClientRect().top - bar.getBoundingClientRect().top - bar.clientHeight / 2;
+
   // A link to a check opens what it stands in.
   const open = () => {
     const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));

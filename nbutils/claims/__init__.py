@@ -118,7 +118,7 @@ class Ledger:
             at_least = 0.0
         band = _band(claim, name, "stated", (at_least, at_most), None)  # may be the premise of a counterexample
         values = np.asarray(values, dtype=np.float64).ravel()
-        low, high = (sign * math.inf if edge is None else edge for sign, edge in zip((-1, 1), band))
+        low, high = -math.inf if band[0] is None else band[0], math.inf if band[1] is None else band[1]
         with np.errstate(invalid="ignore"):  # ∞ − ∞ on an open side is no number, and fmin leaves it
             room = np.where(np.isnan(values), math.nan, np.fmin(values - low, high - values))
         worst = float(values[np.argmin(room)]) if values.size else math.nan  # a NaN is the least of all
