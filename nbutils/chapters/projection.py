@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize.elementwise import find_root
 from scipy.special import lambertw
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
@@ -217,7 +218,7 @@ def _forward_bytes(module: nn.Module, inputs: Tensor) -> tuple[int, torch.Size]:
 def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:
     """First norm at which θ·∇L turns from negative to positive, one for each accuracy, ``(n_accuracies,)``.
 
-    The first two neighbouring scales between which it does so, then secants and halves on the ray itself. Where the
+    The first two neighbouring scales between which it does so, then a search on the ray itself. Where the
     grid has none, the search goes on outside it by factors of two: above it if θ·∇L is negative at its end, below it if
     it is positive from the start. A prediction that changes with the scale makes θ·∇L jump: the crossing may be such
     a jump. Two crossings between neighbouring scales go unseen.
@@ -257,24 +258,16 @@ def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:
 
 
 def _roots(ray: Projection, rows: Classes, low: Array, high: Array, rtol: float) -> Array:
-    """Where each row's θ·∇L turns positive in its bracket, all at once: secants, and halves against slow ends."""
+    """Where each row's θ·∇L turns positive in its bracket, all at once."""
     if not len(rows):
         return low
-    at_low, at_high = (np.array([ray.at(c)[i] for i, c in zip(rows, end, strict=True)]) for end in (low, high))
-    for turn in range(200):
-        if (high - low <= rtol * high).all():
-            break
-        middle = (low + high) / 2
-        if turn % 3:
-            # a little past the secant's root on the side of the longer part, so that both ends close in
-            guess = low - at_low * (high - low) / (at_high - at_low)
-            guess += np.where(guess < middle, 1, -1) * rtol / 2 * high
-            middle = np.where((guess > low) & (guess < high), guess, middle)
-        value = ray.several(middle)[rows, np.arange(len(rows))]
-        above = value > 0
-        high, at_high = np.where(above, middle, high), np.where(above, value, at_high)
-        low, at_low = np.where(above, low, middle), np.where(above, at_low, value)
-    return (low + high) / 2
+    found = find_root(
+        lambda c, row: ray.several(c)[row, np.arange(len(row))],
+        (low, high),
+        args=(rows,),
+        tolerances={"xatol": 0, "xrtol": rtol, "fatol": 0, "frtol": 0},
+    )
+    return found.x
 
 
 def pull_bound(classes: int) -> float:
