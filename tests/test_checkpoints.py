@@ -10,7 +10,7 @@ import torch
 from checkpoint_files import alone, assert_is, cut, flat, make, model, save, shard
 
 from nbutils import norms
-from nbutils.checkpoints import comparisons, series, tensors
+from nbutils.checkpoints import Series, comparisons, series, tensors
 
 
 def test_series_is_what_vectors_in_memory_say(tmp_path):
@@ -268,3 +268,9 @@ def test_a_tensor_without_a_predecessor_has_no_displacement():
     x = np.array([3.0, 4.0])
     single = tensors.Tensor("F64", x.shape, lambda start, out: np.copyto(out, x[start : start + len(out)]))
     assert comparisons.sums(single, None) == (25.0, 0.0, 0.0)
+
+
+def test_a_series_of_nothing_is_empty():
+    nothing = Series()
+    assert nothing.table.empty and nothing.parameters == nothing.resumed == 0
+    assert not nothing.skipped and not nothing.left_out and not nothing.duplicates

@@ -217,3 +217,13 @@ def test_a_second_search_that_does_not_end_leaves_what_the_first_found(monkeypat
     assert fits.fit("power_offset", t, rho).values["p"] == 1e-6 and len(asked) == 2
     monkeypatch.setattr(fits, "_least_squares", search)
     assert fits.fit("power_offset", t, rho).values["p"] == pytest.approx(-0.3, abs=1e-3)
+
+
+@pytest.mark.parametrize("form", fits.FORMS)
+def test_two_points_more_than_parameters_are_enough_and_one_more_is_not(form):
+    points = len(fits.FORMS[form].parameters) + 2
+    t = np.arange(1.0, points + 1)
+    rho = 2 * np.sqrt(t) + 1 + 0.01 * np.cos(t)
+    fits.fit(form, t, rho)
+    with pytest.raises(ValueError, match=f"at least {points} points"):
+        fits.fit(form, t[:-1], rho[:-1])

@@ -154,3 +154,12 @@ def test_with_margin_finds_the_place():
 def test_bad_input_is_named(call, said):
     with pytest.raises(ValueError, match=said):
         call()
+
+
+@pytest.mark.parametrize("bend", [5.0, 50.0])
+def test_a_step_over_a_kink_is_taken_again(bend):
+    """Before the kink the rate is 1, behind it 1/(1 + bend): one long step across would end far beyond its target."""
+    margin = lambda theta: theta + bend * torch.relu(theta - 6)  # noqa: E731
+    path = flows.flow(margin, torch.ones(1, 1, dtype=F64), [30.0], tol=1e-6, floor=1e-6)
+    assert path.log_inv_loss.item() == pytest.approx(30, abs=1e-3)
+    assert path.norm.item() == pytest.approx((30 + 6 * bend) / (1 + bend), abs=1e-4)  # where the margin is 30

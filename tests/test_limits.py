@@ -238,3 +238,12 @@ def test_the_transformer_is_torch_s():
     z = norm(y + torch.nn.functional.linear(inner, theta["W2"], theta["b2"]), 2)
     known = torch.nn.functional.linear(z[:, 0], theta["W"], theta["b"])[:, 0]
     np.testing.assert_allclose(limit_networks.transformer(drawn, x, SMOOTH), known, rtol=1e-9)
+
+
+def test_to_leading_order_layer_norm_sees_the_highest_degree_alone():
+    """(3c, 5c, 7) tends to what (3, 5, 0) gives."""
+    one = np.ones((1, 3), dtype=bool)
+    w = limits.leading({"w": np.array([[3.0, 5.0, 7.0]])})["w"]
+    z = limits._new(w.coef, np.array([[1.0, 1.0, 0.0]]), one, w._history())
+    at = np.array([3.0, 5.0, 0.0])
+    np.testing.assert_allclose(LEADING.layer_norm(z).coef[0], (at - at.mean()) / at.std(), rtol=1e-12)

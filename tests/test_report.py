@@ -420,3 +420,10 @@ def test_a_report_that_cannot_be_written_takes_the_others_with_it(launched, tmp_
     monkeypatch.setattr(launch.jobs, "put", full)
     assert launched() == 1 and left(tmp_path) == ([], set())
     assert "the reports were not written: No space left on device" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_run_that_did_not_reach_its_end_is_red_whatever_its_notebooks_say():
+    green = report.Report({"green": True}, [], {}, [], ())
+    assert report.stopped(green, "").run["green"] is False
+    told = report.stopped(green, "no pages")
+    assert told.run["green"] is False and [problem.what for problem in told.problems] == ["no pages"]

@@ -401,6 +401,7 @@ def test_generated_breaks_are_found(drawn, op, which, more):
 def broken_sum(m, x):
     return m.g(m.f(x) + x)
 
+
 # name: (network, k_in, operation, module path, degrees, approximate)
 BROKEN = {
     "bias behind a layer": (lambda: seq(sq(), linear(4, 4, bias=True)), 1, "Linear", "1", (3, 1), False),
@@ -453,6 +454,7 @@ BROKEN = {
         False,
     ),
     "power of a value": (lambda: Net(lambda m, x: 2**x), 1, "pow", "", (0, 1), True),
+    "added value": (lambda: mha(bias=False, add_bias_kv=True), [1, 0, 1], "cat", "bias_v", (2, 1), False),
     "addmm": (lambda: Net(lambda m, x: torch.addmm(x, x, x)), 1, "addmm", "", (1, 2), False),
     "renormed embedding": (lambda: nn.Embedding(5, 4, max_norm=1.0), 0, "Embedding", "", (0,), True),
 }

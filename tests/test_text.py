@@ -293,3 +293,11 @@ def test_the_smallest_vocabulary_has_room_for_bytes_and_special_tokens():
     assert text.bpe(by_hand, 256 + 2 + 3, sentinels=3).get_vocab_size() == 261
     with pytest.raises(ValueError, match="too small"):
         text.bpe(by_hand, 256 + 2 + 2, sentinels=3)
+
+
+def test_spans_of_the_shortest_texts():
+    """Something is left and something is taken; the shortest input has one token left, a sentinel and the end."""
+    assert text.span_counts(2, 0.9) == text.span_counts(2, 0.1) == (1, 1)
+    assert text.span_lengths(3) == (2, 3)
+    with pytest.raises(ValueError, match="at least 3"):
+        text.span_lengths(2)
