@@ -1,5 +1,6 @@
 """Series of checkpoints against plain sums in memory; broken, mixed and mislabelled series; a hub in a folder."""
 
+import contextlib
 import json
 import math
 import types
@@ -9,8 +10,8 @@ import pytest
 import torch
 from checkpoint_files import alone, assert_is, cut, flat, make, model, save, shard
 
-from nbutils import norms
-from nbutils.checkpoints import Series, comparisons, series, tensors
+from nbutils import checkpoints, norms
+from nbutils.checkpoints import Series, comparisons, series, tensors, weights
 
 
 def test_series_is_what_vectors_in_memory_say(tmp_path):
@@ -274,3 +275,17 @@ def test_a_series_of_nothing_is_empty():
     nothing = Series()
     assert nothing.table.empty and nothing.parameters == nothing.resumed == 0
     assert not nothing.skipped and not nothing.left_out and not nothing.duplicates
+
+
+@pytest.mark.parametrize("commits", [("a", "b"), ("b", "a"), (None, None)])
+def test_other_commits_are_equal_by_their_values_alone(tmp_path, commits):
+    one, two = (model(seed) for seed in (1, 2))
+    for step, state in enumerate((one, two, one)):
+        save(state, tmp_path / str(step))
+    places = [tmp_path / str(step) for step in range(3)]
+    first, *others = (types.SimpleNamespace(commit=commit, place=place)
+                      for commit, place in zip((*commits, commits[1]), places, strict=True))  # fmt: skip
+    reference = types.SimpleNamespace(shapes=one)
+    with contextlib.ExitStack() as opened:
+        opener = lambda which: opened.enter_context(weights.Weights(which.place))  # noqa: E731
+        assert [checkpoints._equal(first, other, reference, opener) for other in others] == [False, True]

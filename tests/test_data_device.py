@@ -145,3 +145,15 @@ def test_each_public_function_has_an_example(name):
 def test_cores_are_those_that_this_process_may_use(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 7}, raising=False)
     assert device.hardware("cpu").endswith("(3 cores)")
+
+
+def test_a_machine_is_told_by_its_processor_or_at_least_its_kind(tmp_path, monkeypatch):
+    def told(cpuinfo):
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+        monkeypatch.setattr("builtins.open", lambda *_, **__: (tmp_path / "cpuinfo").open(encoding="utf-8"))
+        monkeypatch.setattr("platform.processor", lambda: "")
+        monkeypatch.setattr("platform.machine", lambda: "riscv64")
+        return device._processor()
+
+    assert told("vendor_id: x\nmodel name\t: A Processor @ 2 GHz\n") == "A Processor @ 2 GHz"
+    assert told("hart: 0\n") == "riscv64"

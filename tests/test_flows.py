@@ -163,3 +163,22 @@ def test_a_step_over_a_kink_is_taken_again(bend):
     path = flows.flow(margin, torch.ones(1, 1, dtype=F64), [30.0], tol=1e-6, floor=1e-6)
     assert path.log_inv_loss.item() == pytest.approx(30, abs=1e-3)
     assert path.norm.item() == pytest.approx((30 + 6 * bend) / (1 + bend), abs=1e-4)  # where the margin is 30
+
+
+def test_networks_that_flow_together_flow_as_alone():
+    """Four networks of two weights, of sizes 1 to 8: nothing is shared but the clock of the program."""
+    start = torch.tensor([[1.0, 0.5], [2.0, 1.0], [4.0, 2.0], [8.0, 1.0]], dtype=F64) / 2
+    margin = lambda theta: theta[:, :1] * theta[:, 1:] + theta[:, :1]  # noqa: E731
+    together = flows.flow(margin, start, [3.0, 40.0], tol=1e-6, floor=1e-4)
+    for i in range(4):
+        alone = flows.flow(margin, start[i : i + 1], [3.0, 40.0], tol=1e-6, floor=1e-4)
+        np.testing.assert_allclose(together.theta[:, i], alone.theta[:, 0], rtol=1e-10)
+
+
+def test_a_start_is_no_further_than_it_must_be():
+    """Right on every example from a loss of log 2 over their number on; half of that is asked for, and little more."""
+    draw = torch.Generator().manual_seed(1)
+    margins = flows.mlp_margins((2, 8, 1), *flows.separable(2, 12, 2, gap=1.0, generator=draw))
+    theta, done = flows.separated_start((2, 8, 1), 2, margins, generator=draw)
+    loss = flows.gradient(margins, theta)[0].exp()
+    assert done.all() and (loss < math.log(2) / 24).all() and (loss > 0.25 * math.log(2) / 24).all()

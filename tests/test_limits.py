@@ -247,3 +247,10 @@ def test_to_leading_order_layer_norm_sees_the_highest_degree_alone():
     z = limits._new(w.coef, np.array([[1.0, 1.0, 0.0]]), one, w._history())
     at = np.array([3.0, 5.0, 0.0])
     np.testing.assert_allclose(LEADING.layer_norm(z).coef[0], (at - at.mean()) / at.std(), rtol=1e-12)
+
+
+def test_a_positive_value_that_is_not_exact_stays_so():
+    inexact = np.zeros((1, 2), dtype=bool)
+    w = limits.leading({"w": np.array([[0.5, -0.5]])})["w"]
+    z = limits._new(w.coef, 1.0, inexact, w._history())
+    assert LEADING.relu(z).exact.tolist() == [[False, True]]

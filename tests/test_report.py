@@ -427,3 +427,9 @@ def test_a_run_that_did_not_reach_its_end_is_red_whatever_its_notebooks_say():
     assert report.stopped(green, "").run["green"] is False
     told = report.stopped(green, "no pages")
     assert told.run["green"] is False and [problem.what for problem in told.problems] == ["no pages"]
+
+
+def test_a_problem_of_a_claim_stands_in_the_first_of_its_chapters():
+    records = [Record("unlisted", "a", "stated", holds=True, chapter=chapter) for chapter in ("01-one", "02-two")]
+    _, problems = report.audit({}, {}, records, ["01-one", "02-two"])
+    assert [problem.chapter for problem in problems if "not listed" in problem.what] == ["01-one"]
