@@ -203,3 +203,12 @@ def test_a_run_on_another_device_says_nothing(tmp_path, device):
     file = tmp_path / "smoke" / "seed-1" / "01-one.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"device": device}))
     assert alarms.pooled(judged([1])).runs == 0
+
+
+def test_every_seed_of_a_chapter_is_missing_until_it_is_kept(tmp_path, one_chapter):
+    assert alarms.missing(alarms.load("smoke"), "01-one", [1, 2]) == [1, 2]
+    write(tmp_path, 1, record(kind="exact"))
+    found = judged([1])
+    assert alarms.missing(found, "01-one", [1, 2]) == [2]
+    one_chapter["01-one"] = "another text"
+    assert alarms.missing(found, "01-one", [1, 2]) == [1, 2]

@@ -191,3 +191,16 @@ def test_padding_begins_the_decoder_and_ends_nothing():
     """T5's convention: padding is id 0 and begins the decoder's input; a text ends with id 1."""
     settings = recipes_t5.small_t5(300, 16, 1, heads=2, seed=0).config
     assert (settings.pad_token_id, settings.decoder_start_token_id, settings.eos_token_id) == (0, 0, 1)
+
+
+def test_each_window_of_text_has_one_token_more_than_the_model_reads(monkeypatch):
+    """Input and target are the window without its last and without its first token."""
+    lengths, windows = [], text.random_windows
+
+    def seen(tokens, batch, length, generator):
+        lengths.append(length)
+        return windows(tokens, batch, length, generator)
+
+    monkeypatch.setattr(text, "random_windows", seen)
+    recipes_lm.language_model(recipes_lm.Recipe(), profile="smoke", seed=0, device="cpu")
+    assert lengths == [recipes_lm.size("smoke").length + 1] * 2

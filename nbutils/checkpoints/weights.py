@@ -16,8 +16,7 @@ from safetensors import SafetensorError, safe_open
 from nbutils.checkpoints.tensors import BLOCK, FLOATS, Tensor, why_constant, why_left_out
 from nbutils.names import originals_first
 
-ITEM = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
-ITEM |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
+ITEM = dict(zip(FLOATS, (8, 4, 2, 2), strict=True))  # bytes of a value
 
 _WRAPPER = re.compile(
     r"^(?:module\.)+|(?:(?<=^)|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
