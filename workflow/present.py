@@ -21,6 +21,7 @@ from workflow.scorecard import VERDICT_ORDER, badge, origin
 
 CARDS = ROOT / "book" / "glance.yml"
 SCHEMATICS = ROOT / "book" / "_static" / "schematics"
+KINDS_TOLD = "running.html#how-a-claim-is-judged"
 # Calls that teach nothing: they set up, choose sizes, keep numbers, draw, or judge what was computed before.
 PLUMBING = ("glue", "choose", "Ledger", "listing", "print")
 DRAWS = ("figures.", "plt.", "ax.", "axes.", "axes[", "claims.")
@@ -65,7 +66,7 @@ def card(chapter: str, result: report.Report) -> str:
 
 The verdict is that of <a href="#claim-{first}"><code>{first}</code></a>.
 In this run{small} {held} of {len(decided)} checks of this chapter{among} hold
-([{checked}](running.md#how-a-claim-is-judged)){left}.
+(<a href="{KINDS_TOLD}">{checked}</a>){left}.
 
 *In the paper: {where or "nowhere; the question is ours"}.*
 :::::
@@ -231,7 +232,7 @@ def _folded(records: Sequence[Record]) -> str:
     )
 
 
-COLUMNS = ("check", "measured", "band", '<a href="running.html#how-a-claim-is-judged">kind</a>')
+COLUMNS = ("check", "measured", "band", f'<a href="{KINDS_TOLD}">kind</a>')
 MARKS = {"✓": "holds", "✗": "fails", "○": "open", "◐": "noted"}
 
 
