@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import xml.etree.ElementTree as ET
 from functools import partial
 from pathlib import Path
 
@@ -146,7 +147,24 @@ def _small(match: re.Match[str], html: str) -> str:
     if found is None:
         raise ValueError(f"the card shows {match[1]}, and the page has no such figure")
     drawing = f'<svg role="img" aria-label="{found[1]}" {found[2]}><use href="#svg-{match[1]}"/></svg>'
-    return f'<a class="glance-figure" href="#{match[1]}">{drawing}</a>'
+    width, height = map(float, found[2].strip('"').split()[-2:])
+    wide = " wide" if width > 1.8 * height else ""  # panels beside each other: below the words its letters can be read
+    return f'<a class="glance-figure{wide}" href="#{match[1]}">{drawing}</a>'
+
+
+def _wordless(svg: str) -> str:
+    """A drawing without its letters, which nobody could read at the size of a card.
+
+    >>> _wordless('<svg xmlns="http://www.w3.org/2000/svg"><g id="line"/><g><g id="text_1"><g/></g></g></svg>')
+    '<svg xmlns="http://www.w3.org/2000/svg"><g id="line" /><g /></svg>'
+    """
+    for prefix, space in (("", "http://www.w3.org/2000/svg"), ("xlink", "http://www.w3.org/1999/xlink")):
+        ET.register_namespace(prefix, space)
+    root = ET.fromstring(svg[svg.index("<svg") :])
+    for parent in [*root.iter()]:
+        for child in [each for each in parent if each.get("id", "").startswith("text_")]:
+            parent.remove(child)
+    return ET.tostring(root, encoding="unicode")
 
 
 PAIR = re.compile(r'<div class="(?P<kind>card-figure[^"]*)" data-figure="(?P<page>[\w-]+)#(?P<name>[\w-]+)">.*?</div>')
@@ -163,8 +181,8 @@ def _pair(match: re.Match[str], out: Path) -> str:
     if found is None or alt is None:
         raise ValueError(f"a card shows {match['page']}#{match['name']}, and there is no such figure")
     light, dark = (found[0].replace(".svg", f"-{kind}.svg") for kind in ("light", "dark"))
-    svg = (out / found[0]).read_text(encoding="utf-8")
-    svg = _shorter(svg)
+    svg = _shorter((out / found[0]).read_text(encoding="utf-8"))
+    svg = svg if "hero" in match["kind"] else _wordless(svg)
     (out / light).write_text(svg, encoding="utf-8")
     css = (out / "_static" / "book.css").read_text(encoding="utf-8").partition("/* figures, dark */")[2]
     colours = dict(re.findall(r"--fig-(\w+): (#\w+)", css.partition("}")[0]))
