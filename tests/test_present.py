@@ -146,7 +146,7 @@ def test_a_card_says_what_was_found_only_with_its_verdict():
         told["remember"].strip() in text
         and told["because"].strip() in text
         and ">confirmed</span>" in text
-        and "1 of 1 checks of this chapter hold ([1 exact]" in text
+        and f'1 of 1 checks of this chapter hold\n(<a href="{present.KINDS_TOLD}">1 exact</a>)' in text
     )
     result.records.append(record("b", holds=False, chapter="01-random-walk"))
     assert "1 of 2 checks" in present.card("01-random-walk", result)
