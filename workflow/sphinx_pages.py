@@ -153,16 +153,17 @@ def _small(match: re.Match[str], html: str) -> str:
 
 
 def _wordless(svg: str) -> str:
-    """A drawing without its letters, which nobody could read at the size of a card.
+    """A drawing without its letters and legends, which nobody could read at the size of a card.
 
-    >>> _wordless('<svg xmlns="http://www.w3.org/2000/svg"><g id="line"/><g><g id="text_1"><g/></g></g></svg>')
+    >>> head = '<svg xmlns="http://www.w3.org/2000/svg">'
+    >>> _wordless(head + '<g id="line"/><g><g id="text_1"><g/></g></g><g id="legend_1"/></svg>')
     '<svg xmlns="http://www.w3.org/2000/svg"><g id="line" /><g /></svg>'
     """
     for prefix, space in (("", "http://www.w3.org/2000/svg"), ("xlink", "http://www.w3.org/1999/xlink")):
         ET.register_namespace(prefix, space)
     root = ET.fromstring(svg[svg.index("<svg") :])
     for parent in [*root.iter()]:
-        for child in [each for each in parent if each.get("id", "").startswith("text_")]:
+        for child in [each for each in parent if each.get("id", "").startswith(("text_", "legend_"))]:
             parent.remove(child)
     return ET.tostring(root, encoding="unicode")
 
