@@ -29,7 +29,7 @@ from workflow.jobs import THREADS
 from workflow.notebooks import executable
 from workflow.report import records_of
 
-SOME = ("03-t5", "05-homogeneity", "08-projection", "11-saturation")  # one of each part; 03 loads shared trainings
+SOME = ("04-t5", "07-homogeneity", "10-projection", "13-saturation")  # one of each part; 03 loads shared trainings
 PARAMETERS = 'profile = "smoke"\nseed = 0\ndevice = "cpu"'
 
 

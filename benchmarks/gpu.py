@@ -1,4 +1,4 @@
-"""The language model of chapter 4 on a GPU: tokens/s, model FLOP utilisation, and what bf16 and compilation change.
+"""The language model of chapter 6 on a GPU: tokens/s, model FLOP utilisation, and what bf16 and compilation change.
 
 Rows only where CUDA is. Each has the exponent of the norm measured in the same training, so that a faster way that
 measures something else is seen.

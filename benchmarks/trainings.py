@@ -81,12 +81,12 @@ def against_the_trainer(steps: int = 100) -> Row:
 
 
 def small_map() -> Row:
-    """The size of chapter 4 in ``smoke``, and more trainings."""
+    """The size of chapter 6 in ``smoke``, and more trainings."""
     return learning_rate_map(16, 8)
 
 
 def chapters_map() -> Row:
-    """The width of chapter 4 in ``book``."""
+    """The width of chapter 6 in ``book``."""
     return learning_rate_map(32, 4)
 
 

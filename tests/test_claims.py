@@ -232,28 +232,28 @@ def test_outside_a_notebook_a_check_prints_one_line(ledger, capsys):
 def test_records_are_kept_where_the_reader_says(tmp_path, monkeypatch):
     monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path))
     for _ in range(2):  # running the notebook again replaces the records
-        ledger = claims.Ledger("03-t5", profile="smoke", seed=4, device="cpu")
+        ledger = claims.Ledger("04-t5", profile="smoke", seed=4, device="cpu")
         ledger.check("some-claim", "a number", 1.0, (0, 2), kind="exact")
     (file,) = (tmp_path / "records").iterdir()
     (record,) = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-    assert file.name == "03-t5-smoke-cpu-seed-4.jsonl" and record["measured"] == 1.0 and record["holds"]
+    assert file.name == "04-t5-smoke-cpu-seed-4.jsonl" and record["measured"] == 1.0 and record["holds"]
 
 
 def test_a_chapter_alone_says_how_long_it_takes(capsys, monkeypatch, tmp_path):
-    kept = {"smoke": {"hardware": ["a machine"], "jobs": {"03-t5": {"alone_seconds": 90}}}}
+    kept = {"smoke": {"hardware": ["a machine"], "jobs": {"04-t5": {"alone_seconds": 90}}}}
     (tmp_path / "resources.json").write_text(json.dumps(kept))
     monkeypatch.setattr(claims.data, "path", lambda name: tmp_path / name.split("/")[1])
     monkeypatch.delenv("NBUTILS_BOOK", raising=False)
-    claims.Ledger("03-t5", profile="smoke", seed=0, device="cpu")
+    claims.Ledger("04-t5", profile="smoke", seed=0, device="cpu")
     assert "took 1.5 min on a machine" in capsys.readouterr().out
-    kept["smoke"]["jobs"]["03-t5"]["alone_seconds"] = 1
+    kept["smoke"]["jobs"]["04-t5"]["alone_seconds"] = 1
     (tmp_path / "resources.json").write_text(json.dumps(kept))
-    claims.Ledger("03-t5", profile="smoke", seed=0, device="cpu")
+    claims.Ledger("04-t5", profile="smoke", seed=0, device="cpu")
     assert "took 0.1 min on a machine" in capsys.readouterr().out, "nothing takes no time"
     claims.Ledger("01-random-walk", profile="smoke", seed=0, device="cpu")
     assert "not timed yet" in capsys.readouterr().out
     monkeypatch.setenv("NBUTILS_BOOK", "1")
-    claims.Ledger("03-t5", profile="smoke", seed=0, device="cpu")
+    claims.Ledger("04-t5", profile="smoke", seed=0, device="cpu")
     assert capsys.readouterr().out == ""
 
 

@@ -100,7 +100,7 @@ def test_the_banner_links_every_failed_check_and_no_noted_one(run):
     assert findings.banner(run()) == ""
     noted = record("two", False, check="chance", noted=True, further=())
     bad = [record("one", False), record("one", False, check="c", anchor="failed-one-7"), noted]
-    problems = [report.Problem("03-t5", "", "cell [1] raised <E>"), report.Problem("01-one", "one", "x", "3", "[0, 2]")]
+    problems = [report.Problem("04-t5", "", "cell [1] raised <E>"), report.Problem("01-one", "one", "x", "3", "[0, 2]")]
     text = findings.banner(run(problems, bad, one="failed"))
     assert '<a href="01-one.html#claim-one">01-one: one: a &lt; b</a>' in text and "#failed-one-7" in text
     assert "chance" not in text and "cell [1] raised &lt;E&gt;" in text and "no verdict on the paper" in text

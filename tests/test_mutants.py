@@ -247,4 +247,4 @@ def test_listed_defects_are_killed_and_what_breaks_nothing_survives(tmp_path):
 
 @pytest.mark.slow
 def test_a_chapter_sees_what_its_tests_do_not(tmp_path):
-    assert _judged(str(tmp_path / "told.jsonl"), "chapter")[-1] == ("killed", "chapter 10-vanishing-steps")
+    assert _judged(str(tmp_path / "told.jsonl"), "chapter")[-1] == ("killed", "chapter 12-vanishing-steps")

@@ -196,7 +196,7 @@ def test_only_code_that_teaches_is_in_view(soups):
     for chapter in chapters():
         assert "importlib" not in shown(chapter) and "Ledger(" not in shown(chapter)
     assert "unrolled = torch.cumsum(squares + cross, dim=0)" in shown("01-random-walk")
-    assert "def mixed_sum" in shown("11-saturation") and "mine = None" in shown("14-your-own")
+    assert "def mixed_sum" in shown("13-saturation") and "mine = None" in shown("17-your-own")
 
 
 def test_the_landing_page_shows_findings_and_chapters(smoke, soups):
@@ -255,7 +255,7 @@ def test_numbers_in_prose_come_from_the_run(smoke, soups):
     """What the page shows for one number is what the executed notebook measured."""
     records = json.loads((smoke / "metrics.json").read_text())["records"]
     measured = next(r["measured"] for r in records if r["check"] == "last 20 intervals over the cap")
-    assert f"{measured:.3f}" in text(soups["03-t5"])
+    assert f"{measured:.3f}" in text(soups["04-t5"])
     exponent = next(r["measured"] for r in records if r["check"] == "exponent, n = 1")
     assert f"{exponent:.3f}" in text(soups["01-random-walk"])
 
@@ -312,7 +312,7 @@ def test_placeholder_for_nothing_is_an_error(smoke):
     with pytest.raises(ValueError, match=r"nothing stands for {{ no-such-claim }}"):
         fill("{{ no-such-claim }}", value)
     with pytest.raises(ValueError, match="nothing stands for"):
-        fill("{{ glue:03-t5:nothing }}", value)
+        fill("{{ glue:04-t5:nothing }}", value)
 
 
 def test_repository_and_issue_buttons(soups):
@@ -472,7 +472,7 @@ def test_search_finds_a_theorem(window):
     page = window.open("search.html?q=Theorem+4")
     page.wait_for_selector("#search-results ul.search li a", timeout=20_000)
     found = page.locator("#search-results ul.search li a").evaluate_all("links => links.map(l => l.href)")
-    assert any("10-vanishing-steps.html" in link for link in found)
+    assert any("12-vanishing-steps.html" in link for link in found)
     assert [url for url in window.asked if not url.startswith(("file:", "data:"))] == [] and window.said == []
 
 

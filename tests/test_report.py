@@ -347,7 +347,7 @@ def test_the_summary_lists_a_check_that_holds_too(run_measured_before):
 @pytest.mark.parametrize(
     ("told", "command"),
     [
-        (("smoke", 0, "cpu", ["03-t5"]), "make smoke SEED=0 CHAPTERS=03-t5"),
+        (("smoke", 0, "cpu", ["04-t5"]), "make smoke SEED=0 CHAPTERS=04-t5"),
         (("book", 7, "cuda", ["01-a", "02-b"]), "make book SEED=7 DEVICE=cuda CHAPTERS='01-a 02-b'"),
         (("gpu", 0, "cuda", ["01-a"]), "make gpu SEED=0 CHAPTERS=01-a"),
         (("smoke", 0, None, ["t5-null-2"]), "make smoke SEED=0"),
@@ -381,7 +381,7 @@ def launched(tmp_path, monkeypatch):
 
 
 PLACES = ("book/metrics.json", "book/junit.xml", "book/summary.md", "metrics.json")
-WRONG = report.Problem("03-t5", "", "cell [1] raised E")
+WRONG = report.Problem("04-t5", "", "cell [1] raised E")
 
 
 def left(folder):
@@ -393,18 +393,18 @@ def left(folder):
 
 def test_a_run_of_some_chapters_leaves_no_green_report_of_all(launched, tmp_path, capsys):
     assert launched() == 0 and left(tmp_path) == ([*PLACES], {True})
-    assert launched("03-t5", problems=[WRONG]) == 1
+    assert launched("04-t5", problems=[WRONG]) == 1
     assert left(tmp_path) == ([], set()) and "reports of all chapters are withdrawn" in capsys.readouterr().out
-    assert launched("03-t5") == 0 and left(tmp_path) == ([], set()), "some chapters have no reports of their own"
+    assert launched("04-t5") == 0 and left(tmp_path) == ([], set()), "some chapters have no reports of their own"
     assert "withdrawn" not in capsys.readouterr().out
 
 
 def test_a_red_report_stays_while_its_chapters_are_run_again(launched, tmp_path):
     """It names the command that is followed now, and does not turn green by it."""
     assert launched(problems=[WRONG]) == 1 and left(tmp_path) == ([*PLACES], {False})
-    assert launched("03-t5") == 0 and left(tmp_path) == ([*PLACES], {False})
+    assert launched("04-t5") == 0 and left(tmp_path) == ([*PLACES], {False})
     (tmp_path / "book" / "metrics.json").write_text('{"run": {"green": fal')
-    assert launched("03-t5") == 0 and left(tmp_path) == ([], set()), "one that cannot be read may be green"
+    assert launched("04-t5") == 0 and left(tmp_path) == ([], set()), "one that cannot be read may be green"
 
 
 @pytest.mark.parametrize("place", PLACES)

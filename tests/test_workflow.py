@@ -415,7 +415,7 @@ def test_cuda_where_there_is_none(project, workflow):
 
 
 def test_dependencies_follow_imports():
-    walk, t5 = dependencies.of_chapter("01-random-walk"), dependencies.of_chapter("03-t5")
+    walk, t5 = dependencies.of_chapter("01-random-walk"), dependencies.of_chapter("04-t5")
     assert (
         {"nbutils/chapters/walks.py", "nbutils/fits.py"} <= set(walk)
         and "nbutils/chapters/growth.py" not in walk
@@ -495,7 +495,7 @@ def test_an_edit_in_each_folder_voids_exactly_the_chapters_that_import_it(projec
 
 
 def test_no_chapter_depends_on_the_ledger_of_claims():
-    assert "book/claims.yml" not in dependencies.of_chapter("03-t5") and "book/claims.yml" in dependencies.of_pages()
+    assert "book/claims.yml" not in dependencies.of_chapter("04-t5") and "book/claims.yml" in dependencies.of_pages()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Chapter 14 on a reader's checkpoints: other families of models, half precision, a folder that is not the book's."""
+"""Chapter 17 on a reader's checkpoints: other families of models, half precision, a folder that is not the book's."""
 
 import os
 
@@ -10,7 +10,7 @@ from nbutils.checkpoints.sources import Checkpoint
 from nbutils.claims import Ledger
 from workflow import ROOT
 
-NOTEBOOK = ROOT / "book" / "notebooks" / "14-your-own.ipynb"
+NOTEBOOK = ROOT / "book" / "notebooks" / "17-your-own.ipynb"
 
 
 def tokenizer():
@@ -64,7 +64,7 @@ def run(mine, *, causal=True, tokenizer_from=None):
     for cell in cells:
         for asked, answer in answers.items():
             cell = cell.replace(asked, answer)
-        exec(compile(cell, "14-your-own", "exec"), space)
+        exec(compile(cell, "17-your-own", "exec"), space)
     return space
 
 

@@ -218,7 +218,7 @@ def figure(notebook: Path, name: str) -> str:
     raise KeyError(f"{notebook.name} has no figure {name!r}")
 
 
-README_FIGURE = ("03-t5", "fig-t5-norm", ROOT / "book" / "_static" / "t5-norm.svg")
+README_FIGURE = ("04-t5", "fig-t5-norm", ROOT / "book" / "_static" / "t5-norm.svg")
 
 
 def write_readme_figure(run: Path) -> None:
