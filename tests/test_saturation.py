@@ -382,9 +382,7 @@ def test_all_five_numbers_against_their_definitions(average):
     w = w / w.sum()
     rows = [model.table.detach()[text] for text in texts]
     for layer in (0, 1):
-        one, two = (
-            torch.cat([c * x + layer * (c * x).square().mean() for x in rows]).double() for c in (1.0, 3.0)
-        )
+        one, two = (torch.cat([c * x + layer * (c * x).square().mean() for x in rows]).double() for c in (1.0, 3.0))
         unit, unit_two = (x / x.norm(dim=1, keepdim=True) for x in (one, two))
         want = [
             w @ cosine(one, two),

@@ -350,7 +350,7 @@ def test_other_words_are_no_sentence(other):
 
 
 def test_a_file_gives_at_most_five_sentences_and_none_comes_twice(monkeypatch):
-    names = "one two three four five six seven".split()
+    names = ["one", "two", "three", "four", "five", "six", "seven"]
     said = [f"The sentence {name} has so many words." for name in names]
     files = [
         f'"""{" ".join(said)}\n\nThis second paragraph is not read at all."""\n',
@@ -365,7 +365,9 @@ def test_a_file_gives_at_most_five_sentences_and_none_comes_twice(monkeypatch):
 
 
 def test_docstrings_of_all_that_has_one():
-    source = '"""A."""\nclass B:\n    """B."""\n    def c(self):\n        """C."""\nasync def d():\n    """D."""\nx = "E."\n'
+    source = (
+        '"""A."""\nclass B:\n    """B."""\n    def c(self):\n        """C."""\nasync def d():\n    """D."""\nx = "E."\n'
+    )
     assert sorted(corpora._docstrings(source)) == ["A.", "B.", "C.", "D."]
     assert corpora._docstrings("def f():\n    return 'none'\n") == []
 
