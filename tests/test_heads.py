@@ -393,7 +393,7 @@ def test_summary_by_hand():
 
 @pytest.mark.parametrize("shape", [(3, 3), (2, 3, 3), (1, 1, 2, 3, 3)])
 def test_weights_of_heads_have_four_axes(shape):
-    with pytest.raises(ValueError, match="give .batch, heads, T, T"):
+    with pytest.raises(ValueError, match=r"give \(batch, heads, T, T\)"):
         heads.summarise(torch.full(shape, 1 / 3))
 
 
@@ -407,7 +407,7 @@ def test_one_head_without_a_query_is_enough_to_refuse():
 
 
 def test_all_scores_without_a_maximum_are_counted():
-    with pytest.raises(ValueError, match="^3 scores are NaN or"):
+    with pytest.raises(ValueError, match=r"^3 scores are NaN or"):
         heads.saturated(torch.tensor([[torch.nan, 1.0, torch.inf], [-torch.inf, torch.nan, 0.0]]))
     assert heads.saturated(torch.zeros(2, 2, dtype=torch.float64), rtol=0).dtype == torch.float64
 

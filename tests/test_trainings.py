@@ -254,10 +254,17 @@ def test_draws_of_a_population_are_one_to_nine(monkeypatch, draw, good):
 
 @pytest.mark.parametrize(
     ("name", "part"),
-    [("embedding.weight", "embeddings"), ("position_embedding.weight", "embeddings"), ("norm.bias", "vectors"),
-     ("blocks.0.inner.bias", "vectors"), ("blocks.0.inner.weight", "block 0"), ("blocks.1.attention.key.bias", "vectors"),
-     ("blocks.1.attention.key.weight", "block 1"), ("blocks.1.feedforward_norm.weight", "vectors")],
-)  # fmt: skip
+    [
+        ("embedding.weight", "embeddings"),
+        ("position_embedding.weight", "embeddings"),
+        ("norm.bias", "vectors"),
+        ("blocks.0.inner.bias", "vectors"),
+        ("blocks.0.inner.weight", "block 0"),
+        ("blocks.1.attention.key.bias", "vectors"),
+        ("blocks.1.attention.key.weight", "block 1"),
+        ("blocks.1.feedforward_norm.weight", "vectors"),
+    ],
+)
 def test_parts_of_a_language_model(name, part):
     assert recipes_lm.part_of(name) == part
 
