@@ -326,6 +326,13 @@ def test_the_first_document_is_for_training_and_a_tenth_for_dev(monkeypatch):
     assert text.corpus(28).dev == (documents[1],)
 
 
+def test_dev_has_the_next_document_whenever_it_has_less_than_its_share(monkeypatch):
+    """Two of five bytes are less than half, two of four are not."""
+    for documents, dev in ((("aa\n", "b\n", "c\n"), ("b\n", "c\n")), (("a\n", "b\n", "c\n"), ("b\n",))):
+        monkeypatch.setattr(corpora, "_files", lambda documents=documents: iter(documents))
+        assert text.corpus(100, 0.5).dev == dev
+
+
 def test_after_a_cut_document_nothing_more_is_taken():
     documents = ("aaaa\nbbbbbbbb\n", "cc\n", "d\n")
     assert corpora._cut(documents, 10) == ("aaaa\n",)
