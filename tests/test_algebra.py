@@ -385,3 +385,28 @@ def test_how_to_add_a_rule_is_shown_as_it_is_written(make, signature, class_has_
         degree(make())
     said = str(caught.value)
     assert signature in said and ("that of its class does not count" in said) == class_has_a_rule
+
+
+def rectified(m, x):
+    h = m.f(x)
+    F.relu(h, inplace=True)
+    return h
+
+
+def rectified_far_out(m, x):
+    h = F.gelu(m.f(x))
+    F.relu(h, inplace=True)
+    return h + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "asymptotic"),
+    [(rectified, False), (rectified_far_out, True), (lambda m, x: F.silu(m.f(x), inplace=True), True),
+     (lambda m, x: F.silu(m.f(x), True), True), (lambda m, x: m.f(x).relu_().abs_().mul_(2), False)],
+)  # fmt: skip
+def test_what_keeps_the_degree_may_be_written_in_place(function, asymptotic):
+    """Also where the value is read later on; what saturates or leads alone may be written where nobody else reads."""
+    net, x = Net(function, f=sq()), torch.randn(3, 4)
+    assert degree(net, approximate=asymptotic) == degree(net, approximate=True) == 2
+    with torch.no_grad():
+        assert float((net(1e3 * x).norm() / net(1e2 * x).norm()).log10()) == pytest.approx(1, abs=0.2)
