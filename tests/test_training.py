@@ -566,3 +566,11 @@ def test_an_empty_folder_in_the_place_of_a_run_is_no_run_and_numbers_come_back_a
 def test_full_precision_asks_for_no_autocast(recwarn):
     run(steps=1, precision="full")
     assert not [each for each in recwarn if "autocast" in str(each.message) or "CUDA" in str(each.message)]
+
+
+def test_an_optimizer_that_finds_its_own_rate_has_none_to_record():
+    from transformers.optimization import Adafactor
+
+    net = model(dtype=torch.float32)
+    steps = Adafactor(net.parameters(), scale_parameter=True, relative_step=True, warmup_init=False)
+    assert run(steps=2, net=net, optimizer=steps).history.lr.isna().all()

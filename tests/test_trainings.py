@@ -1,6 +1,6 @@
 """The shared language models: what each recipe leaves, and its null model."""
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pandas as pd
@@ -399,3 +399,13 @@ def test_snapshots_of_a_language_model_are_its_first_and_its_last_weights(runs):
         assert [start, end] == pytest.approx([run.history["norm"].iloc[0], run.history["norm"].iloc[-1]], rel=1e-6)
         assert run.measures["step"].tolist() == recipes_lm.log_steps(of.steps) and run.settings["seed"] == 0
         assert run.settings["parameters"] == sum(v.numel() for v in run.snapshots[0].values())
+
+
+def test_recipes_sizes_and_texts_do_not_change():
+    for record, field in (
+        (recipes_lm.Recipe(), "lr"),
+        (recipes_lm.size("smoke"), "dim"),
+        (text.Corpus("by hand", (), ()), "dev"),
+    ):
+        with pytest.raises(FrozenInstanceError):
+            setattr(record, field, None)
