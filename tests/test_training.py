@@ -230,7 +230,7 @@ def test_noise_walks_at_random():
 def test_snapshots_are_the_parameters_at_their_step():
     net, done = model(), None
     start = {name: p.detach().clone() for name, p in net.named_parameters()}
-    done = run(net=net, snapshots=(0, 5, 12))
+    done = run(net=net, snapshots=iter((0, 5, 12)))
     assert sorted(done.snapshots) == [0, 5, 12]
     assert all(torch.equal(done.snapshots[0][name], value) for name, value in start.items())
     assert all(torch.equal(done.snapshots[12][name], p) for name, p in net.named_parameters())
