@@ -150,14 +150,15 @@ def train(
     [nan, 0.5, 0.5]
     """
     place = torch.device(devices.resolve(device))
-    _check(steps, gradients, precision, place, snapshots)
+    wanted = set(snapshots)
+    _check(steps, gradients, precision, place, wanted)
     model.to(place)
     optimizer, rate = _optimizer(model, optimizer, schedule)
     noise = devices.generator(seed, place.type) if gradients == "noise" else None
     source = endless(batches) if noise is None else itertools.repeat(None)
     by = layer_of if by_layer is True else by_layer or None
     tracker = NormTracker(model.named_parameters(), every=every, by=by, gradients=True)
-    album = _Album(model, set(snapshots), on_snapshot)
+    album = _Album(model, wanted, on_snapshot)
     rows = [{"step": 0, "loss": float("nan"), "lr": float("nan")}]
 
     with _dropout_seed(seed, place):
@@ -195,7 +196,7 @@ def train(
     return Run(history, layers, album.kept, pd.DataFrame(album.measures), settings)
 
 
-def _check(steps: int, gradients: str, precision: str, place: torch.device, snapshots: Iterable[int]) -> None:
+def _check(steps: int, gradients: str, precision: str, place: torch.device, snapshots: set[int]) -> None:
     """Say what a training cannot do before it begins."""
     for what, given, known in (("gradients", gradients, ("loss", "noise")), ("precision", precision, ("full", "bf16"))):
         if given not in known:

@@ -1,6 +1,7 @@
 """What is not known is not guessed: what the algebra of degrees refuses, and what it must not overlook."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -266,3 +267,146 @@ def test_a_slope_that_a_module_learns_is_no_part_of_its_rule():
 
 def test_values_that_lend_their_shape_or_type_may_have_any_degree():
     assert degree(Net(lambda m, x: m.f(x).view_as(x).expand_as(x).reshape_as(x).to(x), f=sq()), 1) == 2
+
+
+# --- Edges ------------------------------------------------------------------------------------------------------------
+
+KEPT = {  # name: (function, degree at k_in = 1, whether asymptotic); m.n has degree 0, m.f adds 1
+    "root of zeros": (lambda m, x: (0 * x) ** 0.5 + x, 1, False),
+    "third root": (lambda m, x: x.abs() ** (1 / 3), Fraction(1, 3), False),
+    "a very small power": (lambda m, x: x.abs() ** 1e-6, Fraction(1, 10**6), False),
+    "power 0 of a leading term": (lambda m, x: F.gelu(m.f(x)) ** 0, 0, True),
+    "log of a softmax at degree 0": (lambda m, x: m.n(x).softmax(-1).log(), 0, True),
+    "divided by a gelu at degree 0": (lambda m, x: x / F.gelu(m.n(x)), 1, True),
+    "log of a clamp at degree 0": (lambda m, x: (m.n(x).clamp(-1, 1) + 2).log(), 0, True),
+    "dropout of nothing": (lambda m, x: F.dropout(x, 0.0), 1, False),
+    "dropout outside of training": (lambda m, x: F.dropout(x, training=False), 1, False),
+    "float": (lambda m, x: x.to(torch.float64), 1, False),
+    "type": (lambda m, x: x.type(torch.float64), 1, False),
+    "whole numbers at degree 0": (lambda m, x: m.n(x).to(torch.int32).float() * x, 1, False),
+    "attention without dropout": (
+        lambda m, x: F.scaled_dot_product_attention(m.n(x), m.n(x), m.f(x), None, 0.0), 2, False
+    ),
+    "subscripts without a result": (lambda m, x: torch.einsum(x.mT @ x, [0, 1], m.f.weight, [1, 2]), 3, False),
+    "subscripts of a diagonal": (lambda m, x: torch.einsum(x, [0, 1], m.f.weight, [1, 1], [0]), 2, False),
+    "largest of all": (lambda m, x: m.f(x).max(), 2, False),
+    "largest of each": (lambda m, x: m.f(x).max(0)[0], 2, False),
+    "place of the largest": (lambda m, x: m.f(x).min(dim=0)[1], 0, False),
+    "places by name": (lambda m, x: m.f(x).sort(-1).indices, 0, False),
+    "values by name": (lambda m, x: m.f(x).sort(-1).values, 2, False),
+    "median of all": (lambda m, x: m.f(x).median(), 2, False),
+    "median of each": (lambda m, x: m.f(x).median(-1)[1], 0, False),
+    "largest of two": (lambda m, x: torch.max(m.f(x), x @ m.f.weight), 2, False),
+    "pooled": (lambda m, x: m.pool(m.f(x))[0], 2, False),
+    "places of the pooled": (lambda m, x: m.pool(m.f(x))[1], 0, False),
+    "number of axes": (lambda m, x: F.gelu(m.f(x)) / F.gelu(m.f(x)).ndim, 2, True),
+}  # fmt: skip
+NOT_KEPT = {  # name: (function, what is said)
+    "power 0 of zeros": (lambda m, x: (0 * x) ** 0, "0 or infinity to the power 0"),
+    "power −1 of zeros": (lambda m, x: (0 * x) ** -1, "0 or infinity to the power -1"),
+    "gelu of a falling value": (lambda m, x: F.gelu(1 / x), "needs degree 0"),
+    "gelu of a slowly falling value": (lambda m, x: F.gelu(x.abs() ** -0.5), "needs degree 0"),
+    "tanh of a slowly falling value": (lambda m, x: torch.tanh(x.abs() ** -0.5), "needs degree 0"),
+    "clamp of a slowly falling value": (lambda m, x: (x.abs() ** -0.5).clamp(-1, 1), "equal degrees"),
+    "clamp of a falling value": (lambda m, x: (1 / x).clamp(-1, 1), "equal degrees"),
+    "whole numbers": (lambda m, x: x.to(torch.int32), "needs degree 0"),
+    "type of whole numbers": (lambda m, x: x.type(torch.int32), "needs degree 0"),
+    "dropout": (lambda m, x: F.dropout(x), "dropout in training mode"),
+    "attention with dropout": (
+        lambda m, x: F.scaled_dot_product_attention(m.n(x), m.n(x), x, None, 0.5), "dropout in training mode"
+    ),
+    "largest of two": (lambda m, x: torch.max(m.f(x), x), "equal degrees"),
+    "comparison": (lambda m, x: (m.f(x) > x) * x, "equal degrees"),
+}  # fmt: skip
+
+
+def edges(function):
+    return Net(function, f=sq(), n=plain(), pool=nn.MaxPool1d(2, return_indices=True))
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_near_a_refusal_has_its_degree(name):
+    function, k, asymptotic = KEPT[name]
+    assert degree(edges(function), 1, approximate=asymptotic) == k
+    assert degree(edges(function), 1, approximate=True) == k
+
+
+@pytest.mark.parametrize("name", NOT_KEPT)
+def test_what_is_near_a_degree_is_refused(name):
+    function, said = NOT_KEPT[name]
+    for approximate in (False, True) if name != "comparison" else (False,):
+        with pytest.raises(NotHomogeneous, match=said):
+            degree(edges(function), 1, approximate=approximate)
+
+
+@pytest.mark.parametrize("name", ["real", "values", "indices"])
+def test_an_attribute_that_is_not_known_is_named(name):
+    with pytest.raises(NoRule, match=f"no rule for attribute '{name}' at node 'getattr"):
+        degree(Net(lambda m, x: getattr(x, name) * 2))
+
+
+def test_dropout_of_attention_counts_in_training_alone():
+    attention = nn.MultiheadAttention(4, 2, bias=False, dropout=0.5)
+    net = Net(lambda m, x: m.a(x, x, x)[0], a=attention)
+    assert degree(net.eval(), 1, approximate=True) == 3
+    with pytest.raises(NotHomogeneous, match="dropout"):
+        degree(net.train(), 1, approximate=True)
+
+
+def test_attention_weights_that_are_not_asked_for_have_every_degree():
+    attention = nn.MultiheadAttention(4, 2, bias=False)
+    for need, k in ((True, 0), (False, None)):
+        net = Net(lambda m, x, need=need: m.a(x, x, x, need_weights=need)[1], a=attention)
+        if k is None:
+            with pytest.raises(ValueError, match="every degree"):
+                degree(net, 1, approximate=True)
+        else:
+            assert degree(net, 1, approximate=True) == k
+
+
+def test_batch_norm_of_running_statistics_and_in_training():
+    """In training it is normalised by the batch; afterwards it is affine in what it is given."""
+    layer = nn.BatchNorm1d(4, eps=0.0, affine=False)
+    assert degree(seq(sq(), layer).train(), 1) == 0 and degree(seq(sq(), layer).eval(), 1) == 2
+    assert degree(seq(sq(), nn.BatchNorm1d(4, eps=0.0, affine=False, track_running_stats=False)).eval(), 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "signature", "class_has_a_rule"),
+    [
+        (lambda: Net(lambda m, x: torch.erfinv(x)), "def erfinv(algebra, x):", False),
+        (lambda: Net(lambda m, x: x.erfinv_()), "def erfinv(algebra, x):", False),
+        (lambda: Net(lambda m, x: m.f(x)[0], f=nn.LSTM(4, 4)), "def lstm(algebra, module, x):", False),
+        (hooked, "def linear(algebra, module, x):", True),
+    ],
+)
+def test_how_to_add_a_rule_is_shown_as_it_is_written(make, signature, class_has_a_rule):
+    with pytest.raises(NoRule) as caught:
+        degree(make())
+    said = str(caught.value)
+    assert signature in said and ("that of its class does not count" in said) == class_has_a_rule
+
+
+def rectified(m, x):
+    h = m.f(x)
+    F.relu(h, inplace=True)
+    return h
+
+
+def rectified_far_out(m, x):
+    h = F.gelu(m.f(x))
+    F.relu(h, inplace=True)
+    return h + 1
+
+
+@pytest.mark.parametrize(
+    ("function", "asymptotic"),
+    [(rectified, False), (rectified_far_out, True), (lambda m, x: F.silu(m.f(x), inplace=True), True),
+     (lambda m, x: F.silu(m.f(x), True), True), (lambda m, x: m.f(x).relu_().abs_().mul_(2), False)],
+)  # fmt: skip
+def test_what_keeps_the_degree_may_be_written_in_place(function, asymptotic):
+    """Also where the value is read later on; what saturates or leads alone may be written where nobody else reads."""
+    net, x = Net(function, f=sq()), torch.randn(3, 4)
+    assert degree(net, approximate=asymptotic) == degree(net, approximate=True) == 2
+    with torch.no_grad():
+        assert float((net(1e3 * x).norm() / net(1e2 * x).norm()).log10()) == pytest.approx(1, abs=0.2)

@@ -335,3 +335,130 @@ def test_attention_of_a_model_whose_settings_say_nothing_of_a_decoder():
 
     found = heads._transformers(Model(), {"input_ids": torch.zeros(2, 4, 4)})
     assert len(found) == 1 and found[0].shape == (2, 1, 4, 4)
+
+
+# ---- edges ----
+
+
+def summary_of(positions, share):
+    rest = torch.zeros(len(positions))
+    return heads.HeadSummary(torch.tensor(positions).double(), torch.tensor(share).double(), rest, rest, rest, rest)
+
+
+def test_kinds_of_heads_at_their_bounds():
+    """At most 1.5 positions: argmax-like; at least a quarter of those allowed: mean-like."""
+    summary = summary_of([1.5, 1.51, 1.51, 1.5], [0.0, 0.25, 0.24, 1.0])
+    assert heads.classify(summary) == ["argmax-like", "mean-like", "other", "argmax-like"]
+    assert heads.classify(summary, few=1, many=0.125) == ["other", "mean-like", "mean-like", "mean-like"]
+
+
+def test_positions_count_half_the_largest_weight_and_nothing_of_a_masked_row():
+    weights = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.0, 0.0, 0.0], [0.49, 0.24, 0.24, 0.03]])
+    assert heads.positions(weights).tolist() == [3, 0, 1]
+    assert heads.positions(weights, threshold=1).tolist() == [1, 0, 1]
+    for threshold in (0, -0.5, 1.01):
+        with pytest.raises(ValueError, match=f"must be in .*; got {threshold}"):
+            heads.positions(weights, threshold=threshold)
+
+
+@pytest.mark.parametrize(("total", "accepted"), [(1.009, True), (0.991, True), (1.02, False), (0.98, False)])
+def test_rows_sum_to_one_within_a_hundredth(total, accepted):
+    weights = torch.tensor([[total / 2, total / 2], [0.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
+    if accepted:
+        assert heads.positions(weights).tolist() == [2, 0, 1]
+    else:
+        with pytest.raises(ValueError, match="not probabilities"):
+            heads.positions(weights)
+
+
+def test_summary_by_hand():
+    """Two sentences, two heads, three queries; the last query of the second sentence may attend to nothing."""
+    weights = torch.zeros(2, 2, 3, 3)
+    weights[:, :, :, 0] = 1  # head 0: the first key always
+    weights[:, 1] = torch.tensor([[1.0, 0, 0], [0.5, 0.5, 0], [0.5, 0.25, 0.25]])
+    weights[1, :, 2] = 0
+    allowed = torch.ones(2, 1, 3, 3, dtype=torch.bool).tril()
+    allowed[1, :, 2] = False
+    found = heads.summarise(weights, allowed)
+    two, three = math.log(2), 1.5 * math.log(2)
+    assert found.positions.tolist() == pytest.approx([1, (1 + 2 + 3 + 1 + 2) / 5])
+    assert found.share.tolist() == pytest.approx([5 / 9, 1])  # allowed: 1, 2, 3, 1, 2
+    assert found.split.tolist() == pytest.approx([0, 3 / 5])
+    assert found.entropy.tolist() == pytest.approx([0, (2 * two + three) / 5])
+    assert found.normalised_entropy.tolist() == pytest.approx([0, (1 + 1 + three / math.log(3)) / 3])
+    assert found.masked_mass.tolist() == [0, 0]
+    strict = heads.summarise(weights, allowed, threshold=1)
+    assert strict.positions.tolist() == pytest.approx([1, (1 + 2 + 1 + 1 + 2) / 5])
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 3, 3), (1, 1, 2, 3, 3)])
+def test_weights_of_heads_have_four_axes(shape):
+    with pytest.raises(ValueError, match=r"give \(batch, heads, T, T\)"):
+        heads.summarise(torch.full(shape, 1 / 3))
+
+
+def test_one_head_without_a_query_is_enough_to_refuse():
+    allowed = torch.ones(2, 2, 3, 3, dtype=torch.bool)
+    allowed[:, 1] = False
+    with pytest.raises(ValueError, match="no query"):
+        heads.summarise(torch.full((2, 2, 3, 3), 1 / 3), allowed)
+    allowed[1, 1, 2, 0] = True  # one query of one sentence
+    assert heads.summarise(torch.full((2, 2, 3, 3), 1 / 3), allowed).positions.tolist() == [3, 3]
+
+
+def test_all_scores_without_a_maximum_are_counted():
+    with pytest.raises(ValueError, match=r"^3 scores are NaN or"):
+        heads.saturated(torch.tensor([[torch.nan, 1.0, torch.inf], [-torch.inf, torch.nan, 0.0]]))
+    assert heads.saturated(torch.zeros(2, 2, dtype=torch.float64), rtol=0).dtype == torch.float64
+
+
+def test_the_tie_width_is_of_the_largest_magnitude_that_is_not_masked():
+    scores = torch.tensor([[-4.0, -2.0, -1.0, -torch.inf]], dtype=torch.float64)
+    for rtol, ties in ((0.24, 1), (0.25, 2), (0.74, 2), (0.75, 3), (10, 3)):
+        assert heads.positions(heads.saturated(scores, rtol=rtol)).tolist() == [ties]
+
+
+def test_an_encoder_comes_before_its_decoder():
+    model = tiny("t5").eval()
+    decoder = {"decoder_input_ids": torch.tensor([[0, 3, 8, 2], [0, 5, 6, 9]])}
+    found = heads.attention_scores(model, {**BATCH, **decoder})
+    assert [tuple(x.shape) for x in found] == [(2, 2, 6, 6)] * 2 + [(2, 2, 4, 4)] * 2
+    assert all((x.triu(1)[..., 0, 1:] == -torch.inf).all() for x in found[2:])
+
+
+def test_scores_are_of_the_model_as_it_is_unless_scaled_and_without_dropout():
+    tokens = {"input_ids": torch.arange(6)[None], "attention_mask": torch.ones(1, 6)}
+    model = OwnHead(heads.causal_mask)
+    (now,), (same,) = (heads.attention_scores(model, tokens, *c) for c in ((), (1.0,)))
+    assert torch.equal(now, same) and torch.equal(now, model.attentions(tokens["input_ids"])[0].scores)
+    assert heads.attention_scores(model, tokens, dtype=torch.float64)[0].dtype == torch.float64
+    bert = tiny("bert").train()  # its dropout is 0.1
+    assert all(torch.equal(*pair) for pair in zip(*(heads.attention_scores(bert, BATCH) for _ in "ab"), strict=True))
+
+
+def test_a_layer_that_gives_no_attention_is_named():
+    class Model(nn.Module):
+        config = SimpleNamespace()
+
+        def __init__(self, *found):
+            super().__init__()
+            self.found = found
+
+        def forward(self, **_):
+            return SimpleNamespace(attentions=self.found)
+
+    for found in ((), (torch.ones(1, 1, 1, 1), None), (None, torch.ones(1, 1, 1, 1))):
+        with pytest.raises(ValueError, match="Model gives no attention"):
+            heads.attention_scores(Model(*found), {"input_ids": torch.zeros(1, 1)})
+    (none,) = heads.attention_scores(Model(torch.ones(1, 1, 1, 1)), {"input_ids": torch.zeros(1, 1)})
+    assert float(none) == 0
+
+
+def test_which_layer_overflows_is_counted_from_one():
+    class Two(OwnHead):
+        def attentions(self, tokens):
+            (one,) = super().attentions(tokens)
+            return [one, SimpleNamespace(scores=one.scores * torch.nan, weights=None)]
+
+    with pytest.raises(OverflowError, match="scores of layer 2 are not finite"):
+        heads.attention_scores(Two(heads.causal_mask), {"input_ids": torch.arange(3)[None]})

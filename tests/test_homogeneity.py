@@ -8,13 +8,13 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.nn.functional as F
-from degrees import TOKENS, Net, X, build, encoder, linear, mha, par, seq, sq
+from degrees import TOKENS, Net, Two, X, build, encoder, linear, mha, par, seq, sq
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from nbutils.homogeneity import degree, explain, measure_degree, one_minus_cosine, scaling_error
-from nbutils.homogeneity.algebra import EVERY, EpsilonWarning, NotHomogeneous
+from nbutils.homogeneity.algebra import EVERY, EpsilonWarning, NoRule, NotHomogeneous
 
 # --- Inputs, outputs, notes -------------------------------------------------------------------------------------------
 
@@ -212,3 +212,146 @@ def test_angles_are_along_the_last_axis():
     a = torch.tensor([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
     b = torch.tensor([[0.0, 3.0, 0.0], [0.0, 1.0, 0.0]])
     assert one_minus_cosine(a, b).tolist() == [1.0, 0.0]
+
+
+# --- Edges and defaults -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+def test_one_hook_of_either_kind_is_enough_to_refuse(register):
+    net = seq(sq(), nn.ReLU())
+    getattr(net, register)(lambda module, *args: None)
+    with pytest.raises(NoRule, match="the module has hooks"):
+        degree(net)
+
+
+@pytest.mark.parametrize(
+    ("power", "wrong", "told"),
+    [(1, 0.009, False), (1, 0.012, True), (5, 0.04, False), (5, 0.06, True), (0.2, 0.008, False), (0.2, 0.012, True),
+     (-5, 0.04, False), (-5, 0.06, True), (5, -0.04, False), (5, -0.06, True)],
+)  # fmt: skip
+def test_a_derivative_may_be_wrong_by_a_hundredth(power, wrong, told):
+    """|x|^k · |x|^w with the second factor detached: Euler's identity sees k, the outputs have k + w."""
+    net = Net(lambda m, x: x.abs() ** power * x.detach().abs() ** wrong)
+    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        measured = measure_degree(net, x, [2.0, 6.0])
+    assert bool(caught) == told
+    assert measured.euler.tolist() == pytest.approx([power] * 2)
+    assert measured.log_ratio.tolist()[0] == pytest.approx(power + wrong) and math.isnan(measured.log_ratio[1])
+
+
+def test_the_exponent_of_a_smooth_sum_is_local_and_no_reason_to_warn():
+    """c + c³ grows as c to the power (1 + 3c²)/(1 + c²)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measured = measure_degree(Net(lambda m, x: x + x**3), torch.ones(1), [0.5, 2.0, 8.0])
+    want = [(1 + 3 * c * c) / (1 + c * c) for c in (0.5, 2.0, 8.0)]
+    assert measured.euler.tolist() == pytest.approx(want) and measured.residual.max() < 1e-12
+    steps = [math.log((2 + 8) / (0.5 + 0.125), 4), math.log((8 + 512) / (2 + 8), 4)]
+    assert measured.log_ratio.tolist()[:2] == pytest.approx(steps)
+
+
+@pytest.mark.parametrize("function", [lambda m, x: x / 0, lambda m, x: x * math.nan, lambda m, x: x.exp() * 1e308])
+def test_outputs_that_are_not_finite_have_no_degree_to_measure(function):
+    with pytest.raises(ValueError, match=r"the output has norm (inf|nan) at scale 3\.0"):
+        measure_degree(Net(function), torch.ones(2), [3])
+
+
+def test_the_first_of_nested_outputs_counts():
+    net, x = Net(lambda m, x: {"first": [(m.f(x), x)], "second": x}, f=sq()), torch.randn(3, 4)
+    assert degree(net) == 2 and measure_degree(net, x, [1, 2]).euler[0] == pytest.approx(2)
+
+
+def test_inputs_of_every_degree_and_whole_numbers_are_not_scaled():
+    net = Two(lambda m, x, mask: (m.f(x) + mask).amax(-1), f=sq())
+    mask = torch.full((4,), -math.inf).where(torch.arange(4) > 1, 0.0)
+    for k_in in ([1, EVERY], {"x": 1, "y": EVERY}, [1, 0]):
+        assert measure_degree(net, (torch.randn(3, 4), mask), [1, 3], k_in=k_in).euler[0] == pytest.approx(2)
+    index = Net(lambda m, i: m.e(i), e=nn.Embedding(5, 4))
+    assert measure_degree(index, torch.tensor([4, 1]), [1, 3], k_in=7).euler[0] == pytest.approx(1)
+
+
+def test_inputs_by_name_may_have_more_names_than_inputs():
+    net, x = Masked(), torch.randn(3, 4)
+    assert measure_degree(net, x, [1, 2], k_in={"x": 1, "mask": 5}).euler[0] == pytest.approx(2)
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        measure_degree(net, x, [1, 2], k_in=[1, 2])
+
+
+def test_no_fused_kernel_runs_while_it_is_measured_and_all_comes_back():
+    class Asks(nn.Module):
+        def forward(self, x):
+            assert not torch.backends.mha.get_fastpath_enabled()
+            if x.abs().max() > 50:
+                raise KeyError
+            return x
+
+    for enabled in (True, False):
+        before = torch.backends.mha.get_fastpath_enabled()
+        try:
+            torch.backends.mha.set_fastpath_enabled(enabled)
+            scaling_error(Asks(), torch.ones(2), [1, 2], k=1)
+            assert torch.backends.mha.get_fastpath_enabled() is enabled
+            with pytest.raises(KeyError):
+                scaling_error(Asks(), torch.ones(2), [100], k=1)
+            assert torch.backends.mha.get_fastpath_enabled() is enabled
+        finally:
+            torch.backends.mha.set_fastpath_enabled(before)
+
+
+def test_inputs_have_degree_one_and_the_reference_is_one_unless_given():
+    net, (x,) = build(lambda: linear(4, 3, bias=True), X)
+    for first, second in (
+        (explain(sq()), explain(sq(), 1, approximate=False)),
+        (measure_degree(net, x, [1, 2]), measure_degree(net, x, [1, 2], k_in=1)),
+        (scaling_error(net, x, [1, 2]), scaling_error(net, x, [1, 2], 2, k_in=1, reference=1.0)),
+    ):
+        assert first.equals(second)
+    assert not scaling_error(net, x, [1, 2]).equals(scaling_error(net, x, [1, 2], reference=1.5))
+
+
+NOTES = {
+    "layer norm": (lambda m, x: F.layer_norm(x, (4,)), ["ε = 1e-05 taken as 0"]),
+    "rms norm": (lambda m, x: F.rms_norm(x, (4,)), ["machine ε taken as 0"]),
+    "normalize": (lambda m, x: F.normalize(x), ["ε = 1e-12 taken as 0"]),
+    "cosine": (lambda m, x: F.cosine_similarity(x, x), ["ε = 1e-08 taken as 0; ε = 1e-08 taken as 0"]),
+    "none": (lambda m, x: F.layer_norm(x, (4,), eps=0.0), [""]),
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_the_epsilon_that_torch_takes_is_told(name):
+    function, notes = NOTES[name]
+    net = Net(function)
+    assert explain(net).note.tolist()[1:] == notes
+    assert explain(net, 0).note.tolist() == ["", ""]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert degree(net) == 0
+    assert [str(each.message) for each in caught] == ([] if name == "none" else [str(caught[0].message)])
+    if name == "none":
+        assert degree(net, -1, approximate=True) == 0
+    else:
+        with pytest.raises(NotHomogeneous, match="outgrows"):
+            degree(net, -1, approximate=True)
+
+
+def test_parts_of_an_encoder_layer_are_named_in_their_order():
+    table = explain(encoder(bias=False).eval(), approximate=True)
+    named = [name for name in table.module if name.startswith(("norm", "residual", "linear", "dropout"))]
+    assert named == [
+        "dropout1",
+        "residual1",
+        "norm1",
+        "linear1",
+        "dropout",
+        "linear2",
+        "dropout2",
+        "residual2",
+        "norm2",
+    ]
+    first = explain(encoder(bias=False, norm_first=True).eval(), approximate=True)
+    named = [name for name in first.module if name.startswith(("norm", "residual"))]
+    assert named == ["norm1", "residual1", "norm2", "residual2"]

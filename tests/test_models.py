@@ -224,3 +224,95 @@ def test_initial_variance_of_a_homogeneous_network():
     net = HomogeneousMLP((200, 300, 400), generator=generator(0, "cpu"))
     for weight, expected in zip(net.weights, (2, 1), strict=True):
         assert float(weight.var() * weight.shape[1]) == pytest.approx(expected, rel=0.02)
+
+
+def test_sizes_and_settings_that_are_not_given():
+    """Pre-norm, causal, biases, positions, ε = 1e-5, no dropout, four times as wide inside, tied, seed 0, float32."""
+    model = CausalLM(11, 12, 2, 3, 9)
+    for key, other in (("placement", "pre"), ("mask", "causal"), ("biases", True), ("positions", True), ("tied", True)):
+        same = CausalLM(11, 12, 2, 3, 9, **{key: other})
+        assert torch.equal(model(TOKENS), same(TOKENS)), key
+    assert {m.eps for m in model.modules() if isinstance(m, torch.nn.LayerNorm)} == {1e-5}
+    assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
+    assert {tuple(block.inner.weight.shape) for block in model.blocks} == {(48, 12)}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    seeded = CausalLM(11, 12, 2, 3, 9, generator=generator(0, "cpu"))
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), seeded.parameters(), strict=True))
+    assert model.blocks[0].attention.query is not None and len(list(model.blocks[0].parameters())) == 16
+
+
+def test_sizes_and_settings_that_are_given():
+    model = CausalLM(11, 12, 2, 3, 9, hidden=5, biases=False, tied=False, eps=0.25, positions=False, dropout=0.5)
+    assert {tuple(block.inner.weight.shape) for block in model.blocks} == {(5, 12)}
+    assert {tuple(block.outer.weight.shape) for block in model.blocks} == {(12, 5)}
+    assert {m.eps for m in model.modules() if isinstance(m, torch.nn.LayerNorm)} == {0.25}
+    assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.5}
+    assert model.position_embedding is None and model.readout.bias is None
+    assert torch.equal(model.hidden_states(TOKENS)[0], model.embedding(TOKENS))
+
+
+def test_positions_are_added_from_the_first_on():
+    model = language_model()
+    for length in (1, 4, 7):
+        tokens = TOKENS[:, :length]
+        expected = model.embedding.weight[tokens] + model.position_embedding.weight[:length]
+        assert torch.equal(model.hidden_states(tokens)[0], expected)
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_what_is_dropped_is_the_branch_and_not_the_stream(placement):
+    """With everything dropped x stays, behind two layer norms in post-norm."""
+    model = language_model(placement=placement, dropout=1.0).train()
+    first, second = model.hidden_states(TOKENS)[:2]
+    block = model.blocks[0]
+    expected = block.feedforward_norm(block.attention_norm(first)) if placement == "post" else first
+    torch.testing.assert_close(second, expected)
+
+
+def test_standard_values_are_uniform_within_the_root_of_fan_in():
+    """Biases, too, and by the inputs of a matrix, not its outputs."""
+    model = CausalLM(40, 16, 1, 2, 300, hidden=400, init_std="standard", generator=generator(2, "cpu"))
+    inner, outer = model.blocks[0].inner, model.blocks[0].outer
+    for values, bound in ((inner.bias, 1 / 4), (outer.weight, 1 / 20), (inner.weight, 1 / 4)):
+        assert 0.95 * bound < float(values.detach().abs().max()) <= bound
+        assert float(values.detach().min()) < -0.9 * bound and float(values.detach().max()) > 0.9 * bound
+    assert model.position_embedding.weight.std().item() == pytest.approx(1, rel=0.1)
+    assert (model.norm.bias == 0).all() and (model.norm.weight == 1).all()
+
+
+@pytest.mark.parametrize("mask", ["causal", "none", "multiplicative"])
+def test_attention_is_that_of_torch(mask):
+    """Three heads of width 4 against nn.MultiheadAttention; scores are divided by the root of 4."""
+    from nbutils.models import SelfAttention
+
+    attention = SelfAttention(12, 3, mask=mask, biases=True, uniform=False).double()
+    x = torch.randn(2, 7, 12, generator=generator(0, "cpu"), dtype=torch.float64)
+    other = torch.nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
+    parts = (attention.query, attention.key, attention.value)
+    with torch.no_grad():
+        other.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
+        other.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
+        other.out_proj.load_state_dict(attention.output.state_dict())
+    future = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    seen = []
+    fast, slow = attention(x), attention(x, seen)
+    torch.testing.assert_close(fast, slow)
+    if mask == "multiplicative":
+        q, k = (part(x).reshape(2, 7, 3, 4) for part in parts[:2])
+        want = torch.einsum("bihd,bjhd->bhij", q, k) / 2 * ~future
+        torch.testing.assert_close(seen[0].scores, want)
+        torch.testing.assert_close(seen[0].weights, want.exp() / want.exp().sum(-1, keepdim=True))
+    else:
+        want, weights = other(x, x, x, attn_mask=future if mask == "causal" else None, average_attn_weights=False)
+        torch.testing.assert_close(fast, want)
+        torch.testing.assert_close(seen[0].weights, weights)
+
+
+def test_a_network_of_two_widths_is_one_matrix_without_a_relu():
+    net = HomogeneousMLP((3, 2), generator=generator(0, "cpu"))
+    x = torch.randn(4, 5, 3, generator=generator(1, "cpu"), dtype=torch.float64)
+    assert torch.equal(net(x), x @ net.weights[0].T) and net(x).shape == (4, 5, 2) and (net(x) < 0).any()
+    assert HomogeneousMLP((3, 2), dtype=torch.float32).weights[0].dtype == torch.float32
+    for widths in ((), (3,)):
+        with pytest.raises(ValueError, match="n_out"):
+            HomogeneousMLP(widths)

@@ -348,3 +348,153 @@ def test_batches_hold_every_sentence_once(lengths, max_tokens, padding):
         assert padding or real.all()
         found += [row[mask].tolist() for row, mask in zip(ids, real, strict=True)]
     assert sorted(found) == sorted(texts)
+
+
+# ---- edges, defaults and axes ----
+
+
+class Table(nn.Module):
+    """Layer 0: rows of a table; layer 1: the same, and ones times the square of their mean. Keeps what it has seen."""
+
+    def __init__(self, rows=9, dim=16):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(rows, dim, generator=generator(4, "cpu")))
+        self.drop = nn.Dropout(0.1)
+        self.seen = []
+
+    def hidden_states(self, tokens):
+        x = self.drop(self.table[tokens])
+        self.seen.append((tuple(tokens.shape), x.dtype))
+        return [x, x + x.square().mean()]
+
+
+def cosine(a, b):
+    return (a * b).sum(-1) / a.norm(dim=-1) / b.norm(dim=-1)
+
+
+@pytest.mark.parametrize("average", ["sentences", "tokens"])
+def test_all_five_numbers_against_their_definitions(average):
+    """Sentences of two, three and four tokens: a token weighs 1, or one over the length of its sentence."""
+    model, texts = Table(), [[0, 1], [2, 3, 4], [5, 6, 7, 8]]
+    found = saturation.similarity_many(model, texts, 3.0, average=average)
+    lengths = torch.tensor([float(len(text)) for text in texts for _ in text], dtype=torch.float64)
+    w = 1 / lengths if average == "sentences" else torch.ones_like(lengths)
+    w = w / w.sum()
+    rows = [model.table.detach()[text] for text in texts]
+    for layer in (0, 1):
+        one, two = (torch.cat([c * x + layer * (c * x).square().mean() for x in rows]).double() for c in (1.0, 3.0))
+        unit, unit_two = (x / x.norm(dim=1, keepdim=True) for x in (one, two))
+        want = [
+            w @ cosine(one, two),
+            (w @ unit) @ (w @ unit_two),
+            w @ cosine(one - one.mean(0), two - two.mean(0)),
+            *((x @ x.T).triu(1).sum() / 36 for x in (unit, unit_two)),
+        ]
+        assert [float(values[layer]) for values in found] == pytest.approx([float(x) for x in want], abs=1e-6)
+    assert all(values.dtype == torch.float64 and values.shape == (2,) for values in found)
+
+
+def test_both_runs_have_the_precision_that_is_asked_for():
+    model, batch = Table(), {"input_ids": torch.tensor([[0, 1, 2]])}
+    for dtype, seen in ((None, torch.float32), (torch.float64, torch.float64)):
+        for call in (
+            lambda dtype=dtype: saturation.similarity(model, batch, dtype=dtype),
+            lambda dtype=dtype: saturation.similarity(model, batch, 1, dtype=dtype),
+            lambda dtype=dtype: saturation.compare(model, [batch], dtype=dtype),
+            lambda dtype=dtype: saturation.anisotropy(model, batch, dtype=dtype),
+            lambda dtype=dtype: saturation.anisotropy(model, batch, 2.0, dtype=dtype),
+        ):
+            model.seen.clear()
+            call()
+            assert {kind for _, kind in model.seen} == {seen}
+
+
+def test_sentences_weigh_alike_without_dropout_and_with_seed_zero_unless_given():
+    model, texts = Table(), [[0, 1], [2, 3, 4, 5]]
+    batch = {"input_ids": torch.tensor([[0, 1, 2, 3]])}
+    plain = saturation.similarity_many(model, texts)
+    assert torch.equal(plain.raw, saturation.similarity_many(model, texts, 1000.0, average="sentences").raw)
+    assert not torch.equal(plain.raw, saturation.similarity_many(model, texts, average="tokens").raw)
+    assert torch.equal(plain.raw, saturation.similarity_many(model, texts, dropout=False).raw)
+    for function in (saturation.similarity, lambda m, b, **o: saturation.compare(m, [b], **o).raw):
+        assert torch.equal(function(model, batch, dropout=True), function(model, batch, dropout=True, seed=0))
+        assert not torch.equal(function(model, batch, dropout=True), function(model, batch, dropout=True, seed=1))
+        assert not torch.equal(function(model, batch, dropout=True), function(model, batch))
+    assert torch.equal(saturation.anisotropy(model, batch), saturation.anisotropy(model, batch, 1.0))
+
+
+def test_batches_hold_4096_tokens_unless_more_are_asked_for():
+    texts = [[1]] * 4097
+    assert [tuple(b["input_ids"].shape) for b in saturation.batches_by_length(texts)] == [(4096, 1), (1, 1)]
+    model = Table()
+    saturation.similarity_many(model, texts)
+    assert [shape for shape, _ in model.seen] == [(4096, 1), (1, 1)] * 2
+    (batch,) = saturation.batches_by_length([[5, 6, 7], [8]])
+    assert batch["input_ids"].tolist() == [[8, 0, 0], [5, 6, 7]]
+    assert batch["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert [len(b["input_ids"]) for b in saturation.batches_by_length([[1], [2, 3], [4, 5]], padding=False)] == [1, 2]
+    assert [len(b["input_ids"]) for b in saturation.batches_by_length([[1, 1]] * 4, max_tokens=6)] == [3, 1]
+
+
+def test_padding_is_the_token_of_the_model():
+    class Padded(nn.Module):
+        def __init__(self, pad):
+            super().__init__()
+            self.config = type("Config", (), {"pad_token_id": pad})()
+            self.table, self.seen = nn.Parameter(torch.eye(9)), []
+
+        def forward(self, input_ids, attention_mask, output_hidden_states, return_dict):
+            assert output_hidden_states and return_dict
+            self.seen.append((input_ids.tolist(), attention_mask.tolist()))
+            return type("Output", (), {"hidden_states": (self.table[input_ids],)})()
+
+    for pad, shown in ((7, 7), (0, 0), (None, 0)):
+        model = Padded(pad)
+        found = saturation.similarity_many(model, [[1, 2, 3], [4]])
+        assert model.seen == [([[4, shown, shown], [1, 2, 3]], [[1, 0, 0], [1, 1, 1]])] * 2
+        assert float(found.raw) == pytest.approx(1) and float(found.anisotropy) == pytest.approx(0)
+    saturation.similarity(model, {"input_ids": torch.tensor([[1, 2]])})
+    assert model.seen[-1] == ([[1, 2]], [[1, 1]]), "without a mask all tokens are real"
+
+
+def test_the_first_sentence_without_a_real_token_is_named():
+    mask = torch.tensor([[1, 1, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]])
+    with pytest.raises(ValueError, match="sentence 2 of the batch has no real token"):
+        saturation.layers(Own(), {"input_ids": torch.ones_like(mask), "attention_mask": mask})
+    for batch, said in (({}, "it has nothing"), ({"labels": mask, "a": mask}, "it has labels, a")):
+        with pytest.raises(ValueError, match=said):
+            saturation.layers(Own(), batch)
+    with pytest.raises(ValueError, match="no batch to compare on"):
+        saturation.compare(Own(), [])
+
+
+def test_a_zero_among_other_numbers_is_still_a_direction():
+    """Only a token that is 0 altogether has none; one that is not real may be anything."""
+    states = torch.tensor([[[0.0, 1.0], [2.0, 0.0], [0.0, 0.0]]])
+    real = torch.tensor([[True, True, False]])
+    layer = saturation.Layer(states, real)
+    assert saturation._checked([layer], 1.0) == [layer]
+    with pytest.raises(ValueError, match="layer 1 at c = 5 has a token"):
+        saturation._checked([layer, saturation.Layer(states, torch.ones_like(real))], 5.0)
+    for bad in (torch.inf, -torch.inf, torch.nan):
+        wrong = saturation.Layer(torch.tensor([[[1.0, 1.0], [1.0, bad]]]), torch.ones(1, 2, dtype=torch.bool))
+        with pytest.raises(OverflowError, match="layer 1 of 1 is not finite"):
+            saturation._checked([saturation.Layer(states[:, :2], real[:, :2]), wrong], 5.0)
+
+
+def test_a_decoder_without_a_mask_has_real_tokens_only():
+    model = build("t5").eval()
+    batch = {"input_ids": torch.tensor([[5, 6, 7], [8, 9, 4]]), "decoder_input_ids": torch.tensor([[0, 5], [0, 6]])}
+    found = saturation.layers(model, batch)
+    assert [tuple(layer.states.shape) for layer in found] == [(2, 3, 16)] * 3 + [(2, 2, 16)] * 3
+    assert all(layer.real.dtype == torch.bool and layer.real.all() for layer in found)
+    masked = saturation.layers(model, {**batch, "decoder_attention_mask": torch.tensor([[1, 1], [1, 0]])})
+    assert [int((~layer.real).sum()) for layer in masked] == [0] * 3 + [1] * 3
+
+
+def test_what_differs_by_rounding_alone_has_no_centred_direction():
+    """8 ε of the length: rounding is below, a thousand times as much is not."""
+    row = torch.tensor([[3.0, 4.0, 12.0]])
+    for size, kept in ((1e-7, False), (1e-3, True)):
+        x = torch.cat([row, row * (1 + size), row * (1 - size)])
+        assert bool((saturation._centre(x).norm(dim=1) > 0).any()) == kept

@@ -123,3 +123,51 @@ def test_bad_parameters_are_named():
 
 def test_saturation_has_it_too():
     assert saturation.scaled is scaling.scaled and saturation.mode is scaling.mode
+
+
+def test_dropout_is_off_in_a_mode_unless_asked_for_and_its_seed_is_zero():
+    layer, ones = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2)), torch.ones(4, 2)
+    layer[1].eval()
+    with scaling.mode(layer):
+        assert not layer.training and not layer[0].training and not torch.is_grad_enabled()
+    drawn = []
+    for options in ({}, {"seed": 0}, {"seed": 1}):
+        state = torch.get_rng_state()
+        with scaling.mode(layer, dropout=True, **options):
+            assert layer.training and layer[1].training and not torch.is_grad_enabled()
+            drawn.append(layer[0](ones))
+        assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    assert torch.is_grad_enabled() and layer.training and layer[0].training and not layer[1].training
+    with pytest.raises(KeyError), scaling.mode(layer):
+        raise KeyError
+    assert layer.training and not layer[1].training
+
+
+def test_parameters_without_numbers_and_whole_numbers_in_buffers_are_left():
+    model = Tied()
+    model.empty = nn.Parameter(torch.zeros(0, 3))
+    with scaling.scaled(model, 2, dtype=torch.float64):
+        assert model.norm.num_batches_tracked.dtype == torch.int64 and model.empty.shape == (0, 3)
+    with scaling.scaled(model, 0.0), torch.no_grad():
+        assert all((p == 0).all() for p in model.parameters())
+    assert (model.norm.weight == 1).all()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_one_number_that_is_not_finite_is_enough(bad):
+    layer = nn.Linear(3, 3)
+    with torch.no_grad():
+        layer.weight[1, 2] = bad
+    with pytest.raises(ValueError, match="'weight' has values that are not finite before"), scaling.scaled(layer, 2):
+        pass
+
+
+def test_an_overflow_tells_the_largest_magnitude_and_the_largest_number():
+    layer = nn.Linear(2, 2)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[-3e5, 1.0], [2.0, 7.0]]))
+    said = r"'weight' overflows torch.float16: its largest magnitude 3e\+05 times c = 1 is beyond 6.55e\+04"
+    with pytest.raises(OverflowError, match=said), scaling.scaled(layer, 1, dtype=torch.float16):
+        pass
+    assert layer.weight.dtype == torch.float32

@@ -301,3 +301,154 @@ def test_spans_of_the_shortest_texts():
     assert text.span_lengths(3) == (2, 3)
     with pytest.raises(ValueError, match="at least 3"):
         text.span_lengths(2)
+
+
+# Edges, defaults and axes.
+
+
+@pytest.mark.parametrize(("size", "dev"), [(0, 0.1), (-5, 0.1), (1000, 0.0), (1000, 1.0), (1000, -0.1), (1000, 1.5)])
+def test_sizes_and_shares_without_sense_are_told(library, size, dev):
+    with pytest.raises(ValueError, match=f"size must be positive and dev between 0 and 1; got {size} and {dev}"):
+        text.corpus(size, dev)
+
+
+def test_the_first_document_is_for_training_and_a_tenth_for_dev(monkeypatch):
+    documents = [f"document {number:04}\n" for number in range(1000)]
+    monkeypatch.setattr(corpora, "_files", lambda: iter(documents))
+    found = text.corpus(10**6)
+    assert found.train[0] == documents[0] and found.dev[0] == documents[1] and len(found.dev) == 100
+    halves = text.corpus(10**6, 0.5)
+    assert halves.dev == tuple(documents[1::2]) and halves.train == tuple(documents[::2])
+    with pytest.raises(ValueError, match="1 bytes are one document"):
+        text.corpus(1)
+    with pytest.raises(ValueError, match="14 bytes are one document"):
+        text.corpus(14)  # the first document and not a line more
+    assert text.corpus(28).dev == (documents[1],)
+
+
+def test_dev_has_the_next_document_whenever_it_has_less_than_its_share(monkeypatch):
+    """Two of five bytes are less than half, two of four are not."""
+    for documents, dev in ((("aa\n", "b\n", "c\n"), ("b\n", "c\n")), (("a\n", "b\n", "c\n"), ("b\n",))):
+        monkeypatch.setattr(corpora, "_files", lambda documents=documents: iter(documents))
+        assert text.corpus(100, 0.5).dev == dev
+
+
+def test_after_a_cut_document_nothing_more_is_taken():
+    documents = ("aaaa\nbbbbbbbb\n", "cc\n", "d\n")
+    assert corpora._cut(documents, 10) == ("aaaa\n",)
+    assert corpora._cut(documents, 14) == documents[:1] and corpora._cut(documents, 17) == documents[:2]
+    assert corpora._cut(documents, 16) == documents[:1] and corpora._cut(documents, 4) == ()
+    assert corpora._cut(("ab\n", "é\n"), 6) == ("ab\n", "é\n") and corpora._cut(("ab\n", "é\n"), 5) == ("ab\n",)
+
+
+@pytest.mark.parametrize(("words", "good"), [(5, False), (6, True), (40, True), (41, False)])
+def test_a_sentence_has_six_to_forty_words(words, good):
+    assert corpora._is_sentence(" ".join(["Words", *["word"] * (words - 1)]) + ".") == good
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["lower case begins this short sentence.", "This has no full stop at all", "This one has 2 numbers in it.",
+     "This one ends with a full stop.. ", "This; has a semicolon in its middle.", "Two  blanks stand in this one."],
+)  # fmt: skip
+def test_other_words_are_no_sentence(other):
+    assert not corpora._is_sentence(other)
+    assert corpora._is_sentence("Here isn't a wrong one, nor an ill-formed one.")
+
+
+def test_a_file_gives_at_most_five_sentences_and_none_comes_twice(monkeypatch):
+    names = ["one", "two", "three", "four", "five", "six", "seven"]
+    said = [f"The sentence {name} has so many words." for name in names]
+    files = [
+        f'"""{" ".join(said)}\n\nThis second paragraph is not read at all."""\n',
+        f'class A:\n    """{said[6]} {said[6]}"""\n    async def f(self):\n        """{said[0]}"""\n',
+        f'def g():\n    """{said[5]}\n    {said[1]}"""\n\n"""{said[2]} No docstring stands at this place."""\n',
+    ]
+    monkeypatch.setattr(corpora, "_files", lambda: iter(files))
+    assert text.sentences(7) == [*said[:5], said[6], said[5]]
+    assert text.sentences(5) == said[:5] and text.sentences(2) == said[:2]
+    with pytest.raises(ValueError, match="only 7 sentences; 8 were asked for"):
+        text.sentences(8)
+
+
+def test_docstrings_of_all_that_has_one():
+    source = (
+        '"""A."""\nclass B:\n    """B."""\n    def c(self):\n        """C."""\nasync def d():\n    """D."""\nx = "E."\n'
+    )
+    assert sorted(corpora._docstrings(source)) == ["A.", "B.", "C.", "D."]
+    assert corpora._docstrings("def f():\n    return 'none'\n") == []
+
+
+def test_files_of_this_machine_and_empty_ones_are_left_out(library):
+    for name in ("sitecustomize.py", "deep/usercustomize.py", "deep/config-x/a.py", "lib2to3/a.py", "note.pyc"):
+        (library / name).parent.mkdir(parents=True, exist_ok=True)
+        (library / name).write_text("left_out = 1\n")
+    (library / "empty.py").write_text("\n \n")
+    (library / "config.py").write_text("kept = 1\n")
+    found = list(corpora._files())
+    assert len(found) == 31 and "kept = 1\n" in found and not any("left_out" in one or not one for one in found)
+
+
+def test_a_report_tells_bytes_tokens_and_twelve_digits():
+    found = text.Corpus("by hand", ("é\n", "ab\n"), ("xyz\n",))
+    report = found.report(train=torch.arange(6).view(2, 3), dev=torch.arange(0))
+    sizes = {"train bytes": 6, "dev bytes": 4, "train tokens": 6, "dev tokens": 0}
+    assert report == {"source": "by hand", **sizes, "content": found.digest[:12]}
+    assert len(report["content"]) == 12 and len(found.digest) == 64
+    assert found.digest == text.Corpus("from elsewhere", found.train, found.dev).digest
+
+
+def test_a_text_of_one_window_has_that_window():
+    ids = torch.arange(5)
+    assert next(text.random_windows(ids, 3, 5, generator(0, "cpu"))).tolist() == [list(range(5))] * 3
+    for wrong, length in ((ids, 6), (ids.view(1, 5), 1), (ids.view(5, 1), 1), (torch.tensor(1), 1)):
+        with pytest.raises(ValueError, match=f"no window of {length}"):
+            text.random_windows(wrong, 3, length, generator(0, "cpu"))
+    assert next(text.batches(ids, 2, 4, generator(0, "cpu")))[1].tolist() == [[1, 2, 3, 4]] * 2
+
+
+def test_fifteen_percent_in_spans_of_three_unless_given():
+    assert text.span_counts(100) == text.span_counts(100, 0.15, 3.0) == (15, 5)
+    mask = text.span_mask(2, 100, generator(0, "cpu"))
+    assert [[value for value, _ in runs(row)] for row in mask.tolist()] == [[False, True] * 5] * 2
+    assert text.span_lengths(91) == (100, 21)  # 85 kept, 5 sentinels and the end; 15, 5 and the end
+    sentinels = torch.arange(999, 899, -1)
+    batch = next(text.span_batches(torch.arange(2, 150), 2, 91, generator(0, "cpu"), sentinels))
+    assert batch["labels"].shape == (2, 21) and (batch["labels"] > 899).sum(1).tolist() == [5, 5]
+    wide = next(text.span_batches(torch.arange(2, 150), 2, 56, generator(0, "cpu"), sentinels, 0.5, 10.0))
+    assert (wide["labels"] > 899).sum(1).tolist() == [5, 5] and wide["labels"].shape[1] == 56  # half of 100
+
+
+@pytest.mark.parametrize("wrong", [(1,), (0,), (9, 0.0), (9, 1.0), (9, -0.5), (9, 1.5), (9, 0.5, 0.99), (9, 0.5, -1)])
+def test_counts_of_spans_that_cannot_be(wrong):
+    with pytest.raises(ValueError, match=f"need length ≥ 2, 0 < density < 1, span ≥ 1; got {wrong[0]}"):
+        text.span_counts(*wrong)
+
+
+def test_spans_of_one_token_fill_half_the_text():
+    """Five spans and five tokens between them fit; six and four do not."""
+    assert text.span_counts(10, 0.5, 1) == (5, 5)
+    assert text.span_mask(1, 10, generator(0, "cpu"), 0.5, 1).tolist() == [[False, True] * 5]
+    with pytest.raises(ValueError, match="6 noise spans cannot be kept apart by 4 other tokens"):
+        text.span_counts(10, 0.6, 1)
+    assert text.span_counts(10, 0.99, 20) == (9, 1) and text.span_counts(10, 0.01) == (1, 1)
+
+
+def test_masks_with_other_counts_are_refused_in_any_order():
+    ids, sentinels = torch.zeros(3, 4).long(), torch.arange(9)
+    one, two = [False, True, False, False], [False, True, True, False]
+    for rows in ([one, one, two], [two, two, one], [one, two, one]):
+        with pytest.raises(ValueError, match="same number"):
+            text.corrupt(ids, torch.tensor(rows), sentinels)
+    with pytest.raises(ValueError, match="2 spans need as many sentinels; there are 1"):
+        text.corrupt(ids[:1], torch.tensor([[True, False, True, False]]), torch.tensor([9]))
+    empty = text.corrupt(ids[:, :0], torch.zeros(3, 0, dtype=torch.bool), sentinels)
+    assert [part.tolist() for part in empty] == [[[1]] * 3] * 2
+
+
+def test_a_vocabulary_without_sentinels_has_none():
+    tokenizer = text.bpe(text.Corpus("by hand", ("ab ab",), ()), 258)
+    assert tokenizer.get_vocab_size() == 258 and text.sentinel_ids(tokenizer).tolist() == []
+    assert text.sentinel_ids(tokenizer).dtype == torch.int64
+    with pytest.raises(ValueError, match="a vocabulary of 257 is too small: 256 bytes, 2 special tokens, 0 sentinels"):
+        text.bpe(text.Corpus("by hand", ("ab ab",), ()), 257)

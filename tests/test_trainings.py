@@ -1,13 +1,15 @@
 """The shared language models: what each recipe leaves, and its null model."""
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbutils import device, text, training, trainings
+from nbutils import device, models, saturation, text, training, trainings
 from nbutils.trainings import recipes_lm, recipes_t5
 
 SMALL = {"profile": "smoke", "seed": 0, "device": "cpu"}
@@ -204,3 +206,206 @@ def test_each_window_of_text_has_one_token_more_than_the_model_reads(monkeypatch
     monkeypatch.setattr(text, "random_windows", seen)
     recipes_lm.language_model(recipes_lm.Recipe(), profile="smoke", seed=0, device="cpu")
     assert lengths == [recipes_lm.size("smoke").length + 1] * 2
+
+
+# Edges and defaults
+
+
+def test_names_of_all_shared_trainings():
+    """Nine language models and their null models, two more, nine draws of three recipes; T5 at three rates."""
+    nine = [f"{p}-{o}" for p in ("pre", "post", "residual-post") for o in ("sgd", "adamw", "adafactor")]
+    again = [f"again-{r}-{d}" for r in ("pre-adamw", "pre-sgd", "post-gentle") for d in range(1, 10)]
+    t5 = [
+        *(f"t5-alpha-1-{d}" for d in range(2, 10)),
+        *(f"t5-{k}-{a}" for k in ("alpha", "null") for a in ("1", "half", "2")),
+    ]
+    models = [*(f"lm-{name}" for name in nine), *(f"null-{name}" for name in nine), "lm-pre-slow", "leaky-pre-adamw"]
+    assert sorted(trainings.names()) == sorted(trainings.names("*")) == sorted([*models, *again, *t5])
+    assert trainings.names("lm-pre-slow") == ["lm-pre-slow"]
+    with pytest.raises(ValueError, match="no shared training is named 'lm-pre': there are lm-pre-sgd, lm-pre-adamw"):
+        trainings.make("lm-pre", **SMALL)
+
+
+def test_the_relative_rate_is_that_of_t5_and_the_leaky_mask_alone_differs():
+    for placement in recipes_lm.PLACEMENTS:
+        assert recipes_lm.LANGUAGE_MODELS[f"lm-{placement}-adafactor"].lr == 1
+        for name in recipes_lm.OPTIMIZERS:
+            recipe = recipes_lm.LANGUAGE_MODELS[f"lm-{placement}-{name}"]
+            assert (recipe.placement, recipe.optimizer, recipe.mask, recipe.init) == (placement, name, "causal", 0.02)
+    leaky, usual = (recipes_lm.LANGUAGE_MODELS[name] for name in ("leaky-pre-adamw", "lm-pre-adamw"))
+    assert replace(leaky, mask="causal") == usual == recipes_lm.Recipe() and leaky.mask == "multiplicative"
+    rates = {p: recipes_lm.LANGUAGE_MODELS[f"lm-{p}-sgd"].lr for p in recipes_lm.PLACEMENTS}
+    assert rates["pre"] == rates["post"] > 10 * rates["residual-post"] > 0
+
+
+@pytest.mark.parametrize(("draw", "good"), [(-1, False), (0, False), (1, True), (9, True), (10, False)])
+def test_draws_of_a_population_are_one_to_nine(monkeypatch, draw, good):
+    seeds = []
+    monkeypatch.setattr(recipes_lm, "language_model", lambda recipe, *, profile, seed, device: seeds.append(seed))
+    if good:
+        recipes_lm.once_more(recipes_lm.Recipe(), draw, **SMALL | {"seed": 3})
+        assert seeds == [3 + draw * 10**6]
+    else:
+        with pytest.raises(ValueError, match=f"draw = {draw}: choose one of 1 to 9"):
+            recipes_lm.once_more(recipes_lm.Recipe(), draw, **SMALL)
+    with pytest.raises(ValueError, match="draw = -1: choose one of 0 to 8"):
+        recipes_t5.own_seed(5, -1)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("embedding.weight", "embeddings"),
+        ("position_embedding.weight", "embeddings"),
+        ("norm.bias", "vectors"),
+        ("blocks.0.inner.bias", "vectors"),
+        ("blocks.0.inner.weight", "block 0"),
+        ("blocks.1.attention.key.bias", "vectors"),
+        ("blocks.1.attention.key.weight", "block 1"),
+        ("blocks.1.feedforward_norm.weight", "vectors"),
+    ],
+)
+def test_parts_of_a_language_model(name, part):
+    assert recipes_lm.part_of(name) == part
+
+
+def test_twelve_steps_evenly_spaced_unless_more_are_asked_for():
+    assert recipes_lm.log_steps(2**11) == [0, *(2**i for i in range(12))]
+    assert recipes_lm.log_steps(3**4, 5) == [0, 1, 3, 9, 27, 81] and recipes_lm.log_steps(7, 2) == [0, 1, 7]
+
+
+def test_measures_of_a_language_model_by_hand():
+    """Loss and accuracy of the next token; each number against the network at a thousand, its mean over the blocks."""
+    model = models.CausalLM(13, 8, 2, 2, 8, init_std=0.3, generator=device.generator(0, "cpu"))
+    windows = torch.randint(0, 13, (5, 8), generator=device.generator(1, "cpu"))
+    logits = model(windows[:, :-1]).detach()
+    windows[:, 1:][:, ::3] = logits.argmax(-1)[:, ::3]  # some are right, and then the inputs are others
+    found = recipes_lm._measure(model, windows)
+    logits = model(windows[:, :-1]).detach().double()
+    right = windows[:, 1:, None]
+    assert found["loss"] == pytest.approx(-float(logits.log_softmax(-1).gather(-1, right).mean()), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(float((logits.argmax(-1) == windows[:, 1:]).double().mean()))
+    batch = {"input_ids": windows[:, :-1]}
+    for name, values in (
+        ("raw", saturation.similarity(model, batch, 1000.0)),
+        ("anisotropy", saturation.anisotropy(model, batch)),
+        ("anisotropy_scaled", saturation.anisotropy(model, batch, 1000.0)),
+    ):
+        assert [found[f"{name} {i}"] for i in range(3)] == pytest.approx(values.tolist(), abs=1e-6)
+        assert found[name] == pytest.approx(float(values[1:].mean()), abs=1e-6)
+    assert f"{name} 3" not in found and len(found) == 2 + 5 * 4
+
+
+def test_points_of_a_path_have_the_distances_of_the_snapshots():
+    rng = device.generator(0, "cpu")
+    shapes = {"shared.weight": (9, 4), "a.shared.weight": (3, 4), "b": (5,), "c": (2, 2, 2)}
+    runs = {
+        step: {name: torch.randn(*shape, generator=rng) for name, shape in shapes.items()} for step in (7, 0, 30, 2)
+    }
+    for options, left in (({}, "shared."), ({"without": "b"}, "b"), ({"without": "none"}, "none")):
+        steps, points = recipes_t5.path(runs, **options)
+        flat = [
+            np.concatenate([v.double().numpy().ravel() for k, v in runs[s].items() if not k.startswith(left)])
+            for s in steps
+        ]
+        assert steps.tolist() == [0, 2, 7, 30] and points.shape == (4, 4)
+        np.testing.assert_allclose(points @ points.T, np.array(flat) @ np.array(flat).T, atol=1e-6)
+
+
+def test_sizes_of_a_small_t5():
+    settings = recipes_t5.small_t5(30, 16, 3).config
+    assert (settings.num_heads, settings.d_kv, settings.d_ff, settings.dropout_rate) == (4, 4, 64, 0)
+    assert (settings.num_layers, settings.num_decoder_layers, settings.vocab_size) == (3, 3, 30)
+    assert settings.use_cache is False
+    other = recipes_t5.small_t5(30, 16, 1, heads=2, hidden=5, dropout=0.25, pad_token_id=2).config
+    assert (other.num_heads, other.d_kv, other.d_ff, other.dropout_rate, other.pad_token_id) == (2, 8, 5, 0.25, 2)
+    first, zero, one = (recipes_t5.small_t5(30, 16, 1, **seed) for seed in ({}, {"seed": 0}, {"seed": 1}))
+    assert torch.equal(first.shared.weight, zero.shared.weight)
+    assert not torch.equal(first.shared.weight, one.shared.weight)
+
+
+def test_a_kept_path_of_t5_is_in_the_measures_and_its_snapshots_are_those_of_the_first_draw(monkeypatch):
+    """A training whose parameters grow by their step: points lie on a line, (10, 20, 30) · √8 from the origin."""
+    seen = []
+
+    def train(model, batches, *, steps, snapshots, **options):
+        seen.append((steps, list(snapshots), options))
+        kept = {step: {"shared.weight": torch.ones(3), "w": torch.full((8,), float(step))} for step in (30, 10, 20)}
+        return training.Run(pd.DataFrame(), snapshots=kept if snapshots else {}, settings={"made": "by hand"})
+
+    monkeypatch.setattr(training, "train", train)
+    draws = [recipes_t5.t5(2.0, draw, null=True, keep=True, **SMALL) for draw in (0, 1)]
+    for draw, run in enumerate(draws):
+        points = run.measures.set_index("step")[["x0", "x1", "x2"]]
+        assert points.index.tolist() == [10, 20, 30] and len(run.measures.columns) == 4
+        np.testing.assert_allclose(np.linalg.norm(points, axis=1), np.array([10, 20, 30]) * 8**0.5, rtol=1e-6)
+        assert sorted(run.snapshots) == ([] if draw else [10, 20, 30])
+        assert (run.settings["made"], run.settings["alpha"]) == ("by hand", 2.0)
+    plain = recipes_t5.t5(0.5, null=True, **SMALL)
+    assert plain.measures.empty and not plain.snapshots and seen[2][1] == [] and plain.settings["alpha"] == 0.5
+    assert [options["seed"] for _, _, options in seen] == [0, 1000, 0]
+    assert all(options["precision"] == "full" and options["by_layer"] is str for _, _, options in seen)
+
+
+def test_what_the_workflow_has_trained_comes_before_what_a_session_kept(tmp_path, monkeypatch):
+    from nbutils.trainings.runs import save_run
+
+    def kept(norm):
+        return training.Run(pd.DataFrame({"step": [0], "norm": [norm]}))
+
+    monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path / "drive"))
+    own = trainings.results_folder(**SMALL)
+    assert own.parent == tmp_path / "drive" / "trainings" and len(own.name.rpartition("-")[2]) == 12
+    save_run(kept(2.0), own / "lm-pre-slow")
+    assert trainings.load("lm-pre-slow", **SMALL)["lm-pre-slow"].history["norm"].tolist() == [2.0]
+    monkeypatch.setenv("NBUTILS_TRAININGS", str(tmp_path / "workflow"))
+    with pytest.raises(FileNotFoundError):
+        trainings.load("lm-pre-slow", **SMALL)
+    save_run(kept(1.0), tmp_path / "workflow" / "lm-pre-slow")
+    assert trainings.load("lm-pre-slow", **SMALL)["lm-pre-slow"].history["norm"].tolist() == [1.0]
+
+
+def test_without_any_folder_a_training_is_made_and_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NBUTILS_TRAININGS", raising=False)
+    monkeypatch.setenv("NBUTILS_RESULTS", "")
+    monkeypatch.setattr(trainings, "make", lambda name, **given: (name, given))
+    assert trainings.load("lm-pre-s*", **SMALL) == {name: (name, SMALL) for name in ("lm-pre-sgd", "lm-pre-slow")}
+    assert not list(tmp_path.iterdir())
+
+
+def test_sgd_has_momentum_and_the_others_have_none_of_their_own(monkeypatch):
+    seen = []
+    monkeypatch.setattr(training, "train", lambda model, windows, **options: seen.append(options) or 1 / 0)
+    for name in ("lm-pre-sgd", "lm-pre-adamw", "lm-pre-adafactor"):
+        with pytest.raises(ZeroDivisionError):
+            trainings.make(name, **SMALL)
+    sgd, adamw, adafactor = (options["optimizer"].param_groups[0] for options in seen)
+    assert 0 < sgd["momentum"] < 1 and adamw["betas"] == (0.9, 0.999) and adafactor["beta1"] is None
+    assert [options["precision"] for options in seen] == ["full"] * 3
+    assert all(options["noise_scale"] == 1 and options["gradients"] == "loss" for options in seen)
+    assert [options["schedule"](0) for options in seen[:2]] == [recipes_lm.RATES["sgd"], recipes_lm.RATES["adamw"]]
+    warmup = recipes_lm.size("smoke").warmup
+    assert seen[2]["schedule"](0) == pytest.approx(warmup**-0.5)
+
+
+def test_snapshots_of_a_language_model_are_its_first_and_its_last_weights(runs):
+    of = recipes_lm.size("smoke")
+    for run in runs.values():
+        assert sorted(run.snapshots) == [0, of.steps]
+        start, end = (
+            sum(float(v.double().square().sum()) for v in run.snapshots[s].values()) ** 0.5 for s in (0, of.steps)
+        )
+        assert [start, end] == pytest.approx([run.history["norm"].iloc[0], run.history["norm"].iloc[-1]], rel=1e-6)
+        assert run.measures["step"].tolist() == recipes_lm.log_steps(of.steps) and run.settings["seed"] == 0
+        assert run.settings["parameters"] == sum(v.numel() for v in run.snapshots[0].values())
+
+
+def test_recipes_sizes_and_texts_do_not_change():
+    for record, field in (
+        (recipes_lm.Recipe(), "lr"),
+        (recipes_lm.size("smoke"), "dim"),
+        (text.Corpus("by hand", (), ()), "dev"),
+    ):
+        with pytest.raises(FrozenInstanceError):
+            setattr(record, field, None)

@@ -195,10 +195,10 @@ def sample(count: int, seed: int, words: Sequence[str] = ()) -> list[Mutant]:
     for place in rng.sample(everywhere, len(everywhere)):
         operator, occurrence = rng.choice(place.defects)
         source = (ROOT / place.file).read_text(encoding="utf-8")
-        becomes = mutate_code(source, get_operator(operator)(), occurrence)
         try:
+            becomes = mutate_code(source, get_operator(operator)(), occurrence)
             compile(becomes, place.file, "exec")
-        except SyntaxError:
+        except (AttributeError, SyntaxError):  # the operator of exceptions knows no dotted names
             continue
         name = f"{place.file}:{place.start[0]}:{place.start[1]} {operator.removeprefix('core/')}"
         breaks = changed(source, becomes)
