@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import curve_fit
 from scipy.special import stdtrit  # scipy.stats takes a second to import
@@ -131,28 +130,6 @@ def _least_squares(law: Form, t: Array, rho: Array, start: Sequence[float]) -> A
 
 def _aic(rss: float, n: int, parameters: int) -> float:
     return n * np.log(max(rss, np.finfo(float).tiny) / n) + 2 * parameters
-
-
-def compare(t: ArrayLike, rho: ArrayLike, forms: Sequence[str] = tuple(FORMS)) -> pd.DataFrame:
-    """One row a form: parameters, R², residual autocorrelation, and ΔAIC with independent residuals.
-
-    >>> t = (np.arange(1000) + 0.5) / 1000
-    >>> compare(t, np.sqrt(t), ["sqrt", "linear"])["R²"].round(3).tolist()  # even a line has 24/25
-    [1.0, 0.96]
-    """
-    fits = [fit(form, t, rho) for form in forms]
-    best = min(f.aic for f in fits)
-    rows = [
-        {
-            "form": FORMS[f.form].label,
-            "parameters": ", ".join(f"{name} = {value:.4g}" for name, value in f.values.items()),
-            "R²": f.r2,
-            "lag-1": f.lag1,
-            "ΔAIC": f.aic - best,
-        }
-        for f in fits
-    ]
-    return pd.DataFrame(rows, index=pd.Index([f.form for f in fits], name="id"))
 
 
 def mean_interval(each: ArrayLike, *, level: float = 0.999, widen: float = 0.0) -> tuple[float, tuple[float, float]]:

@@ -49,8 +49,8 @@ def test_the_true_form_has_the_lowest_aic():
     for form in ("sqrt", "square", "linear"):
         law = fits.FORMS[form]
         rho = law.rho(T, *TRUTH[form].values()) + rng.normal(size=len(T)) * 0.5
-        two_parameters = ["sqrt", "square", "linear", "quarter", "log"]
-        assert fits.compare(T, rho, two_parameters)["ΔAIC"].idxmin() == form
+        two_parameters = ("sqrt", "square", "linear", "quarter", "log")
+        assert min(two_parameters, key=lambda other: fits.fit(other, T, rho).aic) == form
 
 
 def test_r2_and_lag1_by_hand():
@@ -69,7 +69,6 @@ def test_a_curve_that_does_not_move_has_a_fit_and_no_r2(form, rho):
     found = fits.fit(form, T, np.full(len(T), rho))
     np.testing.assert_allclose(found.fitted, rho, rtol=1e-6)
     assert np.isnan(found.r2)
-    assert np.isnan(fits.compare(T, np.full(len(T), rho), [form])["R²"]).all()
 
 
 def test_published_fit_of_t5():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbutils import checkpoints, optimizers, training, trainings
+from nbutils import optimizers, training, trainings
 from nbutils.chapters import growth
 from nbutils.device import generator
 from nbutils.norms import NormTracker
@@ -118,17 +118,6 @@ def test_replayed_steps_are_those_of_adafactor_where_only_the_length_changes():
         adafactor.step()
         found.append(float((theta.detach() - before).norm() / (1e-3 * before.norm())))
     np.testing.assert_allclose(growth.replayed_steps(lengths), found, rtol=2e-3)
-
-
-def test_saved_series_reads_back_as_checkpoints():
-    rng = generator(0, "cpu")
-    snapshots = {step: {"shared.w": torch.ones(2), "a": torch.randn(3, 2, generator=rng)} for step in (0, 40, 80)}
-    with growth.saved_series(snapshots) as folder:
-        table = checkpoints.series(folder).table
-    assert list(table["step"]) == [0, 40, 80] and not folder.exists()
-    marks, points = recipes_t5.path(snapshots, without="none")
-    np.testing.assert_allclose(table["norm"], np.linalg.norm(points, axis=1), rtol=1e-6)
-    assert list(marks) == [0, 40, 80]
 
 
 def test_path_has_the_lengths_and_angles_of_the_snapshots():

@@ -219,21 +219,19 @@ def test_names_of_all_shared_trainings():
         *(f"t5-alpha-1-{d}" for d in range(2, 10)),
         *(f"t5-{k}-{a}" for k in ("alpha", "null") for a in ("1", "half", "2")),
     ]
-    models = [*(f"lm-{name}" for name in nine), *(f"null-{name}" for name in nine), "lm-pre-slow", "leaky-pre-adamw"]
+    models = [*(f"lm-{name}" for name in nine), *(f"null-{name}" for name in nine), "lm-pre-slow"]
     assert sorted(trainings.names()) == sorted(trainings.names("*")) == sorted([*models, *again, *t5])
     assert trainings.names("lm-pre-slow") == ["lm-pre-slow"]
     with pytest.raises(ValueError, match="no shared training is named 'lm-pre': there are lm-pre-sgd, lm-pre-adamw"):
         trainings.make("lm-pre", **SMALL)
 
 
-def test_the_relative_rate_is_that_of_t5_and_the_leaky_mask_alone_differs():
+def test_the_relative_rate_is_that_of_t5():
     for placement in recipes_lm.PLACEMENTS:
         assert recipes_lm.LANGUAGE_MODELS[f"lm-{placement}-adafactor"].lr == 1
         for name in recipes_lm.OPTIMIZERS:
             recipe = recipes_lm.LANGUAGE_MODELS[f"lm-{placement}-{name}"]
-            assert (recipe.placement, recipe.optimizer, recipe.mask, recipe.init) == (placement, name, "causal", 0.02)
-    leaky, usual = (recipes_lm.LANGUAGE_MODELS[name] for name in ("leaky-pre-adamw", "lm-pre-adamw"))
-    assert replace(leaky, mask="causal") == usual == recipes_lm.Recipe() and leaky.mask == "multiplicative"
+            assert (recipe.placement, recipe.optimizer, recipe.init) == (placement, name, 0.02)
     rates = {p: recipes_lm.LANGUAGE_MODELS[f"lm-{p}-sgd"].lr for p in recipes_lm.PLACEMENTS}
     assert rates["pre"] == rates["post"] > 10 * rates["residual-post"] > 0
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 Array = NDArray[np.float64]
 
@@ -134,25 +129,6 @@ def replayed_steps(lengths: ArrayLike) -> Array:
         mean += t**-0.8 * (length**2 - mean)
         steps.append(min(1.0, float(length / mean**0.5)) if mean > 0 else 0.0)
     return np.array(steps)
-
-
-@contextmanager
-def saved_series(snapshots: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Path]:
-    """A folder of snapshots as checkpoints in the Hub's layout, ``step40/model.safetensors``; deleted afterwards.
-
-    >>> import torch
-    >>> with saved_series({40: {"w": torch.ones(2)}}) as folder:
-    ...     [file.relative_to(folder).as_posix() for file in folder.glob("*/*")]
-    ['step40/model.safetensors']
-    """
-    from safetensors.torch import save_file
-
-    with tempfile.TemporaryDirectory() as folder:
-        for step, parameters in snapshots.items():
-            place = Path(folder) / f"step{step}"
-            place.mkdir()
-            save_file({name: x.contiguous() for name, x in parameters.items()}, place / "model.safetensors")
-        yield Path(folder)
 
 
 class OrthogonalWalk(NamedTuple):

@@ -228,9 +228,12 @@ def series(
         ValueError: no checkpoint is readable, or ``out`` belongs to another series.
         FileNotFoundError, ConnectionError: as in ``find``.
 
-    >>> import torch
-    >>> from nbutils.chapters.growth import saved_series
-    >>> with saved_series({step: {"w": torch.tensor([3.0, 4.0 * step])} for step in (0, 1)}) as folder:
+    >>> import tempfile, torch
+    >>> from safetensors.torch import save_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for step in (0, 1):
+    ...         Path(folder, f"step{step}").mkdir()
+    ...         save_file({"w": torch.tensor([3.0, 4.0 * step])}, Path(folder, f"step{step}", "model.safetensors"))
     ...     series(folder).table.iloc[1, 2:].tolist()  # ρ' = 5, cos = 3/5, ‖Δ‖² = 4², 2θ·Δ = 0
     [5.0, 0.6, 16.0, 0.0]
     """

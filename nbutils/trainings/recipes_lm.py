@@ -4,7 +4,6 @@
 ``lm-P-O``             placement P (pre, post, residual-post), optimizer O (sgd, adamw, adafactor), init 0.02
 ``null-P-O``           the same shapes, optimizer and schedule fed noise of the size of the first gradient
 ``lm-pre-slow``        AdamW at a tenth of the learning rate
-``leaky-pre-adamw``    ``lm-pre-adamw`` with the released code's mask: future scores times 0
 ``again-R-D``          draw D (1 to 9) of recipe R (pre-adamw, pre-sgd, post-gentle): other initial values and batches;
                        in the profile ``gpu`` of the sizes of ``book``. ``post-gentle`` has a third of AdamW's rate
 =====================  =========================================================================================
@@ -49,7 +48,7 @@ class Size:
 class Recipe:
     """How a shared language model is trained, apart from its size.
 
-    >>> LANGUAGE_MODELS["leaky-pre-adamw"] == Recipe(mask="multiplicative")
+    >>> LANGUAGE_MODELS["lm-pre-adamw"] == Recipe()
     True
     """
 
@@ -57,7 +56,6 @@ class Recipe:
     optimizer: str = "adamw"
     lr: float = 3e-3
     init: float | str = 0.02
-    mask: str = "causal"
     gradients: str = "loss"
 
 
@@ -120,7 +118,7 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
     windows = text.random_windows(train, of.batch, of.length + 1, devices.generator(seed, "cpu"))
     held = next(text.random_windows(dev, of.dev, of.length + 1, devices.generator(0, "cpu"))).to(place)
     model = models.CausalLM(
-        of.vocab, of.dim, of.depth, of.heads, of.length, placement=recipe.placement, mask=recipe.mask,
+        of.vocab, of.dim, of.depth, of.heads, of.length, placement=recipe.placement,
         init_std=recipe.init, generator=devices.generator(seed, "cpu"),
     ).to(place)  # fmt: skip
     noise: float | dict[str, float] = 1.0
@@ -219,7 +217,6 @@ LANGUAGE_MODELS: Mapping[str, Recipe] = {
     **{f"lm-{name}": recipe for name, recipe in _NINE.items()},
     **{f"null-{name}": replace(of, gradients="noise") for name, of in _NINE.items()},
     "lm-pre-slow": Recipe("pre", lr=3e-4),
-    "leaky-pre-adamw": Recipe(mask="multiplicative"),
 }
 AGAIN: Mapping[str, Recipe] = {
     "pre-adamw": _NINE["pre-adamw"],
