@@ -83,7 +83,7 @@ def test_a_record_of_some_jobs_leaves_the_others(tmp_path, monkeypatch):
     """What did not run here keeps what it asks for; what is no longer in the book goes."""
     file, folder = tmp_path / "resources.json", tmp_path / "_build" / "smoke" / "seed-0"
     entry = {"seconds": 9.0, "peak_mb": 900.0}
-    old = {name: entry for name in ("04-t5", "14-pretrained", "t5-alpha-1", "99-gone")}
+    old = {name: entry for name in ("04-t5", "14-pretrained", "t5-own", "99-gone")}
     file.write_text(json.dumps({"smoke": {"hardware": ["a machine"], "jobs": old}}))
     monkeypatch.setattr(cluster, "FILE", file)
     monkeypatch.setattr(cluster, "BUILD", tmp_path / "_build")
@@ -94,7 +94,7 @@ def test_a_record_of_some_jobs_leaves_the_others(tmp_path, monkeypatch):
     written = json.loads(file.read_text())["smoke"]
     assert written["hardware"] == ["a machine", "another"]
     assert written["jobs"]["04-t5"]["seconds"] == 1.0 and written["jobs"]["14-pretrained"] == entry
-    assert set(written["jobs"]) == {"04-t5", "14-pretrained", "t5-alpha-1"}
+    assert set(written["jobs"]) == {"04-t5", "14-pretrained", "t5-own"}
 
 
 def test_the_committed_record_is_of_chapters_and_trainings_that_exist():

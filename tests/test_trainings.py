@@ -74,20 +74,18 @@ def asked(monkeypatch):
 
 def test_draws_of_t5_share_no_seed_with_each_other_or_with_another_seed(asked):
     """Each has its own weights and batches; seed 1000 is not the second draw of seed 0."""
-    names = ("t5-alpha-1", "t5-alpha-1-2", "t5-alpha-1-9")
+    names = ("t5-own", "t5-own-2", "t5-own-9")
     seen = [asked(name, seed=seed) for name in names for seed in (0, 1, 1000, 1001, 2000, 3000)]
     for kind in ("weights", "batches"):
         assert len({options[kind] for options in seen}) == 18
-    same_weights = asked("t5-alpha-2")["weights"], asked("t5-null-1")["weights"]
-    assert same_weights == (asked("t5-alpha-1")["weights"],) * 2, "of one seed, rates and noise start alike"
+    assert asked("t5-null")["weights"] == asked("t5-own")["weights"], "of one seed, training and noise start alike"
 
 
-def test_every_rate_of_t5_has_its_null_model(asked):
-    for alpha, rate in (("half", 0.5), ("1", 1.0), ("2", 2.0)):
-        trained, null = asked(f"t5-alpha-{alpha}"), asked(f"t5-null-{alpha}")
-        assert (trained["gradients"], null["gradients"]) == ("loss", "noise")
-        for t in (0, 16, 64):  # α/√max(t, warm-up)
-            assert trained["schedule"](t) == null["schedule"](t) == rate / max(t, 16) ** 0.5
+def test_the_null_model_of_t5_has_its_rate(asked):
+    trained, null = asked("t5-own"), asked("t5-null")
+    assert (trained["gradients"], null["gradients"]) == ("loss", "noise")
+    for t in (0, 16, 64):  # 1/√max(t, warm-up)
+        assert trained["schedule"](t) == null["schedule"](t) == 1 / max(t, 16) ** 0.5
 
 
 def test_slow_and_gentle_trainings_have_lower_rates_and_differ_in_nothing_else():
@@ -119,11 +117,10 @@ def test_a_draw_too_many_is_refused():
 
 @pytest.mark.parametrize("profile", ["smoke", "book", "gpu"])
 def test_snapshots_of_t5_are_evenly_spaced_from_the_start_to_the_end(asked, profile):
-    options = asked("t5-null-1", profile)
+    options = asked("t5-null", profile)
     kept = list(options["snapshots"])
     assert kept[0] == 0 and kept[-1] == options["steps"] and len(set(np.diff(kept))) == 1
     assert len(kept) == {"smoke": 8, "book": 32, "gpu": 8}[profile] + 1
-    assert not list(asked("t5-null-2", profile)["snapshots"])
 
 
 def test_noise_of_t5_is_not_parallel_to_its_weights():
@@ -216,8 +213,9 @@ def test_names_of_all_shared_trainings():
     nine = [f"{p}-{o}" for p in ("pre", "post", "residual-post") for o in ("sgd", "adamw", "adafactor")]
     again = [f"again-{r}-{d}" for r in ("pre-adamw", "pre-sgd", "post-gentle") for d in range(1, 10)]
     t5 = [
-        *(f"t5-alpha-1-{d}" for d in range(2, 10)),
-        *(f"t5-{k}-{a}" for k in ("alpha", "null") for a in ("1", "half", "2")),
+        "t5-own",
+        "t5-null",
+        *(f"t5-own-{d}" for d in range(2, 10)),
     ]
     models = [*(f"lm-{name}" for name in nine), *(f"null-{name}" for name in nine), "lm-pre-slow"]
     assert sorted(trainings.names()) == sorted(trainings.names("*")) == sorted([*models, *again, *t5])
@@ -332,16 +330,14 @@ def test_a_kept_path_of_t5_is_in_the_measures_and_its_snapshots_are_those_of_the
         return training.Run(pd.DataFrame(), snapshots=kept if snapshots else {}, settings={"made": "by hand"})
 
     monkeypatch.setattr(training, "train", train)
-    draws = [recipes_t5.t5(2.0, draw, null=True, keep=True, **SMALL) for draw in (0, 1)]
+    draws = [recipes_t5.t5(draw, null=True, **SMALL) for draw in (0, 1)]
     for draw, run in enumerate(draws):
         points = run.measures.set_index("step")[["x0", "x1", "x2"]]
         assert points.index.tolist() == [10, 20, 30] and len(run.measures.columns) == 4
         np.testing.assert_allclose(np.linalg.norm(points, axis=1), np.array([10, 20, 30]) * 8**0.5, rtol=1e-6)
         assert sorted(run.snapshots) == ([] if draw else [10, 20, 30])
-        assert (run.settings["made"], run.settings["alpha"]) == ("by hand", 2.0)
-    plain = recipes_t5.t5(0.5, null=True, **SMALL)
-    assert plain.measures.empty and not plain.snapshots and seen[2][1] == [] and plain.settings["alpha"] == 0.5
-    assert [options["seed"] for _, _, options in seen] == [0, 1000, 0]
+        assert run.settings["made"] == "by hand"
+    assert [options["seed"] for _, _, options in seen] == [0, 1000]
     assert all(options["precision"] == "full" and options["by_layer"] is str for _, _, options in seen)
 
 

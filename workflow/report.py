@@ -324,7 +324,7 @@ def shown_by(problem: Problem) -> list[str]:
 def again(profile: str, seed: int, device: str | None, chapters: Iterable[str]) -> str:
     """The command that runs these chapters again as they were run. What is no chapter, a training, takes the whole run.
 
-    >>> again("smoke", 7, "cpu", ["04-t5"]), again("book", 0, "cuda", ["t5-null-2"])
+    >>> again("smoke", 7, "cpu", ["04-t5"]), again("book", 0, "cuda", ["t5-null"])
     ('make smoke SEED=7 CHAPTERS=04-t5', 'make book SEED=0 DEVICE=cuda')
     """
     names = list(chapters)

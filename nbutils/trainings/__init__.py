@@ -69,8 +69,8 @@ def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, Run
     >>> from nbutils.training import Run
     >>> from nbutils.trainings.runs import save_run
     >>> with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, NBUTILS_TRAININGS=folder):
-    ...     save_run(Run(pd.DataFrame({"step": [0], "norm": [5.0]})), Path(folder, "t5-alpha-2"))  # by the workflow
-    ...     load("t5-alpha-2", profile="smoke", seed=0, device="cpu")["t5-alpha-2"].history["norm"].tolist()
+    ...     save_run(Run(pd.DataFrame({"step": [0], "norm": [5.0]})), Path(folder, "t5-own"))  # by the workflow
+    ...     load("t5-own", profile="smoke", seed=0, device="cpu")["t5-own"].history["norm"].tolist()
     [5.0]
     """
     from nbutils.trainings import runs as kept

@@ -37,23 +37,22 @@ def own_seed(seed: int, draw: int) -> int:
     return 1000 * (DRAWS * (seed // 1000) + draw) + seed % 1000
 
 
-def t5(
-    alpha: float, draw: int = 0, *, null: bool = False, keep: bool = False, profile: str, seed: int, device: str
-) -> Run:
-    """Span corruption as T5 has it: Adafactor with rate α/√max(t, warm-up), tied embeddings, no dropout.
+def t5(draw: int = 0, *, null: bool = False, profile: str, seed: int, device: str) -> Run:
+    """Span corruption as T5 has it: Adafactor with rate 1/√max(t, warm-up), tied embeddings, no dropout.
 
     Each step is recorded by layer, of noise by parameter: there each matrix is a walk of its own. Text is the standard
     library's, since it is on every machine.
 
     Args:
-        alpha: of the schedule; T5 has 1.
         draw: number of an independent repetition, 0 to 8: other initial values, batches and noise.
         null: the same network fed pure noise in the place of its gradients.
-        keep: look at the path at evenly spaced steps: ``measures`` are points with its lengths and angles, as
-            ``path`` finds them. Of the first draw the snapshots are kept, too.
 
-    >>> history = t5(1.0, null=True, profile="smoke", seed=0, device="cpu").history
-    >>> round(float(history["step_norm"][1] / history["norm"][0]), 3)  # relative steps, a warm-up of 16: α/√16
+    Returns:
+        A run whose ``measures`` are points with the lengths and angles of the path at evenly spaced steps, as ``path``
+        finds them. Of the first draw the snapshots are kept, too.
+
+    >>> history = t5(null=True, profile="smoke", seed=0, device="cpu").history
+    >>> round(float(history["step_norm"][1] / history["norm"][0]), 3)  # relative steps, a warm-up of 16: 1/√16
     0.25
     """
     import pandas as pd
@@ -65,7 +64,7 @@ def t5(
     dim, layers, heads = profiles.choose(profile, smoke=(32, 2, 2), book=(64, 2, 4), gpu=(768, 12, 12))
     batch, length, vocab = profiles.choose(profile, smoke=(4, 32, 512), book=(8, 64, 1024), gpu=(32, 256, 32_000))
     # T5: 524,288 and 10,000. On a GPU: about 6e12 operations a step, 30 ms at 200 TFLOP/s, and as much again to start
-    # the kernels of 24 blocks and of the optimizer: an estimate of about 18 minutes for all fourteen trainings
+    # the kernels of 24 blocks and of the optimizer: an estimate of about 13 minutes for all ten trainings
     steps, warmup = profiles.choose(profile, smoke=(128, 16), book=(640, 80), gpu=(1024, 128))
     parts, size = profiles.choose(profile, smoke=(8, 200_000), book=(32, 2_000_000), gpu=(8, 30_000_000))
     own = own_seed(seed, draw)
@@ -80,30 +79,25 @@ def t5(
         batches,
         steps=steps,
         optimizer="adafactor",
-        schedule=optimizers.schedule("inverse-sqrt", alpha, warmup=warmup),
+        schedule=optimizers.schedule("inverse-sqrt", 1.0, warmup=warmup),
         gradients="noise" if null else "loss",
         by_layer=str if null else True,
-        snapshots=range(0, steps + 1, steps // parts) if keep else (),
+        snapshots=range(0, steps + 1, steps // parts),
         device=device,
         precision="bf16" if profiles.resolve(profile) == "gpu" and devices.resolve(device) == "cuda" else "full",
         seed=own,  # the weights' too: T5 draws them in another order than the noise, so the two are not parallel
     )
-    if keep:
-        marks, points = path(run.snapshots)
-        measures = pd.DataFrame(points, columns=[f"x{i}" for i in range(len(marks))]).assign(step=marks)
-        run = dataclasses.replace(run, measures=measures, snapshots={} if draw else run.snapshots)
-    run.settings.update(alpha=alpha, warmup=warmup, dim=dim, blocks=layers, batch=batch, length=length, vocab=vocab)
+    marks, points = path(run.snapshots)
+    measures = pd.DataFrame(points, columns=[f"x{i}" for i in range(len(marks))]).assign(step=marks)
+    run = dataclasses.replace(run, measures=measures, snapshots={} if draw else run.snapshots)
+    run.settings.update(warmup=warmup, dim=dim, blocks=layers, batch=batch, length=length, vocab=vocab)
     return run
 
 
 RECIPES: Mapping[str, Callable[..., Run]] = {
-    "t5-alpha-1": partial(t5, 1.0, keep=True),
-    **{f"t5-alpha-1-{draw + 1}": partial(t5, 1.0, draw, keep=True) for draw in range(1, DRAWS)},
-    "t5-alpha-half": partial(t5, 0.5),
-    "t5-alpha-2": partial(t5, 2.0),
-    "t5-null-1": partial(t5, 1.0, null=True, keep=True),
-    "t5-null-half": partial(t5, 0.5, null=True),
-    "t5-null-2": partial(t5, 2.0, null=True),
+    "t5-own": t5,
+    **{f"t5-own-{draw + 1}": partial(t5, draw) for draw in range(1, DRAWS)},
+    "t5-null": partial(t5, null=True),
 }
 
 
