@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from nbutils import claims
+from nbutils.claims.records import Record
 from workflow import alarms, jobs, report
 
 
@@ -283,3 +284,55 @@ def test_values_are_pooled_over_seeds_and_one_value_has_no_spread(tmp_path):
     measured = found["chapters"]["01-one"]["measured"]
     assert measured == {"one/a": pytest.approx(wanted), "one/b": pytest.approx(wanted | {"mean": -1.75})}
     assert found["chapters"]["01-one"]["kinds"] == {"exact": 2, "derived": 0, "empirical": 0}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fails", "looks"),
+    [
+        (("derived",), (1,), True), (("empirical",), (1,), True), (("exact",), (1,), False),
+        (("derived",), (0,), False),
+        (("exact", "derived"), (1, 1), False), (("exact", "derived"), (0, 1), True),
+        (("derived", "empirical"), (1, 1), True), ((), (), False),
+    ],
+)  # fmt: skip
+def test_a_chapter_is_looked_at_again_where_chance_may_have_failed_it_all(kinds, fails, looks):
+    records = [Record("c", str(i), "stated", kind=kind, holds=not fails[i]) for i, kind in enumerate(kinds)]
+    assert report.doubtful(records) is looks
+    assert report.doubtful([*records, Record("c", "open", "open")]) is looks
+
+
+def test_further_seeds_are_two_more_and_stay_below_two_to_the_31():
+    assert report.further(2**31 - 1) == [1_000_002, 2_000_005]
+    assert report.further(2**31 - 1_000_004) == [2**31 - 1, 1_000_002]
+    assert report.further(2**31 - 1_000_003) == [0, 1_000_003]
+
+
+@pytest.mark.parametrize(
+    ("kind", "holds", "added"),
+    [
+        ("exact", (True, True), None), ("exact", (False, True), [0]), ("exact", (True, False), [1]),
+        ("exact", (False, False), [0, 1]), ("derived", (True, False), None), ("derived", (False, True), None),
+        ("derived", (False, False), [0, 1]),
+    ],
+)  # fmt: skip
+def test_a_check_that_held_here_is_red_by_what_further_seeds_say(tmp_path, kind, holds, added):
+    write(tmp_path, 1, record("a", holds=False), record("b", kind=kind))
+    seeds = report.further(1)
+    for seed, held in zip(seeds, holds, strict=True):
+        write(tmp_path, seed, record("a", 1.5), record("b", kind=kind, holds=held))
+    found = report.looked_at("smoke", 1, "01-one")
+    assert [(each.check, each.holds, each.noted) for each in found[:2]] == [("a", False, True), ("b", True, False)]
+    assert found[0].further == tuple({"seed": seed, "measured": 1.5, "holds": True} for seed in seeds)
+    names = [f"b (at seed {', '.join(str(seeds[i]) for i in added)})"] if added else []
+    assert [(each.check, each.fails, each.anchor) for each in found[2:]] == [(name, True, None) for name in names]
+
+
+@pytest.mark.parametrize("there", [0, 1])
+def test_a_check_that_a_further_seed_does_not_have_is_not_excused(tmp_path, there):
+    write(tmp_path, 1, record("a", holds=False))
+    for i, seed in enumerate(report.further(1)):
+        write(tmp_path, seed, *([record("a")] if i == there else [record("other", holds=False)]))
+    (found,) = report.looked_at("smoke", 1, "01-one")
+    assert found.fails and len(found.further) == 1
+    (tmp_path / "smoke" / f"seed-{report.further(1)[1]}" / "01-one.ipynb").unlink()
+    assert report.looked_at("smoke", 1, "01-one")[0].further == ()
