@@ -374,3 +374,21 @@ def test_which_stored_tensors_are_tied(tmp_path, state, aliases):
     save({name: torch.full((3, 2), float(value)) for name, value in state.items()}, tmp_path / "step1")
     with weights.Weights(tmp_path / "step1") as found:
         assert comparisons.tied(found) == aliases
+
+
+def test_what_there_is_to_measure_is_counted(tmp_path):
+    save({"w": torch.ones(2)}, tmp_path / "step1")
+    save({"w": torch.ones(2)}, tmp_path / "step2")
+    with pytest.raises(ValueError, match=r"none of its 2 checkpoints matches 'nothing'"):
+        series(tmp_path, match="nothing")
+
+
+@pytest.mark.parametrize(("count", "more"), [(3, None), (5, " and 2 more")])
+def test_of_many_folders_below_three_are_named(tmp_path, count, more):
+    for i in range(count):
+        save({"w": torch.ones(2)}, tmp_path / f"run{i}" / "step1")
+        save({"w": torch.ones(2)}, tmp_path / f"run{i}" / "step2")
+    with pytest.raises(ValueError) as error:
+        series(tmp_path)
+    said = str(error.value)
+    assert said.count("run") >= 3 and ((more in said) if more else (" more" not in said))

@@ -405,3 +405,15 @@ def test_nothing_is_kept_of_what_is_not_there_but_zero_is():
 )  # fmt: skip
 def test_what_a_reader_sees_of_a_check(facts, said):
     assert line(Record("c", "a", "stated", **facts)) == said
+
+
+@pytest.mark.parametrize("interval", [(0.5, 0.6), (0.4, 0.5)])
+def test_an_interval_that_ends_at_the_expected_exponent_has_it(interval):
+    ledger = Ledger("99-none", profile="smoke", seed=0, device="cpu")
+    assert ledger.check_exponent("a", "b", sum(interval) / 2, interval, expected=0.5, max_width=0.2, kind="exact")
+
+
+@pytest.mark.parametrize("role", ["stated", "corrected", "counterexample"])
+def test_only_what_is_open_is_told_with_a_reason_alone(role):
+    said = line(Record("c", "a check", role, "band", "exact", measured=0.25, band=(0, 1), holds=True, reason="because"))
+    assert said[1] == f"({role}) a check: 0.25; band [0, 1]"

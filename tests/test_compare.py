@@ -275,3 +275,10 @@ def test_a_file_that_no_run_wrote_is_named(tmp_path, content, said):
     for place in (tmp_path, tmp_path / "metrics.json"):
         with pytest.raises(ValueError, match=said):
             compare.load(place)
+
+
+@pytest.mark.parametrize("text", ["3", "null", "true", "[]"])
+def test_json_of_another_kind_is_named(tmp_path, text):
+    (tmp_path / "metrics.json").write_text(text)
+    with pytest.raises(ValueError, match=r"metrics.json is no run's metrics.json: it has no records, run, verdicts"):
+        compare.load(tmp_path)

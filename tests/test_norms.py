@@ -437,7 +437,9 @@ def test_identity_that_was_never_compared_counts_the_measured_steps():
             pass
     with torch.no_grad():
         theta.add_(1.0)
-    with pytest.raises(RuntimeError, match="none of the 3 was a 32th; ask right after a step, or take check=1"):
+    with pytest.raises(
+        RuntimeError, match="at one step of 32, of 3 so far; ask right after a step, or take"
+    ):
         tracker.identity_error()
 
 
@@ -539,3 +541,8 @@ def test_flat_views_lie_as_memory_does_and_copies_begin_at_a_cache_line(axes):
     for size in (1, 3, 17, 1001):
         room = pieces._large_pages(size, data)
         assert room.numel() == size and room.dtype == data.dtype and room.data_ptr() % 64 == 0
+
+
+def test_room_for_sums_is_where_the_tensor_is():
+    assert pieces._large_pages(8, torch.empty(1, device="meta")).device.type == "meta"
+    assert pieces._large_pages(8, torch.empty(1)).device.type == "cpu"

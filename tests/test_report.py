@@ -513,3 +513,8 @@ def test_a_folder_says_red_only_where_its_run_does(tmp_path, text, red):
 def test_a_bar_in_a_cell_does_not_end_it():
     lines = summaries.rows(["a", "b"], [(1, "x|y"), ("|", None)])
     assert lines == ["| a | b |", "|---|---|", "| 1 | x\\|y |", "| \\| | None |"]
+
+
+@pytest.mark.parametrize(("device", "name"), [("cpu", "alarms-smoke.json"), ("cuda", "alarms-smoke-cuda.json")])
+def test_alarms_are_kept_by_device(device, name):
+    assert report.alarms_file("smoke", device).name == name
