@@ -169,3 +169,8 @@ def test_names_bad_scores(x):
 def test_names_bad_scales(c):
     with pytest.raises(ValueError, match="scales must be at least 1"):
         activations.log_softmax_error([1.0, 2.0], c)
+
+
+def test_the_first_scale_below_one_is_named():
+    with pytest.raises(ValueError, match=r"got 0\.5"):
+        activations.log_softmax_error(np.array([1.0, 2.0]), np.array([2.0, 0.5, 0.1]))

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from nbutils import claims
+from nbutils.claims.records import Record
 from workflow import alarms, jobs, report
 
 
@@ -212,3 +213,126 @@ def test_every_seed_of_a_chapter_is_missing_until_it_is_kept(tmp_path, one_chapt
     assert alarms.missing(found, "01-one", [1, 2]) == [2]
     one_chapter["01-one"] = "another text"
     assert alarms.missing(found, "01-one", [1, 2]) == [1, 2]
+
+
+def kept(profile, runs, red=0, chapters=("01-one",), first=0):
+    """A result of so many runs, of which the first are red."""
+    bad = [{"claim": "c", "check": "a", "red": True}]
+    entry = {"made_from": "a text", "kinds": {"exact": 2}, "hardware": ["h"], "versions": {}, "measured": {},
+             "runs": {str(first + i): bad if i < red else [] for i in range(runs)}}  # fmt: skip
+    return {"profile": profile, "device": "cpu", "chapters": dict.fromkeys(chapters, entry)}
+
+
+@pytest.mark.parametrize(
+    ("profile", "runs", "red", "said"),
+    [
+        ("smoke", 99, 0, "SO FAR GREEN: "), ("smoke", 100, 0, "GREEN: "), ("smoke", 100, 1, "GREEN: "),
+        ("smoke", 99, 1, "RED: "), ("smoke", 200, 2, "GREEN: "), ("smoke", 200, 3, "RED: "),
+        ("book", 19, 0, "SO FAR GREEN: "), ("book", 20, 0, "GREEN: "), ("book", 20, 1, "RED: "),
+        ("gpu", 19, 0, "SO FAR GREEN: "), ("gpu", 20, 0, "GREEN: "),
+    ],
+)  # fmt: skip
+def test_how_many_runs_decide_and_how_many_may_be_red(profile, runs, red, said):
+    found = kept(profile, runs, red)
+    wanted = 100 if profile == "smoke" else 20
+    assert alarms.conclusion(found).startswith(said)
+    assert f"{runs} of {wanted} runs, 0 noted" in alarms.conclusion(found)
+    assert f"{runs} of {wanted} |" in alarms.markdown(found)
+    counts = alarms.pooled(found)
+    assert counts.upper == pytest.approx(stats.beta.ppf(0.95, red + 1, runs - red), rel=1e-9)
+    assert f"{100 * red / runs:.1f} % (with 95 % confidence at most {100 * counts.upper:.1f} %)" in alarms.markdown(
+        found
+    )
+
+
+def test_a_chapter_that_was_not_measured_leaves_the_result_open(one_chapter):
+    one_chapter["02-two"] = "its text"
+    found = kept("book", 20)
+    assert alarms.conclusion(found).startswith("SO FAR GREEN: ")
+    assert alarms.conclusion(found).endswith("; not measured since they changed: 02-two")
+    found["chapters"]["09-old"] = kept("book", 20, 20)["chapters"]["01-one"]
+    assert alarms.pooled(found).red == 0, "what is no chapter any more is not counted"
+
+
+def test_a_noted_check_is_no_red_run_and_a_run_with_both_is_red():
+    found = kept("book", 4)
+    noted, red = ({"claim": "c", "check": "a", "red": value} for value in (False, True))
+    found["chapters"]["01-one"]["runs"] |= {"0": [noted, red], "1": [noted], "2": [noted, noted]}
+    counts = alarms.pooled(found)
+    assert (counts.red, counts.noted, counts.share, len(counts.failed)) == (1, 2, 0.25, 5)
+
+
+def test_seeds_of_most_chapters_come_first_and_others_are_named(one_chapter):
+    names = [f"0{i}-x" for i in range(1, 6)]
+    one_chapter.update(dict.fromkeys(names, "a text"))
+    found = kept("book", 3, chapters=names[:1], first=7)
+    found["chapters"] |= kept("book", 20, chapters=names[1:4])["chapters"]
+    found["chapters"] |= kept("book", 1, chapters=names[4:])["chapters"]
+    page = alarms.markdown(found)
+    assert "| seeds | 0 to 19; 7 to 9 in 01-x; 0 to 0 in 05-x |" in page
+    assert "| checks of a run | 10 exact, 0 derived, 0 empirical |" in page
+
+
+def test_values_are_pooled_over_seeds_and_one_value_has_no_spread(tmp_path):
+    assert alarms.pool(None, [3.0]) == {"mean": 3.0, "sd": 0.0, "n": 1}
+    assert alarms.pool(None, [3.0, 5.0]) == pytest.approx({"mean": 4.0, "sd": 2**0.5, "n": 2})
+    for seed, value in enumerate((1.0, 4.0, 1.5, 0.5)):
+        write(tmp_path, seed, record("a", value, kind="exact"), record("b", -value, kind="exact"))
+    found = judged([0, 1])
+    judged([0, 1, 2, 3], found)
+    wanted = {"mean": 1.75, "sd": np.std([1, 4, 1.5, 0.5], ddof=1), "n": 4}
+    measured = found["chapters"]["01-one"]["measured"]
+    assert measured == {"one/a": pytest.approx(wanted), "one/b": pytest.approx(wanted | {"mean": -1.75})}
+    assert found["chapters"]["01-one"]["kinds"] == {"exact": 2, "derived": 0, "empirical": 0}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fails", "looks"),
+    [
+        (("derived",), (1,), True), (("empirical",), (1,), True), (("exact",), (1,), False),
+        (("derived",), (0,), False),
+        (("exact", "derived"), (1, 1), False), (("exact", "derived"), (0, 1), True),
+        (("derived", "empirical"), (1, 1), True), ((), (), False),
+    ],
+)  # fmt: skip
+def test_a_chapter_is_looked_at_again_where_chance_may_have_failed_it_all(kinds, fails, looks):
+    records = [Record("c", str(i), "stated", kind=kind, holds=not fails[i]) for i, kind in enumerate(kinds)]
+    assert report.doubtful(records) is looks
+    assert report.doubtful([*records, Record("c", "open", "open")]) is looks
+
+
+def test_further_seeds_are_two_more_and_stay_below_two_to_the_31():
+    assert report.further(2**31 - 1) == [1_000_002, 2_000_005]
+    assert report.further(2**31 - 1_000_004) == [2**31 - 1, 1_000_002]
+    assert report.further(2**31 - 1_000_003) == [0, 1_000_003]
+
+
+@pytest.mark.parametrize(
+    ("kind", "holds", "added"),
+    [
+        ("exact", (True, True), None), ("exact", (False, True), [0]), ("exact", (True, False), [1]),
+        ("exact", (False, False), [0, 1]), ("derived", (True, False), None), ("derived", (False, True), None),
+        ("derived", (False, False), [0, 1]),
+    ],
+)  # fmt: skip
+def test_a_check_that_held_here_is_red_by_what_further_seeds_say(tmp_path, kind, holds, added):
+    write(tmp_path, 1, record("a", holds=False), record("b", kind=kind))
+    seeds = report.further(1)
+    for seed, held in zip(seeds, holds, strict=True):
+        write(tmp_path, seed, record("a", 1.5), record("b", kind=kind, holds=held))
+    found = report.looked_at("smoke", 1, "01-one")
+    assert [(each.check, each.holds, each.noted) for each in found[:2]] == [("a", False, True), ("b", True, False)]
+    assert found[0].further == tuple({"seed": seed, "measured": 1.5, "holds": True} for seed in seeds)
+    names = [f"b (at seed {', '.join(str(seeds[i]) for i in added)})"] if added else []
+    assert [(each.check, each.fails, each.anchor) for each in found[2:]] == [(name, True, None) for name in names]
+
+
+@pytest.mark.parametrize("there", [0, 1])
+def test_a_check_that_a_further_seed_does_not_have_is_not_excused(tmp_path, there):
+    write(tmp_path, 1, record("a", holds=False))
+    for i, seed in enumerate(report.further(1)):
+        write(tmp_path, seed, *([record("a")] if i == there else [record("other", holds=False)]))
+    (found,) = report.looked_at("smoke", 1, "01-one")
+    assert found.fails and len(found.further) == 1
+    (tmp_path / "smoke" / f"seed-{report.further(1)[1]}" / "01-one.ipynb").unlink()
+    assert report.looked_at("smoke", 1, "01-one")[0].further == ()

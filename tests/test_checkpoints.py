@@ -289,3 +289,106 @@ def test_other_commits_are_equal_by_their_values_alone(tmp_path, commits):
     with contextlib.ExitStack() as opened:
         opener = lambda which: opened.enter_context(weights.Weights(which.place))  # noqa: E731
         assert [checkpoints._equal(first, other, reference, opener) for other in others] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("there", "said"), [(1, "none of its 1 checkpoint matches"), (2, "of its 2 checkpoints match")]
+)
+def test_a_pattern_that_matches_nothing_says_how_many_there_are(tmp_path, there, said):
+    make(tmp_path, steps=range(there))
+    with pytest.raises(ValueError, match=said):
+        series(tmp_path, match="stage*")
+
+
+@pytest.mark.parametrize(("there", "more"), [(2, None), (3, None), (4, 1), (6, 3)])
+def test_the_first_three_of_what_is_no_series_are_named(tmp_path, there, more):
+    for i in range(there):
+        save(model(i), tmp_path / f"run{'abcdef'[i]}-x")
+    with pytest.raises(ValueError) as error:
+        series(tmp_path)
+    assert [f"run{letter}-x" in str(error.value) for letter in "abcdef"] == [i < min(there, 3) for i in range(6)]
+    assert f"and {more} more" in str(error.value) if more else "more" not in str(error.value)
+
+
+def test_a_checkpoint_of_zeros_has_a_distance_and_no_direction(tmp_path):
+    for step, value in enumerate((0.0, 2.0, -3.0, 0.0)):
+        save({"h.0.w": torch.full((4,), value), "ln_f.weight": torch.full((2,), float(step))}, tmp_path / f"step{step}")
+    table = series(tmp_path, by="layer").table
+    block = table[table.layer == "block 0"]
+    assert block.norm.tolist() == [0, 4, 6, 0]
+    np.testing.assert_array_equal(block.cos_similarity, [np.nan, np.nan, -1, np.nan])
+    np.testing.assert_array_equal(block.displacement_sq, [np.nan, 16, 100, 36])
+    np.testing.assert_array_equal(block.inner, [np.nan, 0, -80, -72])
+    rest = table[table.layer == "rest"]
+    np.testing.assert_allclose(rest.cos_similarity, [np.nan, np.nan, 1, 1])
+    np.testing.assert_allclose(rest.inner, [np.nan, 0, 4, 8])
+
+
+def test_values_too_large_to_square_are_told_and_the_series_goes_on(tmp_path):
+    for step, value in ((1, 1.0), (2, 1e200), (3, 2.0)):
+        save({"w": torch.full((3,), value, dtype=torch.float64)}, tmp_path / f"step{step}")
+    result = series(tmp_path)
+    assert result.table.step.tolist() == [1, 3] and "too large to square" in result.skipped[0].why
+
+
+def test_of_two_kinds_that_are_as_many_the_last_decides(tmp_path):
+    states = {step: model(step, width=8 if step < 3 else 4) for step in (1, 2, 3, 4)}
+    for step, state in states.items():
+        save(state, tmp_path / f"step{step}")
+    result = series(tmp_path)
+    assert result.table.step.tolist() == [3, 4] and len(result.skipped) == 2
+    assert result.parameters == sum(value.numel() for value in states[4].values())
+
+
+def test_a_head_of_its_own_makes_no_kind_of_its_own(tmp_path):
+    """The last checkpoint of a kind decides whether its output layer counts."""
+    states = make(tmp_path, steps=(1, 2, 3))
+    states[2]["lm_head.weight"] = states[3]["lm_head.weight"] = torch.randn(
+        11, 8, generator=torch.Generator().manual_seed(5)
+    )
+    for step in (2, 3):
+        save(states[step], tmp_path / f"step{step}")
+    save(model(7, width=4), tmp_path / "step7")
+    save(model(8, width=4), tmp_path / "step8")
+    result = series(tmp_path, by="layer")
+    assert sorted(set(result.table.step)) == [2, 3] and "head" in set(result.table.layer)
+    assert [skip.why.split(":")[-1].strip() for skip in result.skipped][:1] == ["no lm_head.weight"]
+
+
+def test_measuring_by_layer_is_asked_for(tmp_path):
+    make(tmp_path, steps=(1, 2))
+    assert set(series(tmp_path).table.layer) == {"total"} and series(tmp_path).resumed == 0
+    assert len(set(series(tmp_path, by="layer").table.layer)) == 5
+
+
+@pytest.mark.parametrize(
+    ("state", "aliases"),
+    [
+        ({"wte.weight": 1, "lm_head.weight": 1}, {"lm_head.weight": "wte.weight"}),
+        ({"wte.weight": 1, "lm_head.weight": 2}, {}),
+        ({"wte.weight": 1, "wpe.weight": 2, "lm_head.weight": 2}, {"lm_head.weight": "wpe.weight"}),
+        ({"h.0.w": 1, "h.1.w": 1}, {}),
+    ],
+)
+def test_which_stored_tensors_are_tied(tmp_path, state, aliases):
+    save({name: torch.full((3, 2), float(value)) for name, value in state.items()}, tmp_path / "step1")
+    with weights.Weights(tmp_path / "step1") as found:
+        assert comparisons.tied(found) == aliases
+
+
+def test_what_there_is_to_measure_is_counted(tmp_path):
+    save({"w": torch.ones(2)}, tmp_path / "step1")
+    save({"w": torch.ones(2)}, tmp_path / "step2")
+    with pytest.raises(ValueError, match=r"none of its 2 checkpoints matches 'nothing'"):
+        series(tmp_path, match="nothing")
+
+
+@pytest.mark.parametrize(("count", "more"), [(3, None), (5, " and 2 more")])
+def test_of_many_folders_below_three_are_named(tmp_path, count, more):
+    for i in range(count):
+        save({"w": torch.ones(2)}, tmp_path / f"run{i}" / "step1")
+        save({"w": torch.ones(2)}, tmp_path / f"run{i}" / "step2")
+    with pytest.raises(ValueError) as error:
+        series(tmp_path)
+    said = str(error.value)
+    assert said.count("run") >= 3 and ((more in said) if more else (" more" not in said))

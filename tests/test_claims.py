@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from nbutils import claims
 from nbutils.claims import Ledger, verdict
-from nbutils.claims.records import Record, format_band
+from nbutils.claims.records import Record, format_band, line
 
 
 @pytest.fixture
@@ -260,3 +261,159 @@ def test_a_chapter_alone_says_how_long_it_takes(capsys, monkeypatch, tmp_path):
 def test_a_record_cannot_be_changed_afterwards():
     with pytest.raises(AttributeError, match="cannot assign"):
         Record("c", "a", "stated", holds=False).holds = True
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """The records that a ledger shows, in order."""
+    seen = []
+    monkeypatch.setattr(claims, "_show", seen.append)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("estimate", "interval", "expected", "width", "holds", "band"),
+    [
+        (0.5, (0.4, 0.7), 0.5, 0.4, True, (0.3, 0.6)),
+        (2.0, (1.0, 4.0), 1.0, 3.0, True, (-1.0, 2.0)),
+        (2.0, (1.0, 4.0), 4.0, 3.0, True, (2.0, 5.0)),
+        (2.0, (1.0, 4.0), 3.0, 2.9, False, (1.0, 4.0)),
+        (2.0, (1.0, 4.0), 0.9, 3.0, False, (-1.1, 1.9)),
+        (2.0, (1.0, 4.0), 4.1, 3.0, False, (2.1, 5.1)),
+        (2.0, (2.0, 2.0), 2.0, 0.0, True, (2.0, 2.0)),
+    ],
+)
+def test_an_exponent_holds_up_to_the_ends_of_its_interval(
+    ledger, shown, estimate, interval, expected, width, holds, band
+):
+    said = ledger.check_exponent("c", "e", estimate, interval, expected=expected, max_width=width, kind="derived")
+    assert said is holds and shown[0].band == pytest.approx(band) and shown[0].holds is holds
+    assert (shown[0].measured, shown[0].expected, shown[0].max_width) == (estimate, expected, width)
+    assert shown[0].interval == interval and shown[0].form == "exponent" and shown[0].role == "stated"
+
+
+def test_an_exponent_that_is_no_number_or_whose_interval_is_empty_does_not_hold(ledger):
+    assert not ledger.check_exponent("c", "nan", math.nan, (0, 1), expected=0.5, max_width=1, kind="derived")
+    with pytest.raises(ValueError, match=r"check 'e' of 'c': empty interval \[2\.0, 1\.0\]"):
+        ledger.check_exponent("c", "e", 1.5, (2, 1), expected=1.5, max_width=9, kind="derived")
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "holds", "smallest"),
+    [
+        ([1, 1.5], {}, True, 0.5), ([1, 1], {}, False, 0.0), ([1, 3, 4, 9], {"margin": 1}, False, 1.0),
+        ([1, 3, 4.5, 9], {"margin": 1}, True, 1.5), ([2, 1], {}, False, -1.0), ([1], {}, False, "nan"),
+        ([], {}, False, "nan"), ([1, math.inf], {}, False, "nan"), ([math.nan, 2, 3], {}, False, "nan"),
+        ([1, 2], {"margin": -1}, True, 1.0),
+    ],
+)  # fmt: skip
+def test_an_order_is_strict_and_its_measure_the_smallest_step(ledger, shown, values, options, holds, smallest):
+    assert ledger.check_order("c", "o", values, kind="derived", **options) is holds
+    assert (shown[0].measured, shown[0].band, shown[0].role) == (smallest, (options.get("margin", 0), None), "stated")
+
+
+def test_the_band_of_a_mean_is_the_students_point_times_the_standard_error(ledger, shown):
+    values = np.random.default_rng(3).gamma(2.0, size=11)
+    half = stats.t.ppf(1 - 0.0005, 10) * values.std(ddof=1) / math.sqrt(11)
+    expected = values.mean() + half / 2
+    assert ledger.check_mean("c", "wide enough", values, expected=expected, resolution=half * 1.001)
+    assert not ledger.check_mean("c", "too noisy", values, expected=expected, resolution=half * 0.999)
+    assert not ledger.check_mean("c", "far", values, expected=expected + half, resolution=half * 2)
+    assert not ledger.check_mean("c", "far below", values, expected=expected - 2 * half, resolution=half * 2)
+    assert shown[0].band == pytest.approx((expected - half, expected + half)) and shown[0].n == 11
+    assert (shown[0].measured, shown[0].expected) == pytest.approx((values.mean(), expected))
+    assert (shown[0].kind, shown[0].role, shown[0].resolution) == ("derived", "stated", half * 1.001)
+
+
+@pytest.mark.parametrize(
+    ("band", "holds"), [((2, 8), True), ((3, 8), False), ((2, 7), False), ((None, 8), True), ((2, None), True)]
+)
+def test_both_ends_of_the_interval_of_a_population_lie_in_the_band(ledger, shown, band, holds):
+    """Of nine ordered values the 2nd and the 8th: P(at most 1 of 9 on one side of the median) = 10/512 < 2.5 %."""
+    assert ledger.check_population("c", "p", [1, 2, 3, 4, 5, 6, 7, 8, 9], band) is holds
+    assert shown[0].interval == (2, 8) and (shown[0].measured, shown[0].n, shown[0].statistic) == (5, 9, "median")
+
+
+@pytest.mark.parametrize(
+    ("measured", "band", "holds", "kept"),
+    [
+        (2.0, (2, 2), True, (2.0, 2.0)), (2.0, (-math.inf, 2), True, (None, 2.0)),
+        (2.0, (2, math.inf), True, (2.0, None)), (2.1, (None, 2), False, (None, 2.0)),
+        (1.9, (2, None), False, (2.0, None)), (0.0, (0, 0), True, (0.0, 0.0)),
+    ],
+)  # fmt: skip
+def test_a_band_may_be_one_point_or_have_one_end(ledger, shown, measured, band, holds, kept):
+    assert ledger.check("c", "b", measured, band, kind="exact") is holds
+    assert shown[0].band == kept and shown[0].n is None and shown[0].role == "stated"
+
+
+def test_anchors_stand_at_the_first_check_of_a_claim_and_at_those_that_fail(ledger, shown):
+    for claim, name, value in (
+        ("a", "1", 1),
+        ("a", "2", 1),
+        ("b", "1", 9),
+        ("a", "3", 9),
+        ("b", "2", 9),
+        ("b", "3", 1),
+    ):
+        ledger.check(claim, name, value, (0, 2), kind="exact")
+    ledger.leave_open("b", "no network")
+    ledger.leave_open("c", "no network")
+    anchors = [record.anchor for record in shown]
+    assert anchors == ["claim-a", None, "claim-b", "failed-a-4", "failed-b-5", None, None, "claim-c"]
+    assert [record.holds for record in shown] == [True, True, False, False, False, True, None, None]
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(3, "0.1"), (6, "0.1"), (12, "0.2"), (90, "1.5"), (3600, "60.0")])
+def test_a_chapter_says_in_minutes_how_long_it_took(tmp_path, monkeypatch, seconds, told):
+    kept = {"book": {"hardware": ["one", "two"], "jobs": {"01-one": {"alone_seconds": seconds}}}}
+    (tmp_path / "kept.json").write_text(json.dumps(kept))
+    monkeypatch.setattr(claims.data, "path", lambda name: tmp_path / "kept.json")
+    run = {"chapter": "01-one", "profile": "book", "device": "cpu"}
+    assert claims.announcement(run).endswith(f"cores)): took {told} min on one, two")
+    for other in ({"profile": "gpu"}, {"chapter": "02-two"}):
+        assert "not timed yet" in claims.announcement(run | other)
+    (tmp_path / "kept.json").unlink()
+    assert "not timed yet" in claims.announcement(run)
+
+
+def test_nothing_is_kept_of_what_is_not_there_but_zero_is():
+    kept = Record(
+        "c", "a", "stated", measured=0.0, band=(0, None), holds=False, n=0, claimed=0.0, noted=False
+    ).as_dict()
+    assert kept == {"claim": "c", "check": "a", "role": "stated", "form": "band", "kind": None, "measured": 0.0,
+                    "expected": None, "band": (0, None), "holds": False, "chapter": "", "profile": "", "seed": 0,
+                    "device": "", "n": 0, "claimed": 0.0}  # fmt: skip
+    assert Record.of(json.loads(json.dumps(kept))).as_dict() == kept
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"measured": 2.0, "band": (None, 3.0), "holds": True}, ("✓", "(stated) a: 2; band ≤ 3")),
+        ({"measured": 2.0, "band": (3.0, None), "holds": False}, ("✗", "(stated) a: 2; band ≥ 3")),
+        ({"measured": 2.0, "band": (3.0, None), "form": "order", "holds": False},
+         ("✗", "(stated) a: smallest step 2; band > 3")),
+        ({"measured": 123456.7, "band": (0, 1), "form": "nearest", "holds": False},
+         ("✗", "(stated) a: nearest an end 1.2346e+05; band [0, 1]")),
+        ({"measured": 1.0, "band": (0, 2), "holds": True, "form": "population", "statistic": "share", "n": 9,
+          "interval": (0.5, 1.5)}, ("✓", "(stated) a: share of 9: 1, interval [0.5, 1.5]; band [0, 2]")),
+        ({"measured": 1.0, "band": None, "holds": True, "form": "smallest"},
+         ("✓", "(stated) a: smallest 1; band no band")),
+        ({"measured": 1.0, "band": (None, None), "holds": True}, ("✓", "(stated) a: 1; band no band")),
+    ],
+)  # fmt: skip
+def test_what_a_reader_sees_of_a_check(facts, said):
+    assert line(Record("c", "a", "stated", **facts)) == said
+
+
+@pytest.mark.parametrize("interval", [(0.5, 0.6), (0.4, 0.5)])
+def test_an_interval_that_ends_at_the_expected_exponent_has_it(interval):
+    ledger = Ledger("99-none", profile="smoke", seed=0, device="cpu")
+    assert ledger.check_exponent("a", "b", sum(interval) / 2, interval, expected=0.5, max_width=0.2, kind="exact")
+
+
+@pytest.mark.parametrize("role", ["stated", "corrected", "counterexample"])
+def test_only_what_is_open_is_told_with_a_reason_alone(role):
+    said = line(Record("c", "a check", role, "band", "exact", measured=0.25, band=(0, 1), holds=True, reason="because"))
+    assert said[1] == f"({role}) a check: 0.25; band [0, 1]"

@@ -213,3 +213,72 @@ def test_the_weekly_job_runs_the_upgrades_and_all_tests():
 def test_scale_of_a_check(facts, expected):
     found = compare.scale(Record("c", "a", "stated", kind="derived", **facts))
     assert found == (pytest.approx(expected[0]), expected[1])
+
+
+@pytest.mark.parametrize("number", [14, 15, 16])
+def test_at_most_fifteen_checks_that_moved_are_listed_and_all_are_counted(number):
+    a, b = (a_run(*(record(f"c{i}", 1 + sign * 0.01 * (i + 1)) for i in range(number))) for sign in (0, 1))
+    page = compare.markdown(compare.compare(a, b), "x", "y")
+    assert f"### Checks that moved most ({number} moved)" in page
+    lines = [line for line in page.splitlines() if line.endswith("| half band |")]
+    assert len(lines) == min(number, 15)
+    first = f"| 01-one | one | c{number - 1} | 1 | {1 + number / 100:.5g} | [0, 2] | [0, 2] | {number / 100:.2g} |"
+    assert lines[0] == f"{first} half band |"
+
+
+@pytest.mark.parametrize(("a", "b", "distance"), [(1.0, 0.5, 0.5), (0.5, 2.0, 1.5), (0.0, 0.0, 0.0), (2.0, 0.0, 2.0)])
+def test_how_far_a_check_moved_has_no_sign(a, b, distance):
+    moves = compare.compare(a_run(record(measured=a)), a_run(record(measured=b))).moved
+    assert [move.distance for move in moves] == ([distance] if distance else [])
+
+
+def test_a_spread_of_nothing_is_no_scale():
+    sd = {"mean": 1.0, "sd": 0.0, "n": 20}
+    found = compare.compare(a_run(record(baseline=sd)), a_run(record(measured=1.1, baseline=sd)))
+    assert [(move.distance, move.unit) for move in found.moved] == [(float("inf"), "sd")]
+
+
+@pytest.mark.parametrize("field", ["claim", "check", "chapter"])
+def test_checks_are_the_same_by_chapter_claim_and_name(field):
+    found = compare.compare(a_run(record()), a_run(record() | {field: "other"}))
+    assert len(found.only_a) == len(found.only_b) == 1 and not found.moved and not found.red
+    page = compare.markdown(found, "x", "y")
+    assert page.index("Checks in A only") < page.index("| 01-one | one | a | 1 |") < page.index("Checks in B only")
+
+
+def test_an_open_check_fails_in_neither_run():
+    left = record(measured=None, holds=None)
+    assert not compare.compare(a_run(left), a_run(record())).failed_in_one
+    failed = compare.compare(a_run(left), a_run(record(measured=3.0, holds=False)))
+    assert len(failed.failed_in_one) == 1 and failed.red
+
+
+def test_a_page_says_none_where_there_is_none_and_names_what_is():
+    same = compare.markdown(compare.compare(a_run(record()), a_run(record())), "x", "y")
+    assert same.count("None.") == 4 and "No difference." in same and "Problems of a run" not in same
+    bare = a_run(record(), green=False)
+    assert "None is told." in compare.markdown(compare.compare(bare, bare), "x", "y")
+    threads = [{"threads": 2}, {"threads": 1}, {"threads": None}, {}]
+    a, b = a_run(record(), notebooks=threads, commit="abc"), a_run(record(), verdicts={"one": "refuted"})
+    found = compare.compare(a, b)
+    assert found.settings == [("commit", "abc", "None"), ("threads", "1, 2", "None")]
+    page = compare.markdown(found, "x", "y")
+    assert "## x (A) and y (B): they differ" in page and "| one | confirmed | refuted |" in page
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"\xff\xfe{", "is no JSON"), (b'{"run": {}, "records": []}', "it has no verdicts"), (b"{}", "records, run, ver")],
+)
+def test_a_file_that_no_run_wrote_is_named(tmp_path, content, said):
+    (tmp_path / "metrics.json").write_bytes(content)
+    for place in (tmp_path, tmp_path / "metrics.json"):
+        with pytest.raises(ValueError, match=said):
+            compare.load(place)
+
+
+@pytest.mark.parametrize("text", ["3", "null", "true", "[]"])
+def test_json_of_another_kind_is_named(tmp_path, text):
+    (tmp_path / "metrics.json").write_text(text)
+    with pytest.raises(ValueError, match=r"metrics.json is no run's metrics.json: it has no records, run, verdicts"):
+        compare.load(tmp_path)

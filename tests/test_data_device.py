@@ -157,3 +157,49 @@ def test_a_machine_is_told_by_its_processor_or_at_least_its_kind(tmp_path, monke
 
     assert told("vendor_id: x\nmodel name\t: A Processor @ 2 GHz\n") == "A Processor @ 2 GHz"
     assert told("hart: 0\n") == "riscv64"
+
+
+@pytest.mark.parametrize(
+    ("shown", "count", "names"),
+    [
+        (None, 0, []), (None, 2, ["0", "1"]), ("", 2, ["0", "1"]), ("3", 1, ["3"]), (" 3 , GPU-7,", 2, ["3", "GPU-7"]),
+        ("5,6,7", 2, ["5", "6"]), ("-1", 0, []),
+    ],
+)  # fmt: skip
+def test_devices_are_named_as_they_are_shown_to_this_process(monkeypatch, shown, count, names):
+    monkeypatch.setattr(device, "cuda_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert device.cuda_names() == names
+
+
+@pytest.mark.parametrize(("available", "count"), [(True, 3), (False, 0)])
+def test_devices_are_counted_only_where_they_can_be_used(monkeypatch, available, count):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A Card")
+    assert device.cuda_count() == count
+    assert device.resolve() == ("cuda" if available else "cpu") and device.resolve("cpu") == "cpu"
+    assert (device.hardware() == "A Card (3 GPU)") is available and device.hardware("cpu").endswith("cores)")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert device.cuda_count() == 0, "without torch there is none to use"
+
+
+def test_a_machine_without_affinity_or_processor_files_is_told_all_the_same(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+
+    def missing(*_, **__):
+        raise FileNotFoundError
+
+    monkeypatch.setattr("builtins.open", missing)
+    monkeypatch.setattr("platform.processor", lambda: "a kind")
+    assert device.hardware("cpu") == "a kind (6 cores)"
+
+
+def test_what_is_not_installed_has_no_version_and_the_next_one_has(monkeypatch):
+    monkeypatch.setattr(device, "PACKAGES", ("no-such-package-here", "numpy"))
+    assert list(device.versions()) == ["python", "numpy"] and device.versions()["numpy"] == np.__version__

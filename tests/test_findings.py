@@ -155,3 +155,32 @@ def test_a_row_of_the_scorecard_has_verdict_claim_place_and_checks(run):
 @pytest.mark.parametrize(("verdict", "told"), [("confirmed", True), ("refuted", True), ("failed", False)])
 def test_what_we_say_instead_is_told_unless_a_check_failed(verdict, told):
     assert bool(findings.corrected({"corrected": "it is twice that"}, verdict)) is told
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [("refined", ""), ("open", ""), ("failed", "the verdict on `far` is *failed*."), ("confirmed", "`far` is *conf")],
+)
+def test_a_chapter_says_which_verdicts_surprise(run, monkeypatch, verdict, said):
+    listed = {
+        "far": {"chapters": ["01-one", "02-two"]},
+        "one": {"chapters": ["02-two"]},
+        "new": {"chapters": ["01-one"]},
+    }
+    monkeypatch.setattr(report, "load_claims", lambda: listed)
+    found = findings.surprises("01-one", run(far=verdict, one="failed"))
+    assert (said in found) and bool(said) is bool(found) and "`one`" not in found and "new" not in found
+    assert "`one` is *failed*" in findings.surprises("02-two", run(far=verdict, one="failed"))
+    assert findings.surprises("03-three", run(one="failed")) == ""
+
+
+def test_evidence_is_the_first_check_of_the_claim_itself(run):
+    records = [Record(name, "a", "stated", chapter=chapter) for name, chapter in
+               (("one", "01-one"), ("two", "02-two"), ("two", "03-three"))]  # fmt: skip
+    assert findings.evidence("two", run(records=records)) == ("02-two.html", "claim-two")
+
+
+def test_the_banner_counts_problems_and_lists_those_without_a_value_by_their_words(run):
+    told = [report.Problem("01-one", "one", "no check of it"), report.Problem("02-two", "two", "wrong", "3", "[0, 2]")]
+    text = findings.banner(run(told, []))
+    assert "2 problem(s)." in text and "- 01-one: no check of it" in text and "wrong" not in text

@@ -182,3 +182,25 @@ def test_a_start_is_no_further_than_it_must_be():
     theta, done = flows.separated_start((2, 8, 1), 2, margins, generator=draw)
     loss = flows.gradient(margins, theta)[0].exp()
     assert done.all() and (loss < math.log(2) / 24).all() and (loss > 0.25 * math.log(2) / 24).all()
+
+
+def test_a_start_is_looked_for_in_steps_of_a_fiftieth_of_the_norm():
+    margins = flows.mlp_margins((2, 5, 1), *flows.separable(3, 6, 2, gap=0.2, generator=generator(0, "cpu")))
+    theta = [flows.separated_start((2, 5, 1), 3, margins, steps=n, generator=generator(1, "cpu"))[0] for n in (1, 2)]
+    moved = (theta[1] - theta[0]).norm(dim=1) / theta[0].norm(dim=1)
+    assert moved.tolist() == pytest.approx([0.02] * 3)
+
+
+def test_a_start_is_there_where_the_mean_loss_is_log_2_over_twice_the_examples():
+    margins = flows.mlp_margins((2, 16, 1), *flows.separable(6, 8, 2, gap=0.5, generator=generator(2, "cpu")))
+    theta, done = flows.separated_start((2, 16, 1), 6, margins, generator=generator(3, "cpu"))
+    reached = flows.gradient(margins, theta)[0][done]
+    edge = math.log(math.log(2) / 16)
+    assert done.any() and (reached < edge).all() and (reached > edge - 0.3).all(), "and not much later"
+
+
+def test_with_margin_takes_ends_of_any_length():
+    right = torch.tensor([[3.0, 0.0], [0.5, 0.0]], dtype=torch.float64)
+    wrong = torch.tensor([[0.0, 0.1], [0.0, 7.0]], dtype=torch.float64)
+    found = flows.with_margin(lambda theta: theta, right, wrong, 0.6)
+    assert found.flatten().tolist() == pytest.approx([0.6, 0.8, 0.6, 0.8])

@@ -163,3 +163,12 @@ def test_constants_are_means_over_log_time():
 def test_the_share_of_an_interval_counts_growth_from_where_the_path_begins():
     path = np.array([[3.0], [4.0], [5.0]])  # ρ² grows by 25 − 9
     assert growth.interval_shares(path, np.array([1, 2])) == pytest.approx([2 / 16, 4 / 16])
+
+
+def test_constants_of_a_window_do_not_read_the_step_behind_it():
+    t = np.arange(101)
+    table = pd.DataFrame({"step": t, "norm": 1.0, "step_norm": 0.1, "alignment": 0.2})
+    table.loc[51, ["step_norm", "alignment"]] = 99.0
+    found = growth.step_constants(table, np.ones(101), 10, 50)
+    s = np.arange(11, 51)
+    assert found.u == pytest.approx(0.1) and found.kappa == pytest.approx(np.average(0.2 * s**0.5, weights=1 / s))

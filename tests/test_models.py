@@ -316,3 +316,8 @@ def test_a_network_of_two_widths_is_one_matrix_without_a_relu():
     for widths in ((), (3,)):
         with pytest.raises(ValueError, match="n_out"):
             HomogeneousMLP(widths)
+
+
+def test_a_name_of_initial_values_may_be_computed():
+    for kind in ("standard", "".join(["stand", "ard"])):
+        assert CausalLM(5, 4, 1, 2, 3, init_std=kind) is not None

@@ -1,6 +1,7 @@
 """The norm budget, the drift-free cap and the tracker against whole vectors and simulated optimizers."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from torch import nn
 
 from nbutils import samples
-from nbutils.norms import NormTracker, drift_free_cap, norm_budget
+from nbutils.norms import NormTracker, drift_free_cap, norm_budget, pieces
 
 
 @given(arrays(np.float64, st.tuples(st.integers(2, 8), st.integers(1, 5)), elements=st.floats(-1e3, 1e3)))
@@ -391,3 +392,157 @@ def test_tracker_needs_before_and_a_step():
 def test_a_cap_needs_steps_in_order(steps):
     with pytest.raises(ValueError, match="at least two, not negative and increasing"):
         drift_free_cap(steps)
+
+
+@pytest.mark.parametrize(
+    ("rho", "cos", "said"),
+    [
+        (5.0, [0.5], "at least two norms"),
+        ([[1, 2], [3, 4]], [0.5], "at least two norms"),
+        ([[[1]], [[2]]], [0.5], "at least two norms"),
+        ([1, -2, -3], [0.5, 0.5], r"not negative; got -2\.0"),
+        ([np.nan, 2], [0.5], "finite and not negative; got nan"),
+        ([1, 2], 0.5, r"got \(\)"),
+    ],
+)
+def test_budget_wants_series_and_names_the_first_bad_norm(rho, cos, said):
+    with pytest.raises(ValueError, match=said):
+        norm_budget(rho, cos)
+
+
+def test_a_budget_may_begin_or_end_at_zero_and_turn_round():
+    found = norm_budget([0.0, 2.0, 3.0, 0.0], [0.3, -1.0, 1.0])
+    assert [part.tolist() for part in found] == [[4, 25, 9], [0, -20, -18], [4, 5, -9]]
+
+
+def test_the_default_check_looks_before_and_after_every_32nd_step():
+    seen = []
+    for changed in (1, 16, 31, 32, 33):
+        theta = nn.Parameter(torch.ones(3))
+        tracker = NormTracker([("theta", theta)])
+        for step in range(1, 34):
+            if step == changed:
+                theta.data.mul_(3)
+            with tracker.step():
+                pass
+        seen.append(tracker.identity_error() > 0.1)
+    assert seen == [False, False, False, True, False]
+
+
+def test_identity_that_was_never_compared_counts_the_measured_steps():
+    theta = nn.Parameter(torch.ones(3))
+    tracker = NormTracker([("theta", theta)])
+    for _ in range(3):
+        with tracker.step():
+            pass
+    with torch.no_grad():
+        theta.add_(1.0)
+    with pytest.raises(
+        RuntimeError, match="at one step of 32, of 3 so far; ask right after a step, or take"
+    ):
+        tracker.identity_error()
+
+
+@pytest.mark.parametrize("arguments", [{"check": 0}, {"every": -1}, {"check": -1}])
+def test_tracker_measures_every_first_step_at_least(arguments):
+    with pytest.raises(ValueError, match="every ≥ 1 and check ≥ 1; got 2 of them"):
+        NormTracker(nn.Linear(2, 2).named_parameters(), **arguments)
+
+
+def test_parameters_of_two_devices_are_refused():
+    here, there = (nn.Parameter(torch.empty(2, device=device)) for device in ("cpu", "meta"))
+    with pytest.raises(ValueError, match=r"got 2 of them on \['cpu', 'meta'\]"):
+        NormTracker([("here", here), ("there", there)])
+
+
+@pytest.mark.parametrize("gradients", [None, False, True])
+def test_gradients_are_measured_only_where_they_are_asked_for(gradients):
+    theta = nn.Parameter(torch.tensor([1.0, 2.0]))
+    theta.grad = torch.tensor([3.0, 4.0])
+    tracker = NormTracker([("theta", theta)], by=None, **({} if gradients is None else {"gradients": gradients}))
+    with tracker.step():
+        pass
+    row = tracker.history().iloc[-1]
+    wanted = [11.0, 5.0] if gradients else [math.nan, math.nan]
+    np.testing.assert_allclose([row.projection, row.grad_norm], wanted)
+
+
+def test_parameters_of_four_types_are_one_norm_by_layer():
+    """Whole numbers that each type holds; layers and types by turns."""
+    types = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
+    named = {f"{'ab'[i % 2]}.{i}": nn.Parameter(torch.full((i + 2,), i + 1.0, dtype=types[i % 4])) for i in range(7)}
+    tracker = NormTracker(named.items(), by=lambda name: name[0], gradients=True)
+    tracker.snapshot()
+    for i, p in enumerate(named.values()):
+        p.grad = torch.full_like(p, i - 3.0)
+    with tracker.step(), torch.no_grad():
+        for p in named.values():
+            p.add_(2.0)
+    rows = tracker.history().query("step == 1").set_index("layer")
+    flat = {layer: [(i + 1.0, i - 3.0) for i in range(7) if layer in ("ab"[i % 2], "total") for _ in range(i + 2)]
+            for layer in ("a", "b", "total")}  # fmt: skip
+    for layer, pairs in flat.items():
+        theta, grad = np.array(pairs).T
+        new, row = theta + 2, rows.loc[layer]
+        assert (row.norm**2, row.step_norm**2, row.inner) == pytest.approx((new @ new, 4 * len(theta), 2 * theta.sum()))
+        assert (row.projection, row.grad_norm**2) == pytest.approx((theta @ grad, grad @ grad))
+        assert row.cos_similarity == pytest.approx(theta @ new / np.linalg.norm(theta) / np.linalg.norm(new))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_a_parameter_with_nothing_in_it_has_no_norm(dtype):
+    tracker = NormTracker([("nothing", nn.Parameter(torch.empty(0, 3, dtype=dtype)))], by=None)
+    with tracker.step():
+        pass
+    assert tracker.history().norm.tolist() == [0, 0] and tracker.identity_error() == 0
+
+
+def test_a_cosine_with_zero_is_not_a_number_and_warns_of_nothing():
+    theta = nn.Parameter(torch.zeros(3))
+    tracker = NormTracker([("theta", theta)], by=None)
+    tracker.snapshot()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with tracker.step():
+                pass
+        with tracker.step(), torch.no_grad():
+            theta.add_(1.0)
+        rows = tracker.history()
+    assert rows.alignment.isna().all() and rows.cos_similarity.isna().all()
+    assert rows.step_norm.iloc[1:].tolist() == pytest.approx([0, 0, math.sqrt(3)])
+    assert tracker.identity_error() == pytest.approx(0, abs=1e-12)
+
+
+def test_the_last_snapshot_is_of_the_parameters_as_they_were_then():
+    """Also where they had been changed outside of a step; what comes later is compared with it alone."""
+    theta = nn.Parameter(torch.tensor([1.0, 0.0]))
+    tracker = NormTracker([("theta", theta)], by=None)
+    tracker.snapshot()
+    with torch.no_grad():
+        theta.copy_(torch.tensor([3.0, 4.0]))
+    tracker.snapshot()
+    for target in ([4.0, 3.0], [0.0, 7.0]):
+        with tracker.step(), torch.no_grad():
+            theta.copy_(torch.tensor(target))
+    assert tracker.history().cos_similarity.iloc[1:].tolist() == pytest.approx([24 / 25, 4 / 5])
+    tracker.snapshot()
+    with tracker.step(), torch.no_grad():
+        theta.copy_(torch.tensor([5.0, 12.0]))
+    assert tracker.history().cos_similarity.iloc[-1] == pytest.approx(12 / 13)
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
+def test_flat_views_lie_as_memory_does_and_copies_begin_at_a_cache_line(axes):
+    data = torch.arange(24.0).reshape(2, 3, 4)
+    turned = data.permute(axes)
+    flat = pieces._flat(turned, turned)
+    assert flat.data_ptr() == data.data_ptr() and flat.tolist() == list(range(24))
+    for size in (1, 3, 17, 1001):
+        room = pieces._large_pages(size, data)
+        assert room.numel() == size and room.dtype == data.dtype and room.data_ptr() % 64 == 0
+
+
+def test_room_for_sums_is_where_the_tensor_is():
+    assert pieces._large_pages(8, torch.empty(1, device="meta")).device.type == "meta"
+    assert pieces._large_pages(8, torch.empty(1)).device.type == "cpu"

@@ -71,3 +71,7 @@ def test_residual_where_nothing_rounds(naive):
     for theta in (0.0, 0.5, 3.0):
         found = one_weight.residual(np.float64(theta), naive=naive)
         assert found == pytest.approx(1 / (1 + math.exp(theta)), rel=1e-12)
+
+
+def test_the_speed_of_adam_is_that_of_its_usual_betas():
+    assert one_weight.adam_speed(1e-3) == one_weight.adam_speed(1e-3, (0.9, 0.999))

@@ -1,5 +1,6 @@
 """θ·∇L along a ray against reverse mode, and equilibria against closed forms."""
 
+import dataclasses
 import itertools
 import math
 
@@ -305,3 +306,22 @@ def test_the_last_layer_norm_has_all_of_a_homogeneous_sublayer():
 def test_without_a_layer_norm_nothing_is_its_part():
     net = torch.nn.Linear(3, 2, bias=False).double()
     assert by_autograd(net, torch.ones(1, 3, dtype=torch.float64), 1.0, [0]).last_norm == 0
+
+
+def test_equilibrium_is_looked_for_up_to_a_million_times_the_largest_scale():
+    """Logits ρ c and 0 with ρ = 1e-6: the crossing lies at ln 3 over it, far above a grid from 1e-6 to 4."""
+    net = nn.Linear(1, 2, bias=False)
+    net.weight.data = torch.tensor([[1e-6], [0.0]], dtype=torch.float64)
+    x, rng = torch.ones(4, 1, dtype=torch.float64), torch.Generator()
+    ray = along_ray(net, x, [1e-6, 2e-6, 4.0], [0.75], scale_inputs=False, generator=rng)
+    assert equilibrium(ray) == pytest.approx([math.log(3)], rel=1e-6)
+
+
+def test_what_is_positive_from_the_smallest_scale_on_has_no_equilibrium_further_up():
+    net = nn.Linear(1, 2, bias=False)
+    net.weight.data = torch.tensor([[1.0], [0.0]])
+    ray = along_ray(net, torch.ones(4, 1), [1, 2, 3], [0.75, 1], scale_inputs=False, generator=torch.Generator())
+    bumpy = np.array([[1.0, -1.0, 1.0]] * 2)  # a dip, then up again
+    found = equilibrium(dataclasses.replace(ray, projection=bumpy, at=lambda scale: np.ones(2)))
+    assert found.tolist() == [0.0, np.inf], "positive down to the smallest; and none is wrong at accuracy 1"
+    assert "several" not in repr(ray)

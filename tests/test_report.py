@@ -433,3 +433,88 @@ def test_a_problem_of_a_claim_stands_in_the_first_of_its_chapters():
     records = [Record("unlisted", "a", "stated", holds=True, chapter=chapter) for chapter in ("01-one", "02-two")]
     _, problems = report.audit({}, {}, records, ["01-one", "02-two"])
     assert [problem.chapter for problem in problems if "not listed" in problem.what] == ["01-one"]
+
+
+def test_a_table_of_problems_is_as_wide_as_its_longest_cells():
+    found = [
+        report.Problem("a-long-chapter", "c", "w", "1", "[0, 2]", "left out"),
+        report.Problem("b", "", "what it is"),
+    ]
+    assert report.table(found).splitlines() == [
+        "chapter         claim  problem     measured  band",
+        "a-long-chapter  c      w           1         [0, 2]",
+        "b                      what it is",
+    ]
+    assert report.table([]) == "chapter  claim  problem  measured  band"
+
+
+def test_what_is_kept_of_a_profile_is_kept_for_each_device_apart():
+    names = [report.alarms_file(*told).name for told in (("book",), ("book", "cpu"), ("gpu", "cuda"))]
+    assert names == ["alarms-book.json", "alarms-book.json", "alarms-gpu-cuda.json"]
+
+
+def test_a_baseline_is_found_by_chapter_claim_and_check(monkeypatch, tmp_path):
+    monkeypatch.setattr(report, "alarms_file", lambda profile: tmp_path / f"{profile}.json")
+    kept = {"chapters": {"01-one": {"measured": {"one/a number": {"mean": 1.0, "sd": 2.0, "n": 3}}}}}
+    (tmp_path / "smoke.json").write_text(json.dumps(kept))
+    report._over_fresh_seeds.cache_clear()
+    found = [report.with_baseline(record(**facts)).baseline for facts in (
+        {}, {"claim": "two"}, {"check": "b"}, {"chapter": "02-two"}, {"profile": "book"})]  # fmt: skip
+    report._over_fresh_seeds.cache_clear()
+    assert found == [{"mean": 1.0, "sd": 2.0, "n": 3}, None, None, None, None]
+    assert report.format_baseline(record()) == ""
+
+
+@pytest.mark.parametrize(
+    ("told", "command"),
+    [
+        (("gpu", 1, "cpu", ["01-a"]), "make gpu SEED=1 DEVICE=cpu CHAPTERS=01-a"),
+        (("book", 1, "cpu", ["01-a", "t5-null-2"]), "make book SEED=1"),
+        (("book", 1, "cuda", ["1x"]), "make book SEED=1 DEVICE=cuda"),
+        (("gpu", 1, None, ["12-b"]), "make gpu SEED=1 CHAPTERS=12-b"),
+    ],
+)
+def test_the_command_names_a_device_that_is_not_the_profiles_own(told, command):
+    assert report.again(*told) == command
+
+
+def test_a_claim_checked_where_it_is_not_named_is_red_beside_its_own_chapter():
+    claims = {"one": {**listed("one")["one"], "chapters": ["01-one", "02-two"]}}
+    records = [record(), record(chapter="03-three"), record(chapter="02-two")]
+    chapters = ["01-one", "02-two", "03-three"]
+    verdicts, found = report.audit(claims, {"one": "confirmed"}, records, chapters)
+    assert verdicts == {"one": "confirmed"} and [(each.chapter, each.claim) for each in found] == [("03-three", "one")]
+    _, found = report.audit(claims, {"one": "confirmed"}, records[1:2], chapters)
+    assert [each.chapter for each in found] == ["03-three", "01-one", "02-two"]
+
+
+def test_a_check_that_stays_red_says_what_further_seeds_measured():
+    more = ({"seed": 3, "measured": 0.5, "holds": True}, {"seed": 4, "measured": "nan", "holds": False})
+    (found,) = problems(listed("one"), {"one": "failed"}, [record(holds=False, further=more)])
+    assert found == "stated check does not hold: a number (looked at again: 0.5 at seed 3, nan at seed 4)"
+    (found,) = problems(listed("one"), {"one": "failed"}, [record(holds=False)])
+    assert found == "stated check does not hold: a number"
+
+
+@pytest.mark.parametrize(
+    ("text", "red"),
+    [
+        ('{"run": {"green": false}}', True), ('{"run": {"green": true}}', False), ('{"run": {}}', False), ("{", False),
+        ('{"run": {"green": null}}', False), ("[]", False), ('{"run": 1}', False), (None, False), ("{}", False),
+        ('{"run": {"green": 0}}', False),
+    ],
+)  # fmt: skip
+def test_a_folder_says_red_only_where_its_run_does(tmp_path, text, red):
+    if text is not None:
+        (tmp_path / "metrics.json").write_text(text)
+    assert summaries.say_red(tmp_path) is red
+
+
+def test_a_bar_in_a_cell_does_not_end_it():
+    lines = summaries.rows(["a", "b"], [(1, "x|y"), ("|", None)])
+    assert lines == ["| a | b |", "|---|---|", "| 1 | x\\|y |", "| \\| | None |"]
+
+
+@pytest.mark.parametrize(("device", "name"), [("cpu", "alarms-smoke.json"), ("cuda", "alarms-smoke-cuda.json")])
+def test_alarms_are_kept_by_device(device, name):
+    assert report.alarms_file("smoke", device).name == name

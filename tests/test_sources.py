@@ -1,6 +1,8 @@
 """Where checkpoints are: names that tell steps, folders, the Hub and its cache."""
 
 import inspect
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -311,3 +313,101 @@ def test_a_cached_repository_whose_name_tells_its_step(tmp_path):
     assert_is(series(whole).table, states)
     nameless = cache("model", main=model(9))
     assert not sources._cached(nameless)
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (["model.safetensors", "pytorch_model.bin", "README.md"], ["model.safetensors"]),
+        (["pytorch_model.bin", "optimizer.bin", "other.bin"], ["pytorch_model.bin"]),
+        (["a-1-of-2.safetensors", "model.safetensors.index.json", "a-2-of-2.safetensors", "pytorch_model.bin"],
+         ["a-1-of-2.safetensors", "model.safetensors.index.json", "a-2-of-2.safetensors"]),
+        (["x-1-of-1.bin", "pytorch_model.bin.index.json", "config.json"],
+         ["x-1-of-1.bin", "pytorch_model.bin.index.json"]),
+        (["sub/model.safetensors", "w.bin", "scheduler.bin", "training_args.bin", "rng_state.bin"], ["w.bin"]),
+        (["adapter_model.safetensors", "README.md"], "only an adapter"), (["README.md"], "no .safetensors and no .bin"),
+        ([], "no .safetensors and no .bin"), (["sub/model.safetensors"], "no .safetensors and no .bin"),
+    ],
+)  # fmt: skip
+def test_which_files_of_a_repository_are_fetched(names, wanted):
+    if isinstance(wanted, list):
+        assert sources._wanted(names) == wanted
+    else:
+        with pytest.raises(sources.ReadError, match=wanted):
+            sources._wanted(names)
+
+
+def test_reading_the_hub_without_its_package_says_which(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConnectionError, match="needs the package huggingface_hub"):
+        series("lab/model")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(OSError(), r"\(OSError: \)"), (OSError("one.\ntwo"), r"\(OSError: one\)")]
+)
+def test_an_answer_of_the_hub_is_told_by_its_first_line(hub, monkeypatch, error, said):
+    import huggingface_hub
+
+    class Down:
+        def list_repo_refs(self, repo):
+            raise error
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Down)
+    with pytest.raises(ConnectionError, match=said):
+        series("lab/model")
+
+
+def test_a_revision_that_is_gone_is_skipped_and_read_errors_stay_what_they_are(hub, tmp_path):
+    states = make(tmp_path / "plain", steps=(1, 2))
+    for step, state in states.items():
+        hub.add("lab/model", f"step{step}", state)
+    hub.add("lab/model", "step3", states[2])
+    (hub.root / "lab/model" / "step3-commit" / "model.safetensors").rename(
+        hub.root / "lab/model" / "step3-commit" / "notes.txt"
+    )
+    result = series("lab/model")
+    assert_is(result.table, states)
+    assert [str(skip) for skip in result.skipped] == ["lab/model@step3: no .safetensors and no .bin file in it"]
+
+
+def test_a_step_that_holds_two_folders_of_weights_is_none_and_one_is_taken(tmp_path):
+    states = make(tmp_path, steps=(1, 2))
+    for inner in ("a", "b"):
+        save(model(3), tmp_path / "step3" / inner)
+    save(model(4), tmp_path / "step4" / "only")
+    (tmp_path / "step4" / "logs").mkdir()
+    result = series(tmp_path)
+    assert sorted(set(result.table.step)) == [1, 2, 4] and len(result.skipped) == 1
+    assert "step3" in result.skipped[0].label + result.skipped[0].why
+    assert_is(result.table, states | {4: model(4)})
+
+
+def test_a_snapshot_without_a_reference_is_known_by_its_own_name(tmp_path):
+    root, states = tmp_path / "models--lab--model", {step: model(step) for step in (5, 6)}
+    for step, state in states.items():
+        save(state, root / "snapshots" / f"step{step}")
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text("step6")
+    save(model(9), root / "snapshots" / "hash")
+    (root / "refs" / "gone").write_text("not there")
+    assert [name for name, _ in sources._cached(root)] == ["hash", "step5"]
+
+
+def test_what_says_its_own_place_is_not_told_it_twice():
+    assert str(sources.Skip("x/step1", "x/step1/w.bin: broken")) == "x/step1/w.bin: broken"
+    assert str(sources.Skip("x/step1", "empty")) == "x/step1: empty"
+
+
+def test_where_a_checkpoint_is_loaded_from():
+    here = sources.Checkpoint(1, "step1", "", place=Path("/a/step1"), commit="c")
+    assert here.pretrained == {"pretrained_model_name_or_path": "/a/step1"} and here.key == ("step1", "")
+    there = sources.Checkpoint(1, "label", "stamp", repo="a/b", commit="c", resolved="real")
+    assert there.pretrained == {"pretrained_model_name_or_path": "a/b", "revision": "c"}
+    assert there.key == ("real", "stamp")
+
+
+@pytest.mark.parametrize("name", ["no/such/place", "./-x/y", "x y/z", "nothing", "lab/model@", "./lab/model"])
+def test_what_is_no_place_and_no_repository_is_told(name):
+    with pytest.raises(FileNotFoundError, match="no such folder, and no name of a Hub repository"):
+        sources.find(name)

@@ -104,3 +104,30 @@ def test_a_key_that_is_nowhere_is_one_line(monkeypatch):
     monkeypatch.setattr(launch.notebooks, "sync", sync)
     with pytest.raises(ValueError, match=r"a chapter names 'nobody2020', which is neither in references\.bib nor"):
         launch.bring_notebooks_in_step()
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "1", "{}", '{"files": 1}', '{"files": []}', '{"files": {"none": "x"}}', '{"files": {}}',
+             '{"files": {}, "made_from": "a text"}', b"\xff"],
+)  # fmt: skip
+def test_statistics_that_say_too_little_are_damaged(tmp_path, text):
+    (tmp_path / "s.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert stale.fault(tmp_path, tmp_path / "s.json", "a text", "cpu") == "damaged"
+
+
+@pytest.mark.parametrize(("made_from", "device"), [("A", "m"), ("z", "m"), ("k", "A"), ("k", "z")])
+def test_another_text_or_device_does_not_count_wherever_it_stands_in_the_alphabet(tmp_path, made_from, device):
+    (tmp_path / "s.json").write_text(json.dumps({"files": {}, "made_from": made_from, "device": device}))
+    found = stale.fault(tmp_path, tmp_path / "s.json", "k", "m")
+    assert found == ("of an older text" if made_from != "k" else "of another device")
+
+
+def test_half_a_result_is_removed_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(stale, "run_folder", lambda profile, seed: tmp_path)
+    monkeypatch.setattr(stale.dependencies, "trainings_of", lambda chapter: [])
+    monkeypatch.setattr(stale, "sources_of_chapter", lambda chapter: "a text")
+    for ending in ("ipynb", "json"):
+        half = tmp_path / f"01-one.{ending}"
+        half.write_text("{}")
+        assert list(stale.remove_unsound("smoke", [1], ["01-one"], "cpu")) == [(tmp_path / "01-one.ipynb", "damaged")]
+        assert not half.exists()

@@ -10,7 +10,7 @@ import torch
 from checkpoint_files import assert_is, cut, make, model, save
 
 from nbutils import checkpoints
-from nbutils.checkpoints import series
+from nbutils.checkpoints import series, store
 
 
 @pytest.fixture
@@ -192,3 +192,74 @@ def test_a_table_of_something_else_is_not_overwritten(tmp_path):
     with pytest.raises(ValueError, match="damaged"):
         series(tmp_path / "run", out=out)
     assert out.read_text() == before
+
+
+def test_what_is_done_is_saved_at_most_once_a_second_unless_it_is_now(tmp_path, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(store.time, "monotonic", lambda: clock[0])
+    kept = store.Store(tmp_path / "out.csv", {"source": ["s"]}, False)
+    rows = {(str(step), "", "", ""): [store.Row(step, "total", 1.0)] for step in range(5)}
+    first = lambda number: dict(list(rows.items())[:number])  # noqa: E731
+    kept.save(first(1))
+    assert not kept.out.exists(), "nothing is decided yet"
+    kept.reference = store.Reference("a", "b", {"w": (2,)}, {}, {})
+    written = []
+    for number, later in ((0, 0.0), (1, 0.0), (2, 0.5), (3, 0.49), (4, 0.01), (5, 0.5)):
+        clock[0] += later
+        kept.save(first(number))
+        written.append(len(kept.out.read_text().splitlines()) - 1 if kept.out.exists() else 0)
+    assert written == [0, 1, 1, 1, 4, 4]
+    kept.save(rows, now=True)
+    assert len(kept.out.read_text().splitlines()) == 6
+    store.Store(None, {}, False).save(rows, now=True)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"origin": {}, "reference": {}}', '{"origin": {}, "reference": 1}'])
+def test_a_damaged_state_is_named_and_overwritten_only_where_that_is_asked(tmp_path, text):
+    make(tmp_path / "run", steps=(1, 2))
+    out = tmp_path / "norms.csv"
+    (tmp_path / "norms.csv.state.json").write_text(text)
+    with pytest.raises(ValueError, match=r"norms\.csv\.state\.json: damaged; give another --out, or --overwrite"):
+        series(tmp_path / "run", out=out)
+    assert series(tmp_path / "run", out=out, overwrite=True).resumed == 0 and out.exists()
+    assert series(tmp_path / "run", out=out).resumed == 2
+
+
+def test_what_a_table_was_made_with_is_told_as_it_is_typed(tmp_path):
+    make(tmp_path / "run", steps=(1, 2))
+    out = tmp_path / "norms.csv"
+    series(tmp_path / "run", out=out, by="layer", match="step*")
+    for more, said in (({}, "with --by layer, --match 'step*'; give"), ({"by": "layer"}, "with --match 'step*'; give"),
+                       ({"match": "step*"}, "with --by layer; give")):  # fmt: skip
+        with pytest.raises(ValueError) as error:
+            series(tmp_path / "run", out=out, **more)
+        assert said in str(error.value)
+
+
+def test_torn_and_foreign_lines_of_a_table_are_left_out(tmp_path):
+    (tmp_path / "t.csv").write_text(
+        "step,layer,norm,cos_similarity,displacement_sq,inner\n1,total,2.5,,,\n1,rest,1.0,,,\n2,total,3.5,0.5,0.25,-1\n"
+        "x,total,1,,,\n3,total,y,,,\n4,total\n5,total,1,,,,\n6,total,1,,\n\n7,total,1,,,"
+    )
+    found = store._read_rows(tmp_path / "t.csv")
+    assert found == {1: [(1, "total", 2.5, None, None, None), (1, "rest", 1.0, None, None, None)],
+                     2: [(2, "total", 3.5, 0.5, 0.25, -1.0)]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"a": 1}, r"other tensors than ref: no b$"), ({"a": 1, "b": 1, "c": 1}, "than ref: c more$"),
+        ({"a": 1, "c": 1}, "than ref: no b, c more$"), ({"c": 1}, "than ref: no a, no b and 1 other differences$"),
+        ({"c": 1, "d": 1}, "than ref: no a, no b and 2 other differences$"), ({"a": 1, "b": 1}, None),
+    ],
+)  # fmt: skip
+def test_at_most_two_differences_from_the_reference_are_named(tmp_path, state, said):
+    reference = store.Reference("ref", "", {"a": (2,), "b": (2,)}, {}, {})
+    save({name: torch.ones(2) for name in state}, tmp_path / "step1")
+    with store.Weights(tmp_path / "step1") as found:
+        if said:
+            with pytest.raises(store.ReadError, match=f"step1: .*{said}"):
+                reference.check("step1", found)
+        else:
+            reference.check("step1", found)

@@ -146,3 +146,8 @@ def test_theorems_of_one_hypothesis_have_one_verdict():
 
 def test_a_kind_that_is_read_from_elsewhere_is_the_same():
     assert Sublayer("".join(["atten", "tion"]), 4, heads=2).key_dim == 2
+
+
+@pytest.mark.parametrize(("more", "inner"), [({}, 10), ({"hidden": 7}, 7), ({"project": False}, 5)])
+def test_the_inner_width_of_feed_forward_layers(more, inner):
+    assert Sublayer("feedforward", 5, **more).inner_weight.shape == (inner, 5)

@@ -574,3 +574,28 @@ def test_an_optimizer_that_finds_its_own_rate_has_none_to_record():
     net = model(dtype=torch.float32)
     steps = Adafactor(net.parameters(), scale_parameter=True, relative_step=True, warmup_init=False)
     assert run(steps=2, net=net, optimizer=steps).history.lr.isna().all()
+
+
+def test_an_ensemble_has_adamw_s_step_for_a_short_memory_of_squares():
+    rng = generator(0, "cpu")
+    data = [torch.randn(4, 3, generator=rng) for _ in range(5)]
+
+    def loss(net, x):
+        return net(x).square().mean()
+
+    net = nn.Linear(3, 1, bias=False)
+    alone = torch.optim.AdamW(net.parameters(), lr=0.1, betas=(0.5, 0.4), weight_decay=0.0)
+    start = net.weight.detach().clone()
+    for x in data:
+        alone.zero_grad()
+        loss(net, x).backward()
+        alone.step()
+
+    def same(seed):
+        other = nn.Linear(3, 1, bias=False)
+        other.weight.data = start.clone()
+        return other
+
+    options = {"steps": 5, "loss": loss, "betas": (0.5, 0.4), "device": "cpu", "progress": False}
+    _, (found,) = train_ensemble(same, data, grid([0.1], [0.0]), **options)
+    torch.testing.assert_close(found["weight"], net.weight.detach(), rtol=1e-5, atol=1e-6)

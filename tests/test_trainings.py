@@ -403,3 +403,16 @@ def test_recipes_sizes_and_texts_do_not_change():
     ):
         with pytest.raises(FrozenInstanceError):
             setattr(record, field, None)
+
+
+@pytest.mark.parametrize(("profile", "sentinels"), [("gpu", 100), ("smoke", 32), ("book", 64)])
+def test_t5_has_a_hundred_sentinels_where_the_vocabulary_is_large(monkeypatch, profile, sentinels):
+    seen = {}
+    monkeypatch.setattr(recipes_t5, "small_t5", lambda *sizes, seed, **more: None)
+    monkeypatch.setattr(text, "corpus", lambda size: None)
+    monkeypatch.setattr(text, "bpe", lambda corpus, vocab, **more: seen.update(more) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainings.make(
+            next(name for name in trainings.names("t5-*") if "null" not in name), profile=profile, seed=0, device="cpu"
+        )
+    assert seen == {"sentinels": sentinels}

@@ -309,3 +309,138 @@ def test_files_are_closed(tmp_path):
     with Weights(tmp_path / "step0") as opened:
         assert opened._open
     assert not opened._open
+
+
+INDICES = {
+    "{": "corrupt: no weight_map", "{}": "corrupt: no weight_map", "[]": "corrupt: no weight_map",
+    '{"weight_map": []}': "corrupt: no weight_map", '{"weight_map": {"a": 1}}': "corrupt: no weight_map",
+    '{"weight_map": {"a": ["b"]}}': "corrupt: no weight_map",
+    '{"weight_map": {}}': "shards must be files of the same folder",
+    '{"weight_map": {"a": "x", "b": "y", "c": "here"}}': r"names x, which is not there \(2 of 3 missing\)",
+    '{"weight_map": {"a": "here", "b": "y", "c": "here"}}': r"names y, which is not there \(1 of 2 missing\)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", INDICES)
+def test_an_index_that_names_no_shards_is_told(tmp_path, text):
+    (tmp_path / "here").touch()
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(weights.ReadError, match=INDICES[text]):
+        weights.weight_files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["odd.safetensors", "pytorch_model.bin"], ["odd.safetensors"]),
+        (["any.bin", "other.pt"], ["any.bin"]), (["any.pt"], ["any.pt"]), (["any.pth", "x.txt"], ["any.pth"]),
+        (["any.ckpt", "rng_state.pth"], ["any.ckpt"]), (["a.bin", "pytorch_model.bin"], ["pytorch_model.bin"]),
+        (["model.safetensors", "model-00001-of-00009.safetensors"], ["model.safetensors"]),
+        (["m-1-of-2.pt", "m-2-of-2.pt"], ["m-1-of-2.pt", "m-2-of-2.pt"]),
+        (["m-1-of-1.pt"], ["m-1-of-1.pt"]),
+        (["m-2-of-4.pt", "m-4-of-4.pt"], "2 of 4 shards; missing 1, 3$"),
+        (["m-1-of-3.pt"], "1 of 3 shards; missing 2, 3$"),
+        (["m-1-of-2.pt", "m.pt"], r"2 weight files and no index: m-1-of-2\.pt, m\.pt$"),
+        (["notes.txt"], r"no \.safetensors, \.bin, \.pt, \.pth or \.ckpt file in it"), ([], "empty folder"),
+        (["adapter_model.bin"], "only an adapter"), (["optimizer.pt"], r"no \.safetensors"),
+    ],
+)  # fmt: skip
+def test_which_files_of_a_folder_hold_the_weights(tmp_path, names, found):
+    for name in names:
+        (tmp_path / name).touch()
+    if isinstance(found, list):
+        assert [file.name for file in weights.weight_files(tmp_path)] == found
+    else:
+        with pytest.raises(weights.ReadError, match=found):
+            weights.weight_files(tmp_path)
+
+
+ONE = torch.arange(9.0).reshape(3, 3)
+PICKLES = {
+    "wrapped once alone": ({"state_dict": {"w": ONE, "model": {"v": ONE}}}, {"w"}, {}),
+    "a tensor named as a wrapper": ({"model": ONE, "module": ONE + 1}, {"model", "module"}, {}),
+    "model_state_dict": ({"model_state_dict": {"module.w": ONE}, "epoch": 3}, {"w"}, {}),
+    "module": ({"module": {"w": ONE}}, {"w"}, {}),
+    "other views of one storage": ({"a": ONE, "b": ONE[:2], "c": ONE.T, "d": ONE[1:]}, {"a", "b", "c", "d"}, {}),
+    "the same view": ({"a": ONE.T, "b": ONE.T, "c": ONE + 1}, {"a", "c"}, {"b": "tied to a"}),
+    "nothing in two of them": ({"a": ONE[:0], "b": ONE[:0], "c": ONE}, {"a", "b", "c"}, {}),
+}
+
+
+@pytest.mark.parametrize("what", PICKLES)
+def test_which_tensors_of_a_pickle_are_parameters(tmp_path, what):
+    saved, names, left_out = PICKLES[what]
+    torch.save(saved, tmp_path / "step1.pt")
+    with Weights(tmp_path / "step1.pt") as found:
+        assert set(found.parameters) == names and found.left_out == left_out
+        for name in names & {"a", "b", "c", "d"} & set(saved):
+            values = np.empty(saved[name].numel())
+            found.parameters[name].read(0, values)
+            np.testing.assert_array_equal(values, saved[name].flatten().numpy())
+
+
+@pytest.mark.parametrize(
+    ("saved", "said"),
+    [
+        ([ONE], "holds no parameters"), (ONE, "holds no parameters"), ({"step": 1}, "holds no parameters"),
+        ({"w": ONE.to(torch.float8_e4m3fn)}, r"tensor w has dtype F\?; known are F64, F32, F16, BF16"),
+    ],
+)  # fmt: skip
+def test_a_pickle_without_readable_parameters_is_told(tmp_path, saved, said):
+    torch.save(saved, tmp_path / "step1.pt")
+    with pytest.raises(weights.ReadError, match=said):
+        Weights(tmp_path / "step1.pt")
+
+
+def test_a_file_that_goes_or_shrinks_is_named(tmp_path):
+    with pytest.raises(weights.ReadError, match="gone: No such file"):
+        Weights(tmp_path / "gone")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "odd.safetensors").symlink_to(tmp_path / "gone")
+    with pytest.raises(weights.ReadError, match=r"odd\.safetensors: No such file"):
+        Weights(tmp_path / "linked")
+    save({"w": torch.ones(4)}, tmp_path / "step1")
+    with Weights(tmp_path / "step1") as found:
+        cut(tmp_path / "step1" / "model.safetensors", -1)
+        with pytest.raises(weights.ReadError, match="ends within tensor w"):
+            found.parameters["w"].read(0, np.empty(4))
+        found.parameters["w"].read(0, values := np.empty(3))
+        assert values.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "shape", "why"),
+    [
+        ("attn.bias", "F32", (1, 1, 5, 5), "attention mask"), ("attn.bias", "F32", (5, 5), None),
+        ("attn.bias", "F32", (1, 5, 5), None), ("attn.bias", "F32", (2, 1, 5, 5), None),
+        ("attn.bias", "F32", (1, 2, 5, 5), None), ("attn.bias", "F32", (1, 1, 1, 5, 5), None),
+        ("attn.bias", "F32", (1, 1, 5, 4), None), ("attn.bias", "F32", (1, 1, 4, 5), None),
+        ("attn.weight", "F32", (1, 1, 5, 5), None), ("a.mask", "BF16", (3, 3), "attention mask"),
+        ("a.mask", "F16", (3, 4), None), ("a.mask", "F16", (4, 3), None), ("a.mask", "F16", (4, 4, 3), None),
+        ("a.mask", "F16", (2, 4, 4), "attention mask"), ("a.mask", "F16", (3,), None), ("a.mask", "F64", (), None),
+        ("w", "I64", (3,), "not floating point"), ("w", "BOOL", (3,), "not floating point"),
+        ("w", "F8_E4M3", (3,), None), ("w", "BF16", (3,), None), ("a.inv_freq", "F32", (3,), "buffer"),
+    ],
+)  # fmt: skip
+def test_what_name_type_and_shape_tell_of_a_tensor(name, dtype, shape, why):
+    assert tensors.why_left_out(name, dtype, shape) == why
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "why"),
+    [
+        ("x", np.where(np.tri(3) > 0, 0.0, -1000.0), "attention mask"), ("x", np.where(np.tri(3) > 0, 0, -999.9), None),
+        ("x", np.where(np.tri(3) > 0, 1.0, -1e4), None), ("x", np.tri(3).T.copy(), None), ("x", np.tri(3, 4), None),
+        ("x", np.tri(4, 3), None), ("x", np.ones((1, 1)), None), ("x", np.ones((3, 3)), None),
+        ("x", np.zeros((3, 3)), None), ("x", np.array([1.0, 0.0]), None), ("x", np.empty((0, 2, 2)), None),
+        ("pe", np.array([[0.0, 1, 0, 1, 0], [9] * 5]), "position sinusoids"), ("x", np.array([[0.0, 1], [9, 9]]), None),
+        ("pe", np.array([[0.0, 0, 0, 1, 1], [9] * 5]), "position sinusoids"),
+        ("pe", np.array([[0.0, 0, 1, 1], [9] * 4]), "position sinusoids"),
+        ("pe", np.array([[0.0, 1, 1, 1], [9] * 4]), None), ("pe", np.array([[1.0, 0, 1, 0], [9] * 4]), None),
+        ("pe", np.array([0.0, 1, 0, 1]), None), ("pe", np.empty((0, 4)), None),
+    ],
+)  # fmt: skip
+def test_what_values_tell_of_a_tensor(name, values, why):
+    flat = values.astype(float).ravel()
+    stored = tensors.Tensor("F64", values.shape, lambda start, out: np.copyto(out, flat[start : start + len(out)]))
+    assert tensors.why_constant(name, stored) == why

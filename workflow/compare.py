@@ -60,10 +60,9 @@ def load(place: Path) -> dict[str, Any]:
         raise ValueError(f"no run in {place}: give a metrics.json or a folder that has one, such as _build/smoke")
     try:
         metrics = json.loads(file.read_text(encoding="utf-8"))
-        missing = {"run", "records", "verdicts"} - set(metrics)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is no JSON: {error}") from None
-    if missing:
+    if missing := {"run", "records", "verdicts"} - set(metrics if isinstance(metrics, dict) else ()):
         raise ValueError(f"{file} is no run's metrics.json: it has no {', '.join(sorted(missing))}")
     return metrics
 

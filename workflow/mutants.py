@@ -259,9 +259,11 @@ def sentence() -> str:
         seen, left = first["planted"] - same, len(now["survived"]) - same
         made = f"{sample['tool']} made in {first['files']} modules ({name}, at {sample['commit']})"
         at_first = f"{first['killed']} were seen at first, {100 * first['killed'] / seen:.1f} %"
+        asked = first["by_chapters"]  # None: the tests alone were asked
+        by = "by tests alone" if asked is None else f"{asked} of them by a chapter alone"
         said.append(
             f"Of {first['planted']} that {made} {same} change nothing that can be seen. Of the other {seen} {at_first},"
-            f" {first['by_chapters']} of them by a chapter alone; today {left} are not seen."
+            f" {by}; today {left} are not seen."
         )
     return " ".join(said)
 

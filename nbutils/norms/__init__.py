@@ -246,8 +246,9 @@ class NormTracker:
             self._compare()
         if not self._gaps:
             raise RuntimeError(
-                f"no norm summed beside the identity: the parameters have moved since the last measured step, and none "
-                f"of the {len(self._rows) - 1} was a {self.check}th; ask right after a step, or take check=1"
+                f"no norm summed beside the identity: the parameters have moved since the last measured step, and it "
+                f"is summed at one step of {self.check}, of {len(self._rows) - 1} so far; ask right after a step, or "
+                "take check=1"
             )
         return float(torch.stack(self._gaps).max())
 
