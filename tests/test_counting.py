@@ -179,3 +179,10 @@ def test_noise_moves_each_network_its_own_way_and_needs_no_batch():
 def test_too_few_batches_are_an_error():
     with pytest.raises(ValueError, match="batch"):
         counting.train_together(networks(), iter(batches()), steps=6, lr=1e-2)
+
+
+def test_the_name_of_a_task_may_be_computed():
+    """Counting needs no positions, however its name came about."""
+    options = {"length": 3, "steps": 1, "seeds": (0,), "device": "cpu", "test": 4}
+    plain, built = (counting.trained(name, **options)[0] for name in ("majority", "".join(["major", "ity"])))
+    assert [name for name, _ in plain.model.named_parameters()] == [n for n, _ in built.model.named_parameters()]

@@ -437,9 +437,7 @@ def test_identity_that_was_never_compared_counts_the_measured_steps():
             pass
     with torch.no_grad():
         theta.add_(1.0)
-    with pytest.raises(
-        RuntimeError, match="at one step of 32, of 3 so far; ask right after a step, or take"
-    ):
+    with pytest.raises(RuntimeError, match="at one step of 32, of 3 so far; ask right after a step, or take"):
         tracker.identity_error()
 
 

@@ -157,3 +157,11 @@ def test_the_base_size_is_twelve_layers_of_768(name, inner):
     config = pretrained.shape(name)
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (768, 12, 12)
     assert getattr(config, inner) == 3072 and config.vocab_size == 32_000
+
+
+def test_the_measure_of_figure_4_scales_by_a_thousand():
+    model = pretrained.random_model(pretrained.shape("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
+    plain, told = (pretrained.by_layer(model, [[1, 2, 3], [4, 5]], *c) for c in ((), (1000.0,)))
+    assert (
+        plain.raw.tolist() == told.raw.tolist() != pretrained.by_layer(model, [[1, 2, 3], [4, 5]], 1001.0).raw.tolist()
+    )

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -411,3 +412,8 @@ def test_where_a_checkpoint_is_loaded_from():
 def test_what_is_no_place_and_no_repository_is_told(name):
     with pytest.raises(FileNotFoundError, match="no such folder, and no name of a Hub repository"):
         sources.find(name)
+
+
+def test_a_checkpoint_that_was_found_does_not_change():
+    with pytest.raises(FrozenInstanceError):
+        sources.Checkpoint(1, "step1", "stamp").step = 2
