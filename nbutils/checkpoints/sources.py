@@ -12,14 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from nbutils.checkpoints.foreign import why_foreign
 from nbutils.checkpoints.weights import ONLY_ADAPTER, ReadError, Weights, weight_files
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _AMOUNT = r"((?:[1-9]\d{0,2}(?:[_,]\d{3})+|\d+)(?:\.\d+)?)([kKmMbB]?)"  # 1_000_000 and 1,000,000 are one number
 _END = r"(?=$|[^A-Za-z0-9.]|\.(?!\d)|tokens)"
-_WORDS = ("(?:global_?|train_?)?step", "checkpoint|ckpt|iteration|iter|it")
-_MARKERS = [re.compile(rf"(?<![A-Za-z])(?:{words})s?[-_= ]?{_AMOUNT}{_END}") for words in _WORDS]
-_PLAIN = re.compile(_AMOUNT)
+_WORDS = ("(?:global_?|train_?)?step", "ba(?:tch)?", "checkpoint|ckpt|iteration|iter|it")
+_MARKERS = [re.compile(rf"(?<![A-Za-z])(?:{words})s?[-_= ]?{_AMOUNT}{_END}", re.I) for words in _WORDS]
+_WHOLE = [
+    re.compile(rf"{_AMOUNT}(?:[-_ ]?steps?)?", re.I),
+    re.compile(r"(?:model|weights|params|state)[-_](\d+)()", re.I),
+]
+_EPOCH_UPDATE = re.compile(r"checkpoint_\d+_(\d+)")  # fairseq; checkpoint1 is its first epoch
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 
 
@@ -30,12 +35,16 @@ def step_of(name: str) -> int | None:
     [1000, 300000, 20000, 1500000, 1000, 64]
     >>> step_of("step1_000_000"), step_of("step1,000")
     (1000000, 1000)
+    >>> [step_of(n) for n in ("checkpoint_1_1600", "ep0-ba100", "1000steps", "model_100", "model_7b")]
+    [1600, 100, 1000, 100, None]
     """
+    if of_fairseq := _EPOCH_UPDATE.fullmatch(name):
+        return int(of_fairseq[1])
     for marker in _MARKERS:
         found = {_number(*match.groups()) for match in marker.finditer(name)}
         if found:
             return found.pop() if len(found) == 1 else None
-    plain = _PLAIN.fullmatch(name)
+    plain = next((match for whole in _WHOLE if (match := whole.fullmatch(name))), None)
     return _number(*plain.groups()) if plain else None
 
 
@@ -118,7 +127,7 @@ def find(source: str | Path | Iterable[str | Path], match: str = "*") -> tuple[l
 
 
 def _stamp(place: Path) -> str:
-    files = [place] if place.is_file() else sorted(f for f in place.iterdir() if f.suffix in SUFFIXES and f.is_file())
+    files = [place] if place.is_file() else [f for f in _listed(place) if f.suffix in SUFFIXES and f.is_file()]
     return ";".join(f"{f.name}:{(s := f.stat()).st_size}:{s.st_mtime_ns}" for f in files)
 
 
@@ -130,14 +139,35 @@ def series_below(source: Path) -> list[Path]:
     ...     [below.name for below in series_below(Path(folder))]
     ['mine']
     """
-    below = sorted(source.iterdir()) if source.is_dir() else []
+    below = _listed(source) if source.is_dir() else []
     return [d for d in below if d.is_dir() and not d.name.startswith(".") and _local(d, "*")[0]]
 
 
 def _no_step(names: Iterable[str]) -> str:
     if any("epoch" in name.lower() for name in names):
-        return "no step (epochs are not steps; rename, such as step500)"
-    return "its name tells no step, or two"
+        return "no step (epochs are not steps; rename, such as step500, or give --step)"
+    return "its name tells no step, or two; --step takes a pattern that tells it"
+
+
+def grouped(skips: Sequence[Skip]) -> list[str]:
+    """One line for each kind of reason, with the first of its kind and how many more there are.
+
+    >>> grouped([Skip(f"run/step{i}", f"run/step{i}: empty folder") for i in range(300)])
+    ['run/step0: empty folder, and 299 more such']
+    """
+    kinds: dict[str, list[Skip]] = {}
+    for skip in skips:
+        kinds.setdefault(re.sub(r"\S*/\S*|\d+", "", skip.why.replace(skip.label, "")), []).append(skip)
+    more = {kind: f", and {len(same) - 1} more such" if len(same) > 1 else "" for kind, same in kinds.items()}
+    return [f"{same[0]}{more[kind]}" for kind, same in kinds.items()]
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What is in a folder; nothing where it may not be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def _holds_weights(place: Path) -> bool:
@@ -145,7 +175,9 @@ def _holds_weights(place: Path) -> bool:
         return place.suffix in SUFFIXES
     with contextlib.suppress(ReadError):
         return bool(weight_files(place))
-    return any(f.suffix in SUFFIXES or f.name.endswith(".index.json") for f in place.iterdir())
+    return why_foreign(place, depth=1) is not None or any(
+        f.suffix in SUFFIXES or f.name.endswith(".index.json") for f in _listed(place)
+    )
 
 
 def _local(source: Path, match: str) -> tuple[list[Checkpoint], list[Skip]]:
@@ -154,18 +186,22 @@ def _local(source: Path, match: str) -> tuple[list[Checkpoint], list[Skip]]:
     elif (source / "snapshots").is_dir():
         options = _cached(source)
     else:
-        inside = [c for c in sorted(source.iterdir()) if c.is_dir() or c.suffix in SUFFIXES]
+        inside = [c for c in sorted(source.iterdir()) if c.is_dir() or c.suffix in SUFFIXES or not c.exists()]
         options = [(c.stem if c.is_file() else c.name, c) for c in inside if not c.name.startswith(".")]
         options = [o for o in options if o[1].is_dir() or step_of(o[0]) is not None]
         if not any(step_of(name) is not None for name, _ in options):
             options = [(source.resolve().name, source)] if _holds_weights(source) else options
-        elif _holds_weights(source) and not any(place.is_file() for _, place in options):
+        elif _holds_weights(source) and all(place.is_dir() for _, place in options):
             options.append(("", source))
     found, skipped = [], []
     for name, place in options:
         if name and not fnmatch.fnmatch(name, match):
             continue
-        step, inside = step_of(name), [] if place.is_file() else sorted(place.iterdir())
+        if not place.exists():
+            if step_of(name) is not None:
+                skipped.append(Skip(str(place), "a symbolic link to nothing"))
+            continue
+        step, inside = step_of(name), [] if place.is_file() else _listed(place)
         if not _holds_weights(place) and len(held := [d for d in inside if d.is_dir() and _holds_weights(d)]) == 1:
             if step is None and step_of(held[0].name) is not None:
                 continue  # a series of its own

@@ -17,7 +17,10 @@ _BUFFER = re.compile(
     r"(?:^|\.)(?:position_ids|token_type_ids|(?:original_)?inv_freq|freqs_cis|masked_bias"
     r"|(?:freqs_|rope_|rotary_)?(?:cos|sin)(?:_sin)?(?:_cached?)?"
     r"|(?:causal|attn|attention)_mask|running_mean|running_var|num_batches_tracked|relative_position_index"
-    r"|relative_coords_table|embed_positions\.weights|_float_tensor)$"
+    r"|relative_coords_table|e_score_correction_bias|final_logits_bias|embed_positions\.weights|_float_tensor"
+    r"|act_fn\.(?:beta|eps)|codebook\.(?:cluster_size|embed|embed_avg|inited)|layer_scalar|(?:in|out)put_(?:min|max)|x_(?:min|max)"
+    r"|\w*scaling_factor|weight_integer|bias_integer|LayerNorm\.shift|(?:diagonal|key|query)_decay|slope_rate|norm_(?:mean|std)"
+    r"|rotary_emb\.alpha)$"
 )
 _MASK = re.compile(r"(?:^|\.)(?:mask|tril|triu)$")  # and not mask_token, which is trained
 _POSITIONS = re.compile(r"(?:^|\.)(?:pe|pos(?:ition(?:al)?)?_enc(?:odings?)?)$")

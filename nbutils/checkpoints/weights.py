@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from nbutils.checkpoints.foreign import ADAPTER, AVERAGED, GATHER, why_foreign
 from nbutils.checkpoints.tensors import BLOCK, FLOATS, Tensor, why_constant, why_left_out
 from nbutils.names import originals_first
 
@@ -21,8 +22,12 @@ ITEM = dict(zip(FLOATS, (8, 4, 2, 2), strict=True))  # bytes of a value
 _WRAPPER = re.compile(
     r"^(?:module\.)+|(?:(?<=^)|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
-_OTHER_FILES = re.compile(r"optim|scheduler|training_args|rng_state|random_states|scaler|adapter", re.I)
+_OTHER_FILES = re.compile(r"optim|scheduler|training_args|rng_state|model_rng|random_states|scaler|adapter", re.I)
 
+_STATE = re.compile(
+    r"optim|sched|scaler|rng|random|callback|loop|hparam|hyper|config|args|metric|history|ema|averag|shadow", re.I
+)
+_COPY = re.compile(r"ema|averag|shadow", re.I)
 ONLY_ADAPTER = "only an adapter: merge it into its model first (merge_and_unload)"
 
 
@@ -38,8 +43,9 @@ class Weights:
         left_out: name and reason of what is stored and is no parameter.
 
     Raises:
-        ReadError: nothing there, shards missing, a truncated or corrupt file, an unknown dtype, an unsafe pickle, only
-            an adapter, a quantised model.
+        ReadError: nothing there, shards missing, a truncated or corrupt file, an unknown dtype, an unsafe pickle, an
+            adapter alone or not merged, a quantised model, a layout that another tool must convert, tensors in places
+            that are not read.
 
     >>> import tempfile
     >>> from safetensors.numpy import save_file
@@ -62,6 +68,7 @@ class Weights:
                     self._add(file, _WRAPPER.sub("", raw_name), tensor)
             if not self.parameters:
                 raise ReadError(f"{place}: holds no parameters")
+            self._leave_out_copies()
         except OSError as error:
             self.close()
             raise ReadError(f"{error.filename or place}: {error.strerror or error}") from error
@@ -69,7 +76,17 @@ class Weights:
             self.close()
             raise
 
+    def _leave_out_copies(self) -> None:
+        """Averages of the weights that stand beside them; alone they are the weights."""
+        copies = [name for name in self.parameters if AVERAGED.search(name)]
+        if len(copies) < len(self.parameters):
+            for name in copies:
+                self.left_out[name] = "an averaged copy"
+                del self.parameters[name]
+
     def _add(self, file: Path, name: str, tensor: Tensor) -> None:
+        if ADAPTER.search(name):
+            raise ReadError(f"{file}: {name} is of an adapter that is not merged: merge_and_unload, and save again")
         if name in self.parameters or name in self.left_out:
             raise ReadError(f"{file}: tensor {name} is there twice")
         whole = tensor.dtype.removeprefix("torch.").lower().startswith(("i", "u"))
@@ -83,6 +100,8 @@ class Weights:
             raise ReadError(f"{file}: tensor {name} has dtype {tensor.dtype}; known are {', '.join(FLOATS)}")
         elif reason := why_constant(name, tensor):
             self.left_out[name] = reason
+        elif tensor.shape == (0,):
+            raise ReadError(f"{file}: {name} has no elements, as DeepSpeed ZeRO-3 leaves sharded weights: {GATHER}")
         else:
             self.parameters[name] = tensor
 
@@ -136,23 +155,30 @@ class Weights:
         except Exception as error:  # torch raises many kinds for a broken file
             held = re.search(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)", str(error))
             if held:
-                why = f"holds Python objects, {held[1]} (weights_only refuses them); save the state_dict alone"
+                why = (
+                    f"unsafe, refused: holds Python objects, {held[1]}, that would run code; save the state_dict alone"
+                )
+            elif "DTensor" in str(error):
+                why = "holds DTensors, shards of FSDP2 or tensor parallelism: save the full_tensor() of each"
             else:
                 said = (str(error).strip().splitlines() or ["Weights only"])[0]
                 kind = type(error).__name__ if said.startswith("Weights only") else said  # a page of advice
                 why = f"damaged, or not from torch.save ({kind})"
             raise ReadError(f"{path}: {why}") from error
-        for key in ("state_dict", "model_state_dict", "model", "module"):
-            if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
-                loaded = loaded[key]
-                break
-        stored = {k: v for k, v in loaded.items() if torch.is_tensor(v)} if isinstance(loaded, dict) else {}
+        stored = {name: value for name, value in self._state(path, loaded).items() if torch.is_tensor(value)}
+        for name, value in stored.items():
+            if type(value) not in (torch.Tensor, torch.nn.Parameter):
+                raise ReadError(f"{path}: {name} is a {type(value).__name__}, one shard: save the full state_dict")
+            if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_complex():
+                kind = "quantised" if value.is_quantized else "meta" if value.is_meta else str(value.dtype)
+                kind = kind if value.layout is torch.strided else "sparse"
+                raise ReadError(f"{path}: tensor {name} is {kind}; save it dense, real and with its values")
         names = {
             getattr(torch, t): n for t, n in zip(("float64", "float32", "float16", "bfloat16"), FLOATS, strict=True)
         }
         seen: dict[object, str] = {}
         found = {}
-        for name in sorted(stored, key=originals_first):
+        for name in sorted(stored, key=lambda n: (bool(AVERAGED.search(n)), originals_first(n))):
             value = stored[name].detach()
             storage = (value.data_ptr(), value.shape, value.stride())
             if value.numel() and storage in seen:
@@ -162,6 +188,38 @@ class Weights:
             other = "F?" if value.is_floating_point() else str(value.dtype)
             found[name] = Tensor(names.get(value.dtype, other), tuple(value.shape), _torch_reader(value))
         return found
+
+    def _state(self, path: Path, loaded: Any) -> dict[str, Any]:
+        """The state dict in what ``torch.save`` wrote. Tensors in other places are told, or the file is refused."""
+        if not isinstance(loaded, dict):
+            raise ReadError(f"{path}: holds a {type(loaded).__name__}, no state_dict: save model.state_dict()")
+        for key in ("state_dict", "model_state_dict", "model", "module"):
+            if isinstance(loaded.get(key), dict):
+                beside, loaded = {k: v for k, v in loaded.items() if k != key}, loaded[key]
+                for name, value in beside.items():
+                    if _tensors_in(value) and (_COPY.search(str(name)) or not _STATE.search(str(name))):
+                        copy = _COPY.search(str(name))
+                        self.left_out[str(name)] = "an averaged copy" if copy else f"not read: stands beside {key!r}"
+                break
+        nested = [str(k) for k, v in loaded.items() if not _STATE.search(str(k)) and _tensors_in(v)]
+        if nested:
+            raise ReadError(
+                f"{path}: tensors in nested entries that are not read ({', '.join(nested[:3])}): save the state_dict "
+                "alone, or under 'state_dict' or 'model'"
+            )
+        return loaded
+
+
+def _tensors_in(value: Any) -> bool:
+    """Whether a container holds tensors with more than one number, at any depth."""
+    import torch
+
+    if isinstance(value, dict | list | tuple):
+        return any(
+            (torch.is_tensor(x) and x.numel() > 1) or _tensors_in(x)
+            for x in (value.values() if isinstance(value, dict) else value)
+        )
+    return False
 
 
 def _torch_reader(value: Any) -> Callable[[int, NDArray[np.float64]], None]:
@@ -234,6 +292,8 @@ def weight_files(place: Path) -> list[Path]:
     ['model.safetensors']
     """
     if place.is_file():
+        if why := why_foreign(place):
+            raise ReadError(f"{place}: {why}")
         return [place]
     try:
         listed = sorted(place.iterdir())
@@ -251,7 +311,14 @@ def weight_files(place: Path) -> list[Path]:
                 return _complete(place, files)
     if any(f.name.startswith("adapter_model.") for f in listed):
         raise ReadError(f"{place}: {ONLY_ADAPTER}")
-    raise ReadError(f"{place}: {'no .safetensors, .bin, .pt, .pth or .ckpt file in it' if listed else 'empty folder'}")
+    if why := why_foreign(place):
+        raise ReadError(f"{place}: {why}")
+    held = [
+        f.name for f in listed if f.is_dir() and any(g.suffix in (".safetensors", ".bin", ".pt") for g in f.iterdir())
+    ]
+    none = f"weights in several folders ({', '.join(held[:3])}): give one model" if len(held) > 1 else None
+    none = none or "no .safetensors, .bin, .pt, .pth or .ckpt file in it"
+    raise ReadError(f"{place}: {none if listed else 'empty folder'}")
 
 
 def _indexed(index: Path) -> list[Path]:
