@@ -423,8 +423,8 @@ def test_the_default_check_looks_before_and_after_every_32nd_step():
         for step in range(1, 34):
             if step == changed:
                 theta.data.mul_(3)
-            with tracker.step():
-                pass
+            with tracker.step(), torch.no_grad():
+                theta.add_(0.0)
         seen.append(tracker.identity_error() > 0.1)
     assert seen == [False, False, False, True, False]
 
@@ -433,8 +433,8 @@ def test_identity_that_was_never_compared_counts_the_measured_steps():
     theta = nn.Parameter(torch.ones(3))
     tracker = NormTracker([("theta", theta)])
     for _ in range(3):
-        with tracker.step():
-            pass
+        with tracker.step(), torch.no_grad():
+            theta.add_(0.0)
     with torch.no_grad():
         theta.add_(1.0)
     with pytest.raises(RuntimeError, match="at one step of 32, of 3 so far; ask right after a step, or take"):
@@ -458,8 +458,8 @@ def test_gradients_are_measured_only_where_they_are_asked_for(gradients):
     theta = nn.Parameter(torch.tensor([1.0, 2.0]))
     theta.grad = torch.tensor([3.0, 4.0])
     tracker = NormTracker([("theta", theta)], by=None, **({} if gradients is None else {"gradients": gradients}))
-    with tracker.step():
-        pass
+    with tracker.step(), torch.no_grad():
+        theta.add_(0.0)
     row = tracker.history().iloc[-1]
     wanted = [11.0, 5.0] if gradients else [math.nan, math.nan]
     np.testing.assert_allclose([row.projection, row.grad_norm], wanted)
@@ -489,9 +489,10 @@ def test_parameters_of_four_types_are_one_norm_by_layer():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_a_parameter_with_nothing_in_it_has_no_norm(dtype):
-    tracker = NormTracker([("nothing", nn.Parameter(torch.empty(0, 3, dtype=dtype)))], by=None)
-    with tracker.step():
-        pass
+    nothing = nn.Parameter(torch.empty(0, 3, dtype=dtype))
+    tracker = NormTracker([("nothing", nothing)], by=None)
+    with tracker.step(), torch.no_grad():
+        nothing.add_(0.0)
     assert tracker.history().norm.tolist() == [0, 0] and tracker.identity_error() == 0
 
 
@@ -502,8 +503,8 @@ def test_a_cosine_with_zero_is_not_a_number_and_warns_of_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):
-            with tracker.step():
-                pass
+            with tracker.step(), torch.no_grad():
+                theta.add_(0.0)
         with tracker.step(), torch.no_grad():
             theta.add_(1.0)
         rows = tracker.history()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nbutils.names import layer_of
+from nbutils.norms import shards
+from nbutils.norms.attach import attach
 from nbutils.norms.pieces import Pieces
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
+    from torch.optim import Optimizer
 
 QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
 
@@ -95,26 +98,32 @@ class NormTracker:
     on CUDA float32 is multiplied in float32, right to about 1e-7. On CUDA nothing waits for the device before
     ``history()``.
 
+    Put it on the optimizer with ``attach``, or ``step`` around the call that steps. DTensors (FSDP2, tensor
+    parallelism) are summed over their processes, all of which must then step.
+
     Between sums of squares of the parameters themselves, which come every ``check``-th measured step, ρ² follows from
     ρ'² = ρ² + ‖δ‖² + 2θ·δ. Where the sum is taken the two are compared: ``identity_error``.
 
     Args:
-        named_parameters: as ``model.named_parameters()`` gives them; those with ``requires_grad=False`` are left out.
+        named_parameters: as ``model.named_parameters()`` gives them; one that comes twice is counted once. Those with
+            ``requires_grad=False`` are left out, with a warning should they be trained later.
+        frozen: count them as well.
         every: measure at steps ``every``, 2·``every``, …; the others cost nothing.
         by: from a parameter's name to its layer; ``None`` for the total alone.
-        gradients: measure θ·∇L and ‖∇L‖ as well, from ``.grad`` as it is when the step begins: one more reading.
+        gradients: measure θ·∇L and ‖∇L‖ as well, from ``.grad`` as it is when the step begins: one more reading. Of
+            a step with a closure, and under GradScaler, only ``attach`` sees the right one.
         check: take the norm from its own sum of squares at every so many measured steps; 1 is always.
 
     Raises:
-        ValueError: nothing to track, parameters on several devices, complex ones, ``every`` or ``check`` < 1, a layer
-            named ``total``.
+        ValueError: nothing to track, parameters on several devices or meshes, complex ones, shards of FSDP1 or
+            ZeRO-3, ``every`` or ``check`` < 1, a layer named ``total``.
 
     >>> import torch
     >>> theta = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
     >>> tracker, sgd = NormTracker([("theta", theta)], by=None), torch.optim.SGD([theta], lr=1.0)
+    >>> detach = tracker.attach(sgd)
     >>> theta.grad = torch.tensor([0.0, -8.0])
-    >>> with tracker.step():
-    ...     sgd.step()
+    >>> sgd.step()
     >>> tracker.history()[["step", "layer", "step_norm", "inner", "alignment"]].round(2).values.tolist()
     [[0, 'total', nan, nan, nan], [1, 'total', 8.0, 32.0, 0.8]]
     """
@@ -127,10 +136,14 @@ class NormTracker:
         by: Callable[[str], str] | None = layer_of,
         gradients: bool = False,
         check: int = 32,
+        frozen: bool = False,
     ) -> None:
         import torch
 
-        named = [(name, p) for name, p in named_parameters if p.requires_grad]
+        given = list({id(p): (name, p) for name, p in reversed(list(named_parameters))}.values())[::-1]
+        shards.refuse(given)
+        named = [(name, p) for name, p in given if frozen or p.requires_grad]
+        self._frozen = [(name, p) for name, p in given if not frozen and not p.requires_grad]
         if complex_ones := [name for name, p in named if p.is_complex()]:
             raise ValueError(f"{complex_ones[0]} is complex: give real parameters, such as torch.view_as_real of it")
         devices = {p.device for _, p in named}
@@ -145,10 +158,11 @@ class NormTracker:
         self.layers = list(dict.fromkeys(layers.values()))  # in the order of the parameters
         self.every, self.gradients, self.check, self.steps = every, gradients, check, 0
         number = {layer: i for i, layer in enumerate(self.layers)}
-        of_dtype: dict[torch.dtype, list[tuple[Tensor, int]]] = {}
+        self._mesh = shards.mesh_of(p for _, p in named)
+        alike: dict[tuple[torch.dtype, float], list[tuple[Tensor, int]]] = {}
         for name, p in named:
-            of_dtype.setdefault(p.dtype, []).append((p, number[layers[name]]))
-        self._groups = [Pieces(members) for members in of_dtype.values()]
+            alike.setdefault((p.dtype, shards.weight(p, self._mesh)), []).append((p, number[layers[name]]))
+        self._groups = [Pieces(members, weight) for (_, weight), members in alike.items()]
         self._layer_of_piece = torch.tensor([i for g in self._groups for i in g.layers], device=devices.pop())
         self._snapshot_squared: Tensor | None = None
         self._rows: list[tuple[int, Tensor]] = []
@@ -157,6 +171,17 @@ class NormTracker:
         self._refresh()
         self._record({"norm": self._squared})
 
+    def attach(self, optimizer: Optimizer) -> Callable[[], None]:
+        """Measure every step that an optimizer of torch really makes from now on. Returns what ends it.
+
+        Right for any loop: accumulation, steps that GradScaler skips, closures, and the optimizers that accelerate and
+        Lightning wrap. Gradients are those that the step uses, unscaled and clipped.
+
+        Raises:
+            TypeError: an optimizer that is none of torch, such as DeepSpeed's: use ``step``.
+        """
+        return attach(self, optimizer)
+
     @contextmanager
     def step(self) -> Iterator[None]:
         """Around one ``optimizer.step()``: ``before()`` and ``after()`` in one."""
@@ -164,17 +189,30 @@ class NormTracker:
         yield
         self.after()
 
-    def before(self) -> None:
-        """Right before the optimizer's step, with the gradients in place."""
+    def before(self, *, scale: float = 1.0) -> None:
+        """Right before the optimizer's step, with the gradients, times ``scale``, in place."""
+        import warnings
+
         self._open = True
+        if thawed := [name for name, p in self._frozen if p.requires_grad]:
+            said = f"{thawed[0]} ({len(thawed)} in all) was frozen when tracking began, and is not counted: frozen=True"
+            warnings.warn(said, stacklevel=3)
+            self._frozen = [(name, p) for name, p in self._frozen if not p.requires_grad]
         if (self.steps + 1) % self.every:
             return
         if not self._refresh() and self._due():
             self._compare()
         self._of_gradients = self._products(("projection", "gradient"), Pieces.gradient) if self.gradients else {}
+        if scale != 1.0 and self.gradients:
+            self._of_gradients["projection"] /= scale
+            self._of_gradients["gradient"] /= scale**2
 
-    def after(self) -> None:
-        """Right after the optimizer's step.
+    def skip(self) -> None:
+        """In place of ``after()``: the optimizer made no step."""
+        self._open = False
+
+    def after(self, *, stepped: bool = False) -> None:
+        """Right after the optimizer's step. Unless it is sure to have ``stepped``, one that wrote nothing is no step.
 
         Raises:
             RuntimeError: no ``before()`` since the last ``after()``.
@@ -182,11 +220,14 @@ class NormTracker:
         if not self._open:
             raise RuntimeError("NormTracker.after() without a before(): put both around each optimizer step")
         self._open = False
-        self.steps += 1
-        if self.steps % self.every:
+        if (self.steps + 1) % self.every:
+            self.steps += 1
             self._version = None  # the copy is old, and fused optimizers do not raise versions
             return
         measured = self._products(("inner", "step", "snapshot"), Pieces.advance) | self._of_gradients
+        if not stepped and self._version == self._versions() and not measured["step"].any():
+            return  # accumulation, or GradScaler
+        self.steps += 1
         measured["before"] = self._squared
         if self._snapshot_squared is not None:
             measured["snapshot_norm"] = self._snapshot_squared
@@ -202,8 +243,8 @@ class NormTracker:
             group.snapshot()
         self._snapshot_squared = self._squared
 
-    def history(self) -> pd.DataFrame:
-        """One row for each measured step and layer, the total last; row 0 is the start.
+    def history(self, *, last: bool = False) -> pd.DataFrame:
+        """One row for each measured step and layer, the total last; row 0 is the start. Or those of the ``last`` step.
 
         Columns: ``step`` (steps done), ``layer``, ``norm`` ‖θ'‖ after the step, ``step_norm`` ‖δ‖, ``inner`` θ·δ,
         ``alignment`` cos(θ, δ), ``projection`` θ·∇L and ``grad_norm`` ‖∇L‖ before the step, ``cos_similarity`` with the
@@ -211,7 +252,7 @@ class NormTracker:
         """
         import pandas as pd
 
-        steps, sums, layers = self._sums()
+        steps, sums, layers = self._sums(self._rows[-1:] if last else self._rows)
         q = dict(zip(QUANTITIES, np.moveaxis(sums, 1, 0), strict=True))  # each (measured steps, layers)
         with np.errstate(invalid="ignore", divide="ignore"):
             columns = {
@@ -252,12 +293,42 @@ class NormTracker:
             )
         return float(torch.stack(self._gaps).max())
 
-    def _sums(self) -> tuple[NDArray[np.int64], NDArray[np.float64], list[str]]:
+    def latest(self, prefix: str = "") -> dict[str, float]:
+        """The last measured step as numbers for a log: ``norm/total``, ``norm/block 0``, …, ``step_norm/total``, ….
+
+        By layer the norm alone; of the total also ‖δ‖, cos(θ, δ) and what else is measured.
+        """
+        rows = self.history(last=True)
+        found = {f"{prefix}norm/{row.layer}": row.norm for row in rows.itertuples()}
+        total = rows.iloc[-1].drop(["step", "layer", "norm"]).astype(float).dropna()
+        return found | {f"{prefix}{name}/total": value for name, value in total.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history, for a checkpoint of the training; ``torch.save`` and ``weights_only`` take it."""
+        import torch
+
+        steps, sums = zip(*self._rows, strict=True)
+        return {"layers": self.layers, "steps": self.steps, "at": list(steps), "sums": torch.stack(sums).cpu()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the history of a training, once its parameters are loaded. A snapshot is not kept.
+
+        Raises:
+            ValueError: the history of other layers.
+        """
+        if list(state["layers"]) != self.layers:
+            raise ValueError(f"the history is of layers {', '.join(state['layers'])}, not {', '.join(self.layers)}")
+        sums = state["sums"].to(self._layer_of_piece.device)
+        self._rows, self.steps = list(zip(map(int, state["at"]), sums, strict=True)), int(state["steps"])
+        self._version = None
+        self._refresh()
+
+    def _sums(self, rows: Sequence[tuple[int, Tensor]]) -> tuple[NDArray[np.int64], NDArray[np.float64], list[str]]:
         """Measured steps (T,), their sums (T, quantities, layers + 1) and the layers, the total last."""
         import torch
 
-        steps = np.array([step for step, _ in self._rows], dtype=np.int64)
-        sums = torch.stack([sums for _, sums in self._rows]).cpu().numpy()
+        steps = np.array([step for step, _ in rows], dtype=np.int64)
+        sums = torch.stack([sums for _, sums in rows]).cpu().numpy()
         if self.layers == ["total"]:
             return steps, sums, self.layers
         return steps, np.concatenate([sums, sums.sum(axis=2, keepdims=True)], axis=2), [*self.layers, "total"]
@@ -307,4 +378,6 @@ class NormTracker:
         import torch
 
         zero = torch.zeros(len(self.layers), dtype=torch.float64, device=self._layer_of_piece.device)
-        return zero.index_add(0, self._layer_of_piece, torch.cat(sums))
+        if self._mesh is not None:
+            sums = [group.weight * each for group, each in zip(self._groups, sums, strict=True)]
+        return shards.summed(zero.index_add(0, self._layer_of_piece, torch.cat(list(sums))), self._mesh)

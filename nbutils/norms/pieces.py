@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nbutils.norms.shards import local, of_same_shards
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -19,22 +21,25 @@ class Pieces:
     """Parameters of one dtype as flat pieces, and a copy of them cut alike: the large one by one, the small by layer.
 
     Args:
-        members: parameters of one dtype on one device, each with the number of its layer.
+        members: parameters of one dtype on one device, each with the number of its layer; of a DTensor the part here.
+        weight: of each sum in a sum over all processes.
 
     ``lengths`` and ``layers`` say for each piece how many elements it has and in which layer they all are; ``copy`` is
     the copy, flat, and ``old`` its pieces. What is in the copy is the caller's business. All sums are float64, one for
     each piece, shape (pieces,): by ``nbutils.norms.loops`` for float32 and float64 on CPU, else by torch.
     """
 
-    def __init__(self, members: list[tuple[Tensor, int]]) -> None:
+    def __init__(self, members: list[tuple[Tensor, int]], weight: float = 1.0) -> None:
         import torch
 
-        large = [m for m in members if m[0].numel() > SMALL]
-        small = sorted((m for m in members if m[0].numel() <= SMALL), key=lambda m: m[1])
-        self.parameters, self._large = [p for p, _ in large + small], len(large)
-        runs = [(p.numel(), layer) for p, layer in large]
-        runs += [(sum(p.numel() for p, _ in run), layer) for layer, run in groupby(small, key=lambda m: m[1])]
-        first = self.parameters[0]
+        self.weight = weight
+        large = [m for m in members if local(m[0]).numel() > SMALL]
+        small = sorted((m for m in members if local(m[0]).numel() <= SMALL), key=lambda m: m[1])
+        self._given, self._large = [p for p, _ in large + small], len(large)
+        self._spread = any(local(p) is not p for p in self._given)
+        runs = [(local(p).numel(), layer) for p, layer in large]
+        runs += [(sum(local(p).numel() for p, _ in run), layer) for layer, run in groupby(small, key=lambda m: m[1])]
+        first = local(self._given[0])
         on_cpu = first.device.type == "cpu"
         self._half = first.dtype not in (torch.float32, torch.float64)
         # CUDA: whole tensors, since each kernel has its fixed price
@@ -51,13 +56,18 @@ class Pieces:
         self._kept: tuple[Tensor, ...] = ()
         self._pointers: list[int] | None = None
 
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [local(p) for p in self._given] if self._spread else self._given
+
     def now(self) -> list[Tensor]:
         """Pieces of the parameters as they are; views are made again only where a storage has changed."""
         import torch
 
-        pointers = [p.data_ptr() for p in self.parameters]
+        parameters = self.parameters
+        pointers = [p.data_ptr() for p in parameters]
         if pointers != self._pointers:
-            flat = [_flat(p.detach(), p) for p in self.parameters]
+            flat = [_flat(p.detach(), p) for p in parameters]
             self._small = flat[self._large :]
             self._gathered = torch.cat(self._small) if self._small else None
             self._now = self._cut(flat[: self._large], self._gathered)
@@ -126,7 +136,9 @@ class Pieces:
         """Pieces of the gradients, cut alike."""
         import torch
 
-        grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
+        grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._given]
+        if self._spread:
+            grads = [local(of_same_shards(grad, p)) for grad, p in zip(grads, self._given, strict=True)]
         grads = [grad.to_dense() if grad.is_sparse else grad for grad in grads]
         flat = [_flat(grad.detach(), p) for grad, p in zip(grads, self.parameters, strict=True)]
         return self._cut(flat[: self._large], torch.cat(flat[self._large :]) if flat[self._large :] else None)

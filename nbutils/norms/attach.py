@@ -1,0 +1,63 @@
+"""A tracker on an optimizer: every step that it really makes is measured, whatever loop calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from nbutils.norms import NormTracker
+
+
+def attach(tracker: NormTracker, optimizer: Optimizer) -> Callable[[], None]:
+    """Measure each step of an optimizer from hooks on it; see ``NormTracker.attach``. Returns what takes them off."""
+    inner = _innermost(optimizer)
+
+    def pre(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+        if closure is None:
+            tracker.before(scale=_scale(inner))
+            return args, kwargs
+        pending = [True]
+
+        def evaluated() -> Any:  # the gradients are there only once the closure has run
+            loss = closure()
+            if pending.pop() if pending else False:
+                tracker.before(scale=_scale(inner))
+            return loss
+
+        return ((args[0], evaluated, *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": evaluated})
+
+    def post(*_: object) -> None:
+        found_inf = getattr(inner, "found_inf", None)
+        if found_inf is not None and float(found_inf):
+            tracker.skip()  # a fused optimizer under GradScaler is called, and does nothing
+        else:
+            tracker.after(stepped=True)
+
+    handles = [inner.register_step_pre_hook(pre), inner.register_step_post_hook(post)]
+    return lambda: [handle.remove() for handle in handles] and None
+
+
+def _innermost(optimizer: Any) -> Any:
+    """The optimizer of torch within what accelerate and Lightning wrap around it."""
+    import torch
+
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        if type(optimizer).__module__.startswith("deepspeed"):
+            break
+        optimizer = inner
+    if type(optimizer).__module__.startswith("deepspeed") or not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"{type(optimizer).__name__} is no optimizer of torch, and writes the parameters after its step: put "
+            "`with tracker.step():` around the call that steps (of DeepSpeed engine.step())"
+        )
+    return optimizer
+
+
+def _scale(optimizer: Any) -> float:
+    """Factor on the gradients that a fused optimizer takes off itself under GradScaler; others see none."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else float(scale)

@@ -1,0 +1,250 @@
+"""The tracker in the loops that people use. Under plain SGD δ = −η∇L, so θ·δ = −η θ·∇L and ‖δ‖ = η‖∇L‖."""
+
+import math
+import subprocess
+import sys
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from nbutils import callbacks
+from nbutils.norms import NormTracker
+from workflow import ROOT
+
+LR = 0.05
+
+
+def network(seed=0, tied=False):
+    rng = torch.Generator().manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    for p in net.parameters():
+        p.data = torch.randn(p.shape, generator=rng, dtype=torch.float64)
+    if tied:
+        net[2].weight = net[0].weight
+    return net
+
+
+def rho(parameters):
+    return math.sqrt(sum(float(p.detach().double().square().sum()) for p in parameters))
+
+
+def assert_of_sgd(tracker, model, steps, rtol=1e-8):
+    """Each step is −η times the gradient that it used, and the last norm is that of the parameters."""
+    rows = tracker.history().query("layer == 'total'")
+    assert list(rows.step) == list(range(steps + 1)) and tracker.steps == steps
+    later = rows[1:]
+    np.testing.assert_allclose(later.inner, -LR * later.projection, rtol=rtol, atol=1e-12)
+    np.testing.assert_allclose(later.step_norm, LR * later.grad_norm, rtol=rtol)
+    assert (later.step_norm > 0).all()
+    np.testing.assert_allclose(rows.norm.iloc[-1], rho(model.parameters()), rtol=1e-12)
+    assert tracker.identity_error() < 1e-12
+
+
+def batches(count, seed=1):
+    return torch.randn(count, 4, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_plain_loop_and_a_closure(closed):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    tracker = NormTracker(model.named_parameters(), gradients=True)
+    detach = tracker.attach(optimizer)
+
+    def loss_of(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    for x in batches(5):
+        if closed:
+            optimizer.step(partial(loss_of, x))
+        else:
+            loss_of(x)
+            optimizer.step()
+    assert_of_sgd(tracker, model, 5)
+    detach()
+    optimizer.step()
+    assert tracker.steps == 5
+
+
+def test_steps_that_a_scaler_skips_are_no_steps_and_gradients_are_unscaled():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    tracker = NormTracker(model.named_parameters(), gradients=True)
+    tracker.attach(optimizer)
+    by_hand = NormTracker(model.named_parameters())
+    for i, x in enumerate(batches(6)):
+        optimizer.zero_grad()
+        scaler.scale(model(x).square().mean() * (math.inf if i == 2 else 1.0)).backward()
+        with by_hand.step():
+            scaler.step(optimizer)
+        scaler.update()
+    assert_of_sgd(tracker, model, 5)
+    assert by_hand.steps == 5
+
+
+def test_accelerate_counts_steps_and_not_batches():
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model = network()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), LR))
+    tracker = NormTracker(model.named_parameters(), gradients=True)
+    tracker.attach(optimizer)
+    by_hand = NormTracker(model.named_parameters())
+    for x in batches(12):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(x).square().mean())
+            with by_hand.step():
+                optimizer.step()
+            optimizer.zero_grad()
+    assert_of_sgd(tracker, model, 3)
+    assert by_hand.steps == 3
+
+
+class Regression(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x):
+        return {"loss": self.net(x).square().mean()}
+
+
+def trainer_of(folder, steps, **options):
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=steps, learning_rate=LR, lr_scheduler_type="constant", optim="sgd",
+        per_device_train_batch_size=2, gradient_accumulation_steps=3, logging_steps=1, save_steps=2, max_grad_norm=0.1,
+        use_cpu=True, disable_tqdm=True, report_to=["tensorboard"], seed=0, **options,
+    )  # fmt: skip
+    rows = [{"x": x} for x in batches(40).flatten(0, 1)]
+    with torch.random.fork_rng():
+        return Trainer(model=Regression(), args=arguments, train_dataset=rows)
+
+
+def test_trainer_with_accumulation_clipping_logs_and_resumption(tmp_path):
+    trainer = trainer_of(tmp_path, 2)
+    norms = callbacks.for_trainer(trainer, gradients=True)
+    trainer.train()
+    assert_of_sgd(norms.tracker, trainer.model, 2)
+    assert norms.tracker.history().grad_norm.max() <= 0.1 + 1e-6  # as clipped
+    told = [line for line in trainer.state.log_history if "norm/total" in line]
+    assert [line["norm/total"] for line in told] == norms.tracker.history().query("layer == 'total'").norm[1:].tolist()
+    again = trainer_of(tmp_path, 4)
+    norms = callbacks.for_trainer(again, gradients=True)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert_of_sgd(norms.tracker, again.model, 4)
+
+
+def test_trainers_reporters_get_the_norms(tmp_path, monkeypatch):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
+    trainer = trainer_of(tmp_path, 2)
+    callbacks.for_trainer(trainer)
+    trainer.train()
+    (file,) = tmp_path.rglob("events.out.tfevents*")
+    events = reader.EventAccumulator(str(file)).Reload()
+    assert any(tag.endswith("norm/total") for tag in events.Tags()["scalars"])
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_lightning_reads_the_gradient_of_its_own_step(tmp_path, package):
+    pl = pytest.importorskip(package)
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+
+        def training_step(self, batch, _):
+            return self.net(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), LR)
+
+    def fit(steps, **options):
+        norms, module = callbacks.for_lightning(gradients=True), Module()
+        logger = pl.loggers.CSVLogger(tmp_path / f"{steps}")
+        trainer = pl.Trainer(
+            max_steps=steps, accelerator="cpu", callbacks=[norms], logger=logger, log_every_n_steps=1,
+            accumulate_grad_batches=2, gradient_clip_val=0.5, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(module, torch.utils.data.DataLoader(batches(40), batch_size=None), **options)
+        return norms, module, trainer, logger
+
+    norms, module, trainer, logger = fit(3)
+    assert_of_sgd(norms.tracker, module, 3)
+    logger.save()
+    assert "norm/total" in next((tmp_path / "3").rglob("metrics.csv")).read_text()
+    trainer.save_checkpoint(tmp_path / "three.ckpt")
+    norms, module, *_ = fit(5, ckpt_path=tmp_path / "three.ckpt")
+    assert_of_sgd(norms.tracker, module, 5)
+
+
+def test_tied_weights_count_once_however_they_are_named():
+    model = network(tied=True)
+    twice = NormTracker(model.named_parameters(remove_duplicate=False))
+    assert twice.history().norm.iloc[-1] == pytest.approx(rho(model.parameters()), rel=1e-13)
+
+
+def test_what_is_unfrozen_later_is_told_or_counted_from_the_start():
+    model = network()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    some, every = (NormTracker(model.named_parameters(), frozen=frozen) for frozen in (False, True))
+    model[0].requires_grad_(True)
+    model(batches(1)[0]).square().mean().backward()
+    with pytest.warns(UserWarning, match=r"0\.weight \(2 in all\) was frozen when tracking began"), some.step():
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with every.step(), some.step():
+            optimizer.step()
+    rows = every.history().query("layer == 'total'")
+    assert rows.norm.iloc[-1] == pytest.approx(rho(model.parameters()), rel=1e-13)
+    assert some.history().norm.iloc[-1] < rows.norm.iloc[-1]
+
+
+def test_history_goes_on_from_a_state_and_refuses_another_networks():
+    model = network()
+    first = NormTracker(model.named_parameters())
+    with first.step(), torch.no_grad():
+        model[0].weight.add_(1.0)
+    second = NormTracker(model.named_parameters())
+    second.load_state_dict(first.state_dict())
+    with second.step(), torch.no_grad():
+        model[2].weight.add_(1.0)
+    rows = second.history().query("layer == 'total'")
+    assert list(rows.step) == [0, 1, 2] and rows.norm.iloc[-1] == pytest.approx(rho(model.parameters()), rel=1e-13)
+    with pytest.raises(ValueError, match="the history is of layers"):
+        NormTracker([("lm_head.weight", model[0].weight)]).load_state_dict(first.state_dict())
+
+
+def test_shards_that_do_not_say_so_are_refused():
+    with pytest.raises(ValueError, match=r"FSDP1, whose parameters are shards: use FSDP2 \(fully_shard\)"):
+        NormTracker([("_fsdp_wrapped_module.w", nn.Parameter(torch.ones(2)))])
+    empty = nn.Parameter(torch.empty(0))
+    empty.ds_id = 3
+    with pytest.raises(ValueError, match="ZeRO-3"):
+        NormTracker([("w", empty)])
+
+
+def test_an_optimizer_of_another_kind_is_refused():
+    with pytest.raises(TypeError, match=r"put `with tracker.step\(\):` around"):
+        NormTracker(network().named_parameters()).attach(object())
+
+
+def test_shards_of_two_processes_are_one_norm(tmp_path):
+    """FSDP2 and tensor parallelism against the full tensors, in two processes over gloo."""
+    code = [sys.executable, str(ROOT / "tests" / "two_processes.py"), str(tmp_path / "meet")]
+    ranks = [subprocess.Popen([*code, str(rank)], cwd=ROOT, stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said[0][-2000:] + said[1][-2000:]

@@ -1,0 +1,67 @@
+"""One of two processes over gloo: ``python tests/two_processes.py FILE RANK``. Fails where a sharded norm is wrong."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from nbutils.norms import NormTracker
+
+SHARDED = {
+    "FSDP2": lambda net, mesh: fully_shard(net, mesh=mesh),
+    "tensor parallel": lambda net, mesh: parallelize_module(
+        net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    ),
+}
+
+
+def network():
+    rng = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 7 + 1), nn.Tanh(), nn.Linear(8, 5), nn.LayerNorm(5))  # 5 rows: uneven shards
+    for p in net.parameters():
+        p.data = torch.randn(p.shape, generator=rng, dtype=torch.float64)
+    return net
+
+
+def run(net):
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+    tracker = NormTracker(net.named_parameters(), by=lambda name: name.split(".")[0], gradients=True)
+    tracker.attach(optimizer)
+    for seed in range(4):
+        optimizer.zero_grad()
+        net(
+            torch.randn(4, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        ).square().sum().backward()
+        optimizer.step()
+    return tracker.history()
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2)
+    whole = run(network())
+    for name, shard in SHARDED.items():
+        net = network()
+        shard(net, init_device_mesh("cpu", (2,)))
+        parts = run(net)
+        for column in ("norm", "step_norm", "inner", "projection", "grad_norm"):
+            here, there = parts[column].to_numpy(), whole[column].to_numpy()
+            gap = abs(here[~(there != there)] / there[~(there != there)] - 1).max()
+            assert gap < 1e-9, (name, column, gap)
+        # exact: against the full tensors of the same run
+        square = sum(float(p.full_tensor().detach().double().square().sum() if hasattr(p, "full_tensor") else
+                           p.detach().double().square().sum()) for p in net.parameters())  # fmt: skip
+        assert abs(parts.norm.iloc[-1] ** 2 / square - 1) < 1e-12, (name, parts.norm.iloc[-1] ** 2, square)
+    wrapped = FullyShardedDataParallel(network(), device_id=torch.device("cpu"), use_orig_params=True)
+    try:
+        NormTracker(wrapped.named_parameters())
+    except ValueError as error:
+        assert "FSDP1" in str(error)
+    else:
+        raise AssertionError("FSDP1 was taken")
