@@ -21,7 +21,8 @@ revisions name steps (EleutherAI/pythia-70m), one revision of it (org/name@step1
 (models--org--name). Several make one series: google/multiberts-seed_0-step_0k google/multiberts-seed_0-step_20k …
 
 columns of the table
-  step, layer      total, or with --by layer also: embeddings, block 0, … (encoder 0, …, encoder rest), head, rest
+  step, layer      total; with --by layer also embeddings, block 0, … (or encoder 0, …, text encoder 0, …), head, rest;
+                   with --by type attention, mlp, norm, …; with --by tensor each tensor
   norm             parameter norm ρ
   cos_similarity   cosine between these parameters and those of the step before
   displacement_sq  ‖Δ‖², Δ the difference to the step before
@@ -44,10 +45,15 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     norms.add_argument("source", nargs="+", metavar="SOURCE", help="folders, or Hub repositories; see below")
-    norms.add_argument("--by", choices=("total", "layer"), default="total", help="rows of each layer as well")
+    norms.add_argument(
+        "--by", choices=("total", "layer", "type", "tensor"), default="total", help="rows of each as well"
+    )
     norms.add_argument("--out", type=Path, metavar="CSV", help="write the table here; the same command again goes on")
     norms.add_argument("--plot", type=Path, metavar="PNG", help="draw the curve (.png, .svg or .pdf)")
     norms.add_argument("--match", default="*", metavar="PATTERN", help="only folders or revisions such as 'stage1-*'")
+    norms.add_argument("--step", metavar="REGEX", help=r"its one group is the step in a name, such as 'phase2_(\d+k)'")
+    norms.add_argument("--json", action="store_true", help="print all of the result as JSON, and nothing else")
+    norms.add_argument("--jobs", type=int, default=1, metavar="N", help="tensors read at once")
     norms.add_argument("--no-keep", action="store_true", help="delete each download after use")
     norms.add_argument("--overwrite", action="store_true", help="begin --out anew")
     return top
@@ -69,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             by=options.by,
             out=options.out,
             match=options.match,
+            step=options.step,
+            jobs=options.jobs,
             keep=not options.no_keep,
             overwrite=options.overwrite,
             progress=True,
@@ -77,9 +85,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error))
     except KeyboardInterrupt:
         return _failed(f"stopped{'; the same command goes on from here' if options.out else ''}", 130)
-    if not options.out:
+    if options.json:
+        print(as_json(result))
+    elif not options.out:
         print(result.table.to_csv(index=False, lineterminator="\n"), end="")
-    print(summary(result), file=sys.stdout if options.out else sys.stderr)
+    print(summary(result), file=sys.stdout if options.out and not options.json else sys.stderr)
     if options.plot:
         plot(result, options.plot)
     return 0
@@ -90,8 +100,20 @@ def _failed(why: str, code: int = 2) -> int:
     return code
 
 
+def as_json(result: Series) -> str:
+    """The table as a list of rows, and what did not count with its reasons."""
+    import json
+
+    rows = json.loads(result.table.to_json(orient="records", double_precision=15))
+    skips = {kind: [skip._asdict() for skip in getattr(result, kind)] for kind in ("duplicates", "skipped")}
+    found = {"table": rows, **skips, "left_out": result.left_out, "parameters": result.parameters}
+    return json.dumps(found, indent=1, ensure_ascii=False)
+
+
 def summary(result: Series) -> str:
     """What the series says, in lines: growth with intervals, local exponents, norm budget, and what did not count."""
+    from nbutils.checkpoints.sources import grouped
+
     table = result.table
     total = table[table.layer == "total"]
     resumed = f", {result.resumed} of them from the run before" if result.resumed else ""
@@ -107,7 +129,7 @@ def summary(result: Series) -> str:
     for title, skips in (("duplicates", result.duplicates), ("skipped", result.skipped)):
         if skips:
             lines.append(f"{title}, not counted:")
-            lines += [f"  {skip}" for skip in skips]
+            lines += [f"  {line}" for line in (grouped(skips) if title == "skipped" else skips)]
     if result.left_out:
         reasons: dict[str, list[str]] = {}
         for name, why in result.left_out.items():

@@ -150,7 +150,7 @@ def test_nothing_to_read_is_an_error_that_says_why(tmp_path):
         series(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such folder"):
         series(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="choose total or layer"):
+    with pytest.raises(ValueError, match="choose total, layer, type, tensor"):
         series(tmp_path, by="block")
 
 
@@ -300,14 +300,14 @@ def test_a_pattern_that_matches_nothing_says_how_many_there_are(tmp_path, there,
         series(tmp_path, match="stage*")
 
 
-@pytest.mark.parametrize(("there", "more"), [(2, None), (3, None), (4, 1), (6, 3)])
-def test_the_first_three_of_what_is_no_series_are_named(tmp_path, there, more):
+@pytest.mark.parametrize(("there", "more"), [(1, None), (2, 1), (6, 5)])
+def test_what_is_no_series_is_told_in_one_line(tmp_path, there, more):
     for i in range(there):
         save(model(i), tmp_path / f"run{'abcdef'[i]}-x")
     with pytest.raises(ValueError) as error:
         series(tmp_path)
-    assert [f"run{letter}-x" in str(error.value) for letter in "abcdef"] == [i < min(there, 3) for i in range(6)]
-    assert f"and {more} more" in str(error.value) if more else "more" not in str(error.value)
+    assert [f"run{letter}-x" in str(error.value) for letter in "abcdef"] == [True, *[False] * 5]
+    assert f"and {more} more such" in str(error.value) if more else "more" not in str(error.value)
 
 
 def test_a_checkpoint_of_zeros_has_a_distance_and_no_direction(tmp_path):
@@ -392,3 +392,44 @@ def test_of_many_folders_below_three_are_named(tmp_path, count, more):
         series(tmp_path)
     said = str(error.value)
     assert said.count("run") >= 3 and ((more in said) if more else (" more" not in said))
+
+
+@pytest.mark.parametrize("by", ["layer", "type", "tensor", lambda name: name.split(".")[0]])
+def test_rows_add_up_to_the_total_whatever_they_are(tmp_path, by):
+    states = make(tmp_path)
+    table = series(tmp_path, by=by).table
+    assert_is(table, states)
+    for _, rows in table.groupby("step"):
+        parts, total = rows[rows.layer != "total"], rows[rows.layer == "total"].iloc[0]
+        assert (parts.norm**2).sum() == pytest.approx(total.norm**2, rel=1e-12)
+        assert (
+            parts.displacement_sq.sum() == pytest.approx(total.displacement_sq or 0, rel=1e-12)
+            or rows.step.iloc[0] == 0
+        )
+
+
+def test_threads_change_no_number(tmp_path):
+    make(tmp_path, layers=6)
+    one, two = (series(tmp_path, by="tensor", jobs=jobs).table for jobs in (1, 2))
+    assert one.equals(two)
+
+
+def test_a_row_named_total_is_refused(tmp_path):
+    make(tmp_path)
+    with pytest.raises(ValueError, match="no row may be named 'total'"):
+        series(tmp_path, by=lambda name: "total")
+
+
+def test_a_pattern_tells_the_step(tmp_path):
+    states = make(tmp_path, steps=(1, 2), label="phase2_{}k-best")
+    result = series(tmp_path, step=r"phase2_(\d+k)", out=tmp_path / "n.csv")
+    assert list(result.table.step) == [1000, 2000]
+    assert_is(result.table, {1000 * step: state for step, state in states.items()})
+    with pytest.raises(ValueError, match="was made with --step"):
+        series(tmp_path, step=r"_(\d+)k", out=tmp_path / "n.csv")
+    with pytest.raises(ValueError, match="no name in which"):
+        series(tmp_path, step=r"stage(\d+)")
+    with pytest.raises(ValueError, match="has 0 groups"):
+        series(tmp_path, step="phase2")
+    with pytest.raises(ValueError, match="no regular expression"):
+        series(tmp_path, step="(")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from safetensors.torch import save_file
 
 from nbutils import checkpoints
 from nbutils.__main__ import _undetermined, budget, growth, main, plot, summary
+from tests.checkpoint_files import flat, make, model
 
 
 @pytest.fixture
@@ -194,3 +196,15 @@ def test_help_names_every_column(capsys):
         main(["norms", "--help"])
     said = capsys.readouterr().out
     assert stop.value.code == 0 and all(column in said for column in checkpoints.COLUMNS)
+
+
+def test_json_has_all_of_the_result_and_nothing_else(tmp_path, capsys):
+    make(tmp_path, steps=(1, 2))
+    (tmp_path / "step3").mkdir()
+    assert main(["norms", str(tmp_path), "--json", "--by", "type", "--jobs", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    table = pd.DataFrame(found["table"])
+    assert set(table.layer) >= {"total", "mlp", "embeddings"}
+    assert found["parameters"] == sum(value.numel() for value in model(0).values())
+    assert [skip["why"].split(": ")[-1] for skip in found["skipped"]] == ["empty folder"]
+    assert table[table.layer == "total"].norm.iloc[0] == pytest.approx(np.linalg.norm(flat(model(0))), rel=1e-13)

@@ -3,10 +3,12 @@
 import random
 
 import pytest
+import torch
 
-from nbutils import models
+from nbutils import checkpoints, models
 from nbutils.chapters import counting
 from nbutils.names import layer_of, layer_order
+from nbutils.norms import NormTracker
 from nbutils.trainings import recipes_lm, recipes_t5
 
 
@@ -60,3 +62,44 @@ def test_parts_of_a_language_model_are_its_layers_and_vectors():
     assert recipes_lm.part_of("blocks.2.inner.weight") == layer_of("blocks.2.inner.weight")
     assert recipes_lm.part_of("embedding.weight") == layer_of("embedding.weight")
     assert recipes_lm.part_of("blocks.2.inner.bias") == recipes_lm.part_of("norm.weight") == "vectors"
+
+
+def two_towers():
+    """Tiny models with several stacks of blocks, and models whose files name their blocks otherwise."""
+    import transformers as hf
+
+    part = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    image = {**part, "image_size": 16, "patch_size": 8}
+    text = {**part, "vocab_size": 40, "max_position_embeddings": 16}
+    return {
+        "clip": lambda: hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config=image, projection_dim=8)),
+        "siglip": lambda: hf.SiglipModel(hf.SiglipConfig(text_config=text, vision_config=image)),
+        "vit": lambda: hf.ViTForImageClassification(hf.ViTConfig(**image)),
+        "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**text)),
+        "llava": lambda: hf.LlavaForConditionalGeneration(
+            hf.LlavaConfig(text_config=hf.LlamaConfig(**text), vision_config=hf.CLIPVisionConfig(**image))
+        ),
+        "t5": lambda: hf.T5ForConditionalGeneration(
+            hf.T5Config(d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, vocab_size=40)
+        ),
+    }
+
+
+@pytest.mark.parametrize("family", ["clip", "siglip", "vit", "bert", "llava", "t5"])
+def test_towers_share_no_name_and_files_agree_with_the_tracker(tmp_path, family):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = two_towers()[family]()
+    model.save_pretrained(tmp_path / "step1")
+    table = checkpoints.series(tmp_path, by="layer").table
+    live = NormTracker(model.named_parameters()).history()
+    mine, theirs = (dict(zip(x.layer, x.norm, strict=True)) for x in (live, table))
+    assert mine.keys() == theirs.keys()
+    assert all(mine[layer] == pytest.approx(theirs[layer], rel=1e-12) for layer in mine)
+    blocks = [layer for layer in mine if layer[-1] == "0"]
+    assert len(blocks) == {"clip": 2, "siglip": 2, "llava": 2, "t5": 2}.get(family, 1), blocks
+
+
+def test_heads_of_olmo_and_megatron():
+    assert layer_of("model.transformer.ff_out.weight") == "head" == layer_of("language_model.output_layer.weight")
+    assert layer_of("model.transformer.blocks.3.ff_out.weight") == "block 3"

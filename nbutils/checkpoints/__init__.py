@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
 from nbutils.checkpoints.comparisons import Sums, same, sums, tied
-from nbutils.checkpoints.sources import Checkpoint, Opener, Skip, find, series_below
+from nbutils.checkpoints.sources import Checkpoint, Opener, Skip, find, grouped, series_below
 from nbutils.checkpoints.store import COLUMNS, Key, Reference, Row, Store
 from nbutils.checkpoints.weights import ReadError
-from nbutils.names import layer_of, layer_order
+from nbutils.names import layer_of, layer_order, layers, type_of
+
+Grouping = str | Callable[[str], str]
+GROUPINGS = ("total", "layer", "type", "tensor")
 
 
 @dataclass
@@ -63,21 +67,27 @@ def _measure(
     norms: dict[str, float],
     ref: Reference,
     opener: Opener,
-    by: str,
+    by: Grouping,
+    jobs: int,
 ) -> list[Row]:
     """Rows of one checkpoint; ``norms`` are those of ``before``, by layer."""
     previous = opener(before) if before else None  # first: the opener keeps the last two
     current = opener(checkpoint)
     ref.check(checkpoint.label, current)
-    parts: dict[str, list[Sums]] = {"total": []}
-    for name in ref.shapes:
-        one = sums(current.parameters[name], previous.parameters[name] if previous else None)
-        if not all(map(math.isfinite, one)):
-            raise ReadError(f"{checkpoint.label}: {name} holds values that are not finite, or too large to square")
-        for layer in ("total", layer_of(name)) if by == "layer" else ("total",):
-            parts.setdefault(layer, []).append(one)
+
+    def summed(name: str) -> Sums:
+        return sums(current.parameters[name], previous.parameters[name] if previous else None)
+
+    parts, labels = {"total": []}, _labels(ref.shapes, by)
+    with ThreadPoolExecutor(jobs) as pool:
+        found = pool.map(summed, ref.shapes) if jobs > 1 else map(summed, ref.shapes)
+        for name, one in zip(ref.shapes, found, strict=True):
+            if not all(map(math.isfinite, one)):
+                raise ReadError(f"{checkpoint.label}: {name} holds values that are not finite, or too large to square")
+            for label in ("total", labels[name]) if labels else ("total",):
+                parts.setdefault(label, []).append(one)
     rows = []
-    for layer in sorted(parts, key=layer_order):
+    for layer in sorted(parts, key=layer_order) if by == "layer" else parts:
         square, moved, dot = (math.fsum(column) for column in zip(*parts[layer], strict=True))
         norm, cos = math.sqrt(square), None
         if previous is None:
@@ -90,6 +100,19 @@ def _measure(
     return rows
 
 
+def _labels(names: Iterable[str], by: Grouping) -> dict[str, str]:
+    """The row of each tensor beside the total; none for ``total`` alone."""
+    if by == "total":
+        return {}
+    if by == "layer":
+        return layers(names)
+    label = {"type": type_of, "tensor": str}.get(by, by) if isinstance(by, str) else by
+    found = {name: label(name) for name in names}
+    if "total" in found.values():
+        raise ValueError("no row may be named 'total': that one is the sum over all")
+    return found
+
+
 def _equal(a: Checkpoint, b: Checkpoint, ref: Reference, opener: Opener) -> bool:
     if a.commit and a.commit == b.commit:
         return True
@@ -98,7 +121,7 @@ def _equal(a: Checkpoint, b: Checkpoint, ref: Reference, opener: Opener) -> bool
 
 
 def _walk(
-    found: Sequence[Checkpoint], store: Store, opener: Opener, result: Series, by: str, progress: bool
+    found: Sequence[Checkpoint], store: Store, opener: Opener, result: Series, by: Grouping, jobs: int, progress: bool
 ) -> dict[Key, list[Row]]:
     """Rows of the checkpoints that count, in order of steps."""
     from tqdm.auto import tqdm
@@ -141,7 +164,7 @@ def _walk(
             try:
                 if mine not in store.rows:
                     norms = {row.layer: row.norm for row in counted[key(len(path) - 2)]} if before else {}
-                    store.rows[mine] = _measure(checkpoint, before, norms, ref, opener, by)
+                    store.rows[mine] = _measure(checkpoint, before, norms, ref, opener, by, jobs)
                 rows = store.rows[mine]
                 near = [
                     i
@@ -185,16 +208,15 @@ def _unreadable(checkpoint: Checkpoint, opener: Opener) -> str | None:
     return None
 
 
-def _none(sources: Sequence[str | Path], match: str, skipped: Sequence[Skip]) -> str:
+def _none(sources: Sequence[str | Path], match: str, step: str | None, skipped: Sequence[Skip]) -> str:
     """Why there is nothing to measure."""
-    there = len(find(sources)[0]) if match != "*" else 0
+    there = len(find(sources, step=step)[0]) if match != "*" else 0
     if there:
         return f"none of its {there} checkpoint{'s' if there > 1 else ''} matches {match!r}"
     said = ["no checkpoint with a step in its name, such as step1000, checkpoint-1000 or step_20k"]
-    for what, items in (
-        ("", skipped),
-        ("it has folders that hold series: ", [below for one in sources for below in series_below(Path(one))]),
-    ):
+    said = [f"no name in which {step!r} finds a step"] if step else said
+    below = [folder for one in sources for folder in series_below(Path(one))]
+    for what, items in (("", grouped(skipped)), ("it has folders that hold series: ", below)):
         if items:
             more = f" and {len(items) - 3} more" if len(items) > 3 else ""
             said.append(f"{what}{', '.join(map(str, items[:3]))}{more}")
@@ -204,9 +226,11 @@ def _none(sources: Sequence[str | Path], match: str, skipped: Sequence[Skip]) ->
 def series(
     source: str | Path | Iterable[str | Path],
     *,
-    by: str = "total",
+    by: Grouping = "total",
     out: str | Path | None = None,
     match: str = "*",
+    step: str | None = None,
+    jobs: int = 1,
     keep: bool = True,
     overwrite: bool = False,
     progress: bool = False,
@@ -217,8 +241,10 @@ def series(
     weights counted once. What cannot be read is listed in ``skipped``, with the file and the reason.
 
     Args:
-        source, match: as in ``find``.
-        by: ``total``, or ``layer`` for rows of each block, the embeddings, the output layer and the rest as well.
+        source, match, step: as in ``find``.
+        by: ``total``, or ``layer`` for rows of each block, the embeddings, the output layer and the rest as well;
+            ``type`` for attention, mlp, norm and so on; ``tensor``; or a function from a tensor's name to its row.
+        jobs: tensors read at once, in threads; the numbers are the same.
         out: CSV that is written on the way; a run with the same arguments goes on where the last one stopped.
         keep: leave downloads in the Hub's cache; otherwise each is deleted after use.
         overwrite: begin anew, whatever is in ``out``.
@@ -237,22 +263,25 @@ def series(
     ...     series(folder).table.iloc[1, 2:].tolist()  # ρ' = 5, cos = 3/5, ‖Δ‖² = 4², 2θ·Δ = 0
     [5.0, 0.6, 16.0, 0.0]
     """
-    if by not in ("total", "layer"):
-        raise ValueError(f"by = {by!r}: choose total or layer")
+    if isinstance(by, str) and by not in GROUPINGS:
+        raise ValueError(f"by = {by!r}: choose {', '.join(GROUPINGS)}, or give a function of a tensor's name")
+    if jobs < 1:
+        raise ValueError(f"jobs = {jobs}: at least 1")
     sources = [source] if isinstance(source, str | Path) else list(source)
     spelled = [str(Path(s).resolve() if Path(s).exists() else s) for s in sources]
-    origin = {"source": spelled, "by": by, "match": match}
+    named = by if isinstance(by, str) else f"{by.__module__}.{by.__qualname__}"
+    origin = {"source": spelled, "by": named, "match": match} | ({"step": step} if step else {})
     store = Store(Path(out) if out is not None else None, origin, overwrite)
-    found, skipped = find(sources, match)
+    found, skipped = find(sources, match, step)
     if not found:
-        raise ValueError(f"{', '.join(map(str, sources))}: {_none(sources, match, skipped)}")
+        raise ValueError(f"{', '.join(map(str, sources))}: {_none(sources, match, step, skipped)}")
     result, opener = Series(skipped=skipped), Opener(keep)
     try:
-        counted = _walk(found, store, opener, result, by, progress)
+        counted = _walk(found, store, opener, result, by, jobs, progress)
     finally:
         opener.close()
     if not counted:
-        raise ValueError("no checkpoint could be read:\n" + "\n".join(f"  {skip}" for skip in result.skipped))
+        raise ValueError("no checkpoint could be read:\n" + "\n".join(f"  {line}" for line in grouped(result.skipped)))
     assert store.reference
     result.table = pd.DataFrame([row for rows in counted.values() for row in rows], columns=list(COLUMNS))
     numbers = list(COLUMNS[2:])

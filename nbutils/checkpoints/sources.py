@@ -7,7 +7,7 @@ import fnmatch
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,7 @@ _WHOLE = [
     re.compile(r"(?:model|weights|params|state)[-_](\d+)()", re.I),
 ]
 _EPOCH_UPDATE = re.compile(r"checkpoint_\d+_(\d+)")  # fairseq; checkpoint1 is its first epoch
+Tell = Callable[[str], int | None]  # from a name to its step
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 
 
@@ -92,13 +93,44 @@ class Skip(NamedTuple):
         return self.why if self.label in self.why else f"{self.label}: {self.why}"
 
 
-def find(source: str | Path | Iterable[str | Path], match: str = "*") -> tuple[list[Checkpoint], list[Skip]]:
+def by_pattern(pattern: str | None) -> Callable[[str], int | None]:
+    r"""``step_of``, or what a regular expression with one group finds in a name, with its unit such as k.
+
+    Raises:
+        ValueError: no regular expression, or not one group.
+
+    >>> by_pattern(r"phase2_(\d+k)")("phase2_30k-best")
+    30000
+    """
+    if pattern is None:
+        return step_of
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"--step {pattern!r} is no regular expression: {error}") from None
+    if compiled.groups != 1:
+        raise ValueError(
+            f"--step {pattern!r} has {compiled.groups} groups; put ( ) around the number of the step, once"
+        )
+
+    def tell(name: str) -> int | None:
+        found = compiled.search(name)
+        number = re.fullmatch(_AMOUNT, found[1]) if found and found[1] else None
+        return _number(*number.groups()) if number else None
+
+    return tell
+
+
+def find(
+    source: str | Path | Iterable[str | Path], match: str = "*", step: str | None = None
+) -> tuple[list[Checkpoint], list[Skip]]:
     """Checkpoints of one or several sources, sorted by step, and what looks like one and is none.
 
     Args:
         source: a folder of checkpoints, one checkpoint, a folder of the Hub's cache (``models--org--name``), or a Hub
             repository ``org/name`` (all revisions that name a step) or ``org/name@revision``.
         match: shell pattern for the names of folders or revisions, such as ``stage1-*``.
+        step: regular expression whose one group is the step in such a name, where ``step_of`` does not know it.
 
     Raises:
         FileNotFoundError: a source that is neither there nor the name of a repository.
@@ -112,12 +144,13 @@ def find(source: str | Path | Iterable[str | Path], match: str = "*") -> tuple[l
     """
     found: list[Checkpoint] = []
     skipped: list[Skip] = []
+    tell = by_pattern(step)
     for one in [source] if isinstance(source, str | Path) else source:
         name = str(one)
         if Path(name).exists():
-            checkpoints, skips = _local(Path(name), match)
+            checkpoints, skips = _local(Path(name), match, tell)
         elif re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?", name):
-            checkpoints, skips = _hub(name, match)
+            checkpoints, skips = _hub(name, match, tell)
         else:
             raise FileNotFoundError(f"{name}: no such folder, and no name of a Hub repository (org/name)")
         found += checkpoints
@@ -180,16 +213,16 @@ def _holds_weights(place: Path) -> bool:
     )
 
 
-def _local(source: Path, match: str) -> tuple[list[Checkpoint], list[Skip]]:
+def _local(source: Path, match: str, tell: Tell = step_of) -> tuple[list[Checkpoint], list[Skip]]:
     if source.is_file():
         options = [(source.stem, source)]
     elif (source / "snapshots").is_dir():
-        options = _cached(source)
+        options = _cached(source, tell)
     else:
         inside = [c for c in sorted(source.iterdir()) if c.is_dir() or c.suffix in SUFFIXES or not c.exists()]
         options = [(c.stem if c.is_file() else c.name, c) for c in inside if not c.name.startswith(".")]
-        options = [o for o in options if o[1].is_dir() or step_of(o[0]) is not None]
-        if not any(step_of(name) is not None for name, _ in options):
+        options = [o for o in options if o[1].is_dir() or tell(o[0]) is not None]
+        if not any(tell(name) is not None for name, _ in options):
             options = [(source.resolve().name, source)] if _holds_weights(source) else options
         elif _holds_weights(source) and all(place.is_dir() for _, place in options):
             options.append(("", source))
@@ -198,12 +231,12 @@ def _local(source: Path, match: str) -> tuple[list[Checkpoint], list[Skip]]:
         if name and not fnmatch.fnmatch(name, match):
             continue
         if not place.exists():
-            if step_of(name) is not None:
+            if tell(name) is not None:
                 skipped.append(Skip(str(place), "a symbolic link to nothing"))
             continue
-        step, inside = step_of(name), [] if place.is_file() else _listed(place)
+        step, inside = tell(name), [] if place.is_file() else _listed(place)
         if not _holds_weights(place) and len(held := [d for d in inside if d.is_dir() and _holds_weights(d)]) == 1:
-            if step is None and step_of(held[0].name) is not None:
+            if step is None and tell(held[0].name) is not None:
                 continue  # a series of its own
             place = held[0]  # such as step1000/hf
         if step is not None:
@@ -218,11 +251,11 @@ def _local(source: Path, match: str) -> tuple[list[Checkpoint], list[Skip]]:
     return found, skipped
 
 
-def _cached(source: Path) -> list[tuple[str, Path]]:
+def _cached(source: Path, tell: Tell = step_of) -> list[tuple[str, Path]]:
     """Revisions of one repository in the Hub's cache. A repository whose own name tells a step has one at ``main``."""
     refs = {str(f.relative_to(source / "refs")): f.read_text().strip() for f in source.glob("refs/**/*") if f.is_file()}
     refs |= {s.name: s.name for s in (source / "snapshots").iterdir() if s.name not in refs.values()}
-    if not any(step_of(name) is not None for name in refs) and step_of(source.name) is not None and "main" in refs:
+    if not any(tell(name) is not None for name in refs) and tell(source.name) is not None and "main" in refs:
         refs = {source.name: refs["main"]}
     places = [(name, source / "snapshots" / commit) for name, commit in sorted(refs.items())]
     return [(name, place) for name, place in places if place.is_dir() and name != "main"]
@@ -252,7 +285,7 @@ def _asking(repo: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def _hub(name: str, match: str) -> tuple[list[Checkpoint], list[Skip]]:
+def _hub(name: str, match: str, tell: Tell = step_of) -> tuple[list[Checkpoint], list[Skip]]:
     repo, _, only = name.partition("@")
     with _asking(f"{name}: no such folder; and as a repository", "the list of its revisions"):
         from huggingface_hub import HfApi
@@ -261,10 +294,10 @@ def _hub(name: str, match: str) -> tuple[list[Checkpoint], list[Skip]]:
     commits = {ref.name: ref.target_commit for ref in [*refs.branches, *refs.tags]}
     if only:
         commits = {only: commits.get(only, only)}
-    steps = {revision: step_of(revision) for revision in commits}
+    steps = {revision: tell(revision) for revision in commits}
     if all(step is None for step in steps.values()):
         at = only or "main"
-        steps = {at: step_of(repo.split("/")[1])} if at in commits else {}
+        steps = {at: tell(repo.split("/")[1])} if at in commits else {}
     chosen = {r: s for r, s in steps.items() if fnmatch.fnmatch(r, match)}
     found = [
         Checkpoint(step, f"{repo}@{r}", commits[r], repo=repo, commit=commits[r])

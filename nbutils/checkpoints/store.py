@@ -90,9 +90,9 @@ class Store:
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{self.state}: damaged; give another --out, or --overwrite") from None
         if origin != self.origin:
-            told = {"source": "source {}", "by": "--by {}", "match": "--match '{}'"}
+            told = {"source": "source {}", "by": "--by {}", "match": "--match '{}'", "step": "--step '{}'"}
             said = {k: " ".join(v) if isinstance(v, list) else v for k, v in origin.items()}
-            changed = ", ".join(told[k].format(said.get(k)) for k in told if origin.get(k) != self.origin[k])
+            changed = ", ".join(told[k].format(said.get(k)) for k in told if origin.get(k) != self.origin.get(k))
             raise ValueError(f"{self.out}: was made with {changed}; give the same, another --out, or --overwrite")
         reference.shapes = {name: tuple(shape) for name, shape in reference.shapes.items()}
         self.reference, self.twins = reference, state["duplicates"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -120,16 +122,17 @@ class Weights:
         file = path.open("rb", buffering=0)
         self._open.append(file)
         header, start = safetensors_header(path)
-        raw = np.empty(BLOCK * 8, dtype=np.uint8)
+        room = threading.local()  # a buffer for each thread
 
         def tensor(name: str, entry: Mapping[str, Any]) -> Tensor:
             dtype, at = str(entry["dtype"]), start + entry["data_offsets"][0]
 
             def read(first: int, out: NDArray[np.float64]) -> None:
-                part = raw[: len(out) * ITEM[dtype]]
-                file.seek(at + first * ITEM[dtype])
+                if not hasattr(room, "raw"):
+                    room.raw = np.empty(BLOCK * 8, dtype=np.uint8)
+                part = room.raw[: len(out) * ITEM[dtype]]
                 try:
-                    complete = file.readinto(memoryview(part)) == len(part)
+                    complete = os.preadv(file.fileno(), [memoryview(part)], at + first * ITEM[dtype]) == len(part)
                 except OSError as error:
                     raise ReadError(f"{path}: {error.strerror} in tensor {name}") from error
                 if not complete:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nbutils.names import layer_of
+from nbutils.names import layers as layers_of
 from nbutils.norms import shards
 from nbutils.norms.attach import attach
 from nbutils.norms.pieces import Pieces
@@ -152,7 +153,8 @@ class NormTracker:
                 f"give trainable parameters on one device, every ≥ 1 and check ≥ 1; got {len(named)} of them on "
                 f"{sorted(map(str, devices))}, every = {every}, check = {check}"
             )
-        layers = {name: by(name) if by else "total" for name, _ in named}
+        names = [name for name, _ in named]
+        layers = layers_of(names) if by is layer_of else {name: by(name) if by else "total" for name in names}
         if by and "total" in layers.values():
             raise ValueError("no layer may be named 'total': that row is the sum over all layers")
         self.layers = list(dict.fromkeys(layers.values()))  # in the order of the parameters
