@@ -67,6 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _failed(f"{path}: its folder does not exist")
         if path and endings and path.suffix not in endings:
             return _failed(f"{path}: give a name that ends in {', '.join(endings)}")
+    if options.plot:
+        try:
+            import matplotlib  # noqa: F401
+            import seaborn  # noqa: F401
+        except ImportError:
+            return _failed("--plot needs matplotlib and seaborn: pip install 'nbutils[plot]', or these two")
     from nbutils import checkpoints
 
     try:

@@ -20,7 +20,13 @@ def norm(name):
 
 
 def names(requirements):
-    return {norm(re.match(r"[\w.-]+", requirement)[0]) for requirement in requirements}
+    """Names of packages; an extra of our own stands for what it has."""
+    found = set()
+    for requirement in requirements:
+        ours = re.fullmatch(r"nbutils\[(\w+)\]", requirement)
+        mine = PROJECT["optional-dependencies"][ours[1]] if ours else ()
+        found |= names(mine) if ours else {norm(re.match(r"[\w.-]+", requirement)[0])}
+    return found
 
 
 def pins():
@@ -36,7 +42,7 @@ def pip_section():
 
 def test_constraints_pin_all_that_the_project_names():
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"book", "test", "offline-models", "hub", "bench", "slurm"}
+    assert set(extras) == {"plot", "chapters", "book", "test", "offline-models", "hub", "bench", "slurm"}
     wanted = names(PROJECT["dependencies"]).union(*(names(extra) for extra in extras.values()))
     assert wanted <= set(pins()) and pins()["torch"] == "2.13.0"
 
@@ -142,6 +148,47 @@ def test_readme_commands_of_the_module_are_understood():
     lines = re.findall(r"^nbutils (.+)$", (ROOT / "README.md").read_text(), re.M)
     assert [parser().parse_args(line.split()).command for line in lines] == ["norms", "norms"]
     assert PROJECT["scripts"] == {"nbutils": "nbutils.__main__:main"}
+
+
+ALONE = """
+import sys, torch
+
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.split(".")[0] in {blocked!r} else self.finder.find_spec(name, path, target)
+
+sys.meta_path[:] = map(Without, sys.meta_path)
+from nbutils.__main__ import main
+assert main(["norms", "runs/mine", "--by", "layer"]) == 0
+assert main(["norms", "runs/mine", "--plot", "norms.png"]) == 2
+from nbutils import fits, heads, homogeneity, saturation
+from nbutils.norms import NormTracker
+model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+tracker = NormTracker(model.named_parameters())
+tracker.attach(optimizer)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+assert tracker.steps == 1 and homogeneity.degree(model, k_in=0) == 1
+"""
+
+
+def test_ones_own_models_need_the_base_alone(tmp_path):
+    """Neither notebooks nor plots nor ``transformers``: the packages of all extras are not there to import."""
+    tiny_gpt2(tmp_path / "runs" / "mine" / "step1", 1)
+    extras = PROJECT["optional-dependencies"]
+    blocked = set().union(*map(names, extras.values())) - names(PROJECT["dependencies"])
+    blocked |= {"IPython", "sklearn", "huggingface_hub"}
+    code = ALONE.format(blocked={name.replace("-", "_") for name in blocked} - {"psutil", "pyyaml"})
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
+    assert "pip install 'nbutils[plot]'" in done.stderr and "total" in done.stdout
 
 
 def test_readme_links_every_chapter_on_colab():
