@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nbutils.saturation import Batch
+from nbutils.saturation import Batch, check_tokens
 from nbutils.saturation.scaling import mode, scaled
 
 
@@ -26,6 +26,7 @@ class HeadSummary(NamedTuple):
     entropy: Tensor  # nats
     normalised_entropy: Tensor  # entropy / log(positions allowed), over queries with at least two
     masked_mass: Tensor  # weight on positions that are not allowed
+    sink: Tensor  # weight on the sink, the last key where there is one key more than queries; else 0
 
 
 # ---- saturated attention ----
@@ -100,10 +101,31 @@ def released_mask_positions(length: int) -> float:
 # ---- measures ----
 
 
-def allowed_positions(batch: Batch, *, causal: bool) -> Tensor:
+def windows(model: nn.Module) -> list[int | None]:
+    """How many positions back each layer of a model of ``transformers`` sees, itself among them; None for all.
+
+    >>> from types import SimpleNamespace
+    >>> config = {"num_hidden_layers": 2, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+    >>> windows(SimpleNamespace(config=SimpleNamespace(**config)))
+    [4, None]
+    """
+    config = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    size = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    if kinds is None:
+        everywhere = size if getattr(config, "use_sliding_window", True) else None
+        return [everywhere] * (getattr(config, "num_hidden_layers", None) or 0)
+    if unknown := set(kinds) - {"sliding_attention", "full_attention", "local", "global"}:
+        raise ValueError(f"layers of kind {', '.join(sorted(unknown))}: which positions they see is not known here")
+    return [size if kind in ("sliding_attention", "local") else None for kind in kinds]
+
+
+def allowed_positions(batch: Batch, *, causal: bool, window: int | None = None) -> Tensor:
     """Which key each query may attend to: real ones, and for ``causal`` no later ones. Bool, ``(batch, 1, T, T)``.
 
-    A padding query may attend to nothing, which leaves it out of ``summarise``.
+    A padding query may attend to nothing, which leaves it out of ``summarise``. Of a layer with a sliding ``window``
+    (see ``windows``) only the last so many are allowed.
 
     >>> batch = {"input_ids": torch.zeros(1, 3), "attention_mask": torch.tensor([[1, 1, 0]])}
     >>> allowed_positions(batch, causal=True).sum(-1).tolist()
@@ -112,6 +134,8 @@ def allowed_positions(batch: Batch, *, causal: bool) -> Tensor:
     ids = batch["input_ids"]
     real = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(ids, dtype=torch.bool)
     pairs = real[:, None, :, None] & real[:, None, None, :]
+    if window is not None:
+        pairs = pairs & torch.ones_like(pairs).triu(1 - window)
     return pairs & _past(pairs) if causal else pairs
 
 
@@ -161,7 +185,8 @@ def masked_mass(weights: Tensor, allowed: Tensor) -> Tensor:
 def summarise(weights: Tensor, allowed: Tensor | None = None, *, threshold: float = 0.5) -> HeadSummary:
     """Means over sentences and queries for each head of ``weights`` ``(batch, heads, T, T)``.
 
-    Queries without an allowed key do not count. Give ``saturated(scores)`` or ``scores.softmax(-1)``.
+    Queries without an allowed key do not count. Give ``saturated(scores)`` or ``scores.softmax(-1)``. One key more than
+    queries is a sink, which may always be attended to and counts as a position.
 
     Raises:
         ValueError: another shape; weights that are no probabilities; no query left.
@@ -173,6 +198,9 @@ def summarise(weights: Tensor, allowed: Tensor | None = None, *, threshold: floa
     """
     if weights.ndim != 4:
         raise ValueError(f"weights have shape {tuple(weights.shape)}: give (batch, heads, T, T)")
+    sink = weights.shape[-1] == weights.shape[-2] + 1
+    if sink and allowed is not None:
+        allowed = torch.cat([allowed.bool(), allowed.any(-1, keepdim=True)], -1)
     allowed = _allowed(weights, allowed)
     count = allowed.sum(-1)
     queries = count > 0
@@ -190,14 +218,16 @@ def summarise(weights: Tensor, allowed: Tensor | None = None, *, threshold: floa
         entropy=mean(entropy(weights)),
         normalised_entropy=mean(entropy(weights, allowed, normalised=True), count > 1),
         masked_mass=mean(masked_mass(weights, allowed)),
+        sink=mean(weights[..., -1] if sink else torch.zeros_like(weights[..., -1])),
     )
 
 
 def classify(summary: HeadSummary, *, few: float = 1.5, many: float = 0.25) -> list[str]:
-    """``argmax-like``, ``mean-like`` or ``other`` for each head, from where it attends on average.
+    """``sink``, ``argmax-like``, ``mean-like`` or ``other`` for each head, from where it attends on average.
 
-    The rule, in this order: at most ``few`` positions: argmax-like. At least the share ``many`` of the positions
-    allowed: mean-like. Anything else: other. On short inputs the two overlap and the first wins: use T ≥ 2 few / many.
+    The rule, in this order: at least half of the weight on a sink: sink. At most ``few`` positions: argmax-like. At
+    least the share ``many`` of the positions allowed: mean-like. Anything else: other. On short inputs argmax-like and
+    mean-like overlap and the first wins: use T ≥ 2 few / many.
     A head that averages over one of a few token types is mean-like by this rule.
 
     >>> one, all_of_them = torch.eye(12), torch.full((12, 12), 1 / 12)
@@ -205,8 +235,9 @@ def classify(summary: HeadSummary, *, few: float = 1.5, many: float = 0.25) -> l
     ['argmax-like', 'mean-like']
     """
     kinds = []
-    for count, share in zip(summary.positions.tolist(), summary.share.tolist(), strict=True):
-        kinds.append("argmax-like" if count <= few else "mean-like" if share >= many else "other")
+    for count, share, sink in zip(*(x.tolist() for x in (summary.positions, summary.share, summary.sink)), strict=True):
+        kind = "argmax-like" if count <= few else "mean-like" if share >= many else "other"
+        kinds.append("sink" if sink >= 0.5 else kind)
     return kinds
 
 
@@ -236,7 +267,8 @@ def attention_scores(
 
     A model with ``attentions(tokens)`` (ours) gives its scores as they are. A model of ``transformers`` gives
     probabilities p; log p are its scores up to a constant for each row, with the same order and ties, as far as the
-    precision goes: what underflows to p = 0 reads as masked, and gaps below the precision of p read as ties. An
+    precision goes: what underflows to p = 0 reads as masked, and gaps below the precision of p read as ties. Where a
+    row sums to less than 1, as in gpt-oss, the rest lies on a sink: the last key, ``(batch, heads, T, T + 1)``. An
     encoder–decoder gives its encoder, then, if the batch has ``decoder_input_ids``, the decoder's self-attention.
 
     Raises:
@@ -266,6 +298,7 @@ def _own(model: nn.Module, batch: Batch) -> list[Tensor]:
 
 
 def _transformers(model: nn.Module, batch: Batch) -> list[Tensor]:
+    check_tokens(model, batch)
     inputs: dict[str, Any] = {**batch, "output_attentions": True, "return_dict": True}
     if not getattr(model.config, "is_encoder_decoder", False):
         found = model(**inputs).attentions
@@ -276,4 +309,14 @@ def _transformers(model: nn.Module, batch: Batch) -> list[Tensor]:
         found = model.get_encoder()(**inputs).attentions
     if not found or any(layer is None for layer in found):
         raise ValueError(f'{type(model).__name__} gives no attention: load it with attn_implementation="eager"')
-    return [layer.log() for layer in found]
+    sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())
+    return [_with_sink(layer, sinks).log() for layer in found]
+
+
+def _with_sink(weights: Tensor, known: bool) -> Tensor:
+    """Rows that sum to less than 1, by a ``known`` sink or by more than rounding: the rest is a last key."""
+    rest = 1 - weights.double().sum(-1, keepdim=True)
+    rows = weights.sum(-1) > 0
+    if not known and not (rest.squeeze(-1)[rows] > 2e-2).any():
+        return weights
+    return torch.cat([weights, rest.clamp(min=0).to(weights.dtype)], -1)

@@ -342,7 +342,7 @@ def test_attention_of_a_model_whose_settings_say_nothing_of_a_decoder():
 
 def summary_of(positions, share):
     rest = torch.zeros(len(positions))
-    return heads.HeadSummary(torch.tensor(positions).double(), torch.tensor(share).double(), rest, rest, rest, rest)
+    return heads.HeadSummary(torch.tensor(positions).double(), torch.tensor(share).double(), *[rest] * 5)
 
 
 def test_kinds_of_heads_at_their_bounds():

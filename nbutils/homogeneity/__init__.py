@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from nbutils.homogeneity.algebra import (
     shown,
 )
 from nbutils.homogeneity.algebra import rule as rule  # chapters and errors say homogeneity.rule
+from nbutils.saturation import check_tokens
 
 __all__ = ["degree", "explain", "measure_degree", "one_minus_cosine", "rule", "scaling_error"]
 
@@ -220,9 +222,14 @@ def scalable(module: nn.Module, inputs: Any, k_in: Any) -> Iterator[Callable[[An
     ...     round(float(output(3.0) / output(1.0)), 6)  # weights and inputs times 3
     9.0
     """
-    inputs = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    named = list(inputs) if isinstance(inputs, Mapping) else None
+    inputs = list(inputs.values()) if named else inputs if isinstance(inputs, tuple | list) else (inputs,)
     if isinstance(k_in, Mapping):
-        k_in = [k_in[name] for name in list(inspect.signature(module.forward).parameters)[: len(inputs)]]
+        k_in = [k_in[name] for name in named or list(inspect.signature(module.forward).parameters)[: len(inputs)]]
+    if callable(getattr(module, "get_input_embeddings", None)):
+        whole = [x for x in inputs if isinstance(x, Tensor) and not x.is_floating_point()]
+        if whole:
+            check_tokens(module, {"input_ids": whole[0]})
     powers = [float(k) for k in (k_in if isinstance(k_in, Sequence) else [k_in] * len(inputs))]
 
     def double(x: Any) -> Any:
@@ -238,15 +245,30 @@ def scalable(module: nn.Module, inputs: Any, k_in: Any) -> Iterator[Callable[[An
             x * c**k if isinstance(x, Tensor) and x.is_floating_point() and k not in (0, EVERY) else x
             for x, k in zip(inputs, powers, strict=True)
         ]
-        return _first_output(torch.func.functional_call(module, tensors, tuple(scaled))).reshape(-1)
+        args, kwargs = ((), dict(zip(named, scaled, strict=True))) if named else (tuple(scaled), {})
+        return _first_output(torch.func.functional_call(module, tensors, args, kwargs)).reshape(-1)
 
     fused = torch.backends.mha.get_fastpath_enabled()  # fused kernels have no forward-mode derivative
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH), _plain_experts(module):
             yield output
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+
+
+@contextmanager
+def _plain_experts(module: nn.Module) -> Iterator[None]:
+    """Experts of ``transformers`` one by one: grouped products know neither float64 nor forward derivatives."""
+    of_its_own = getattr(getattr(module, "config", None), "_experts_implementation", None)
+    if of_its_own is None or not hasattr(module, "set_experts_implementation"):
+        yield
+        return
+    module.set_experts_implementation("eager")
+    try:
+        yield
+    finally:
+        module.set_experts_implementation(of_its_own)
 
 
 def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, k_in: Any = 1) -> pd.DataFrame:
@@ -255,7 +277,9 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, k
     With D = d/dt f(e^t cθ) at t = 0, a derivative along all parameters and inputs, k-homogeneous f have D = k·f
     (Lemma 9). ``euler`` is the k that fits best, ⟨D, f⟩/⟨f, f⟩, and ``residual`` is ‖D − k·f‖/‖f‖, which is 0 if one k
     fits all outputs; both are NaN where f has no derivative, as √x at 0.
-    ``log_ratio`` is ln(‖f(c'θ)‖/‖f(cθ)‖) / ln(c'/c) with the next scale c', NaN at the last one.
+    Where a module has no such derivative in torch, as BLOOM's GELU, D is a difference over c·e^±0.001, right to about
+    1e-6, and a ``RuntimeWarning`` says so. ``log_ratio`` is ln(‖f(c'θ)‖/‖f(cθ)‖) / ln(c'/c) with the next scale c', NaN
+    at the last one.
 
     The derivative is asked of the module's own code: where that detaches a value or leaves float64 it may be wrong,
     with a residual of 0. So the outputs at c·e^±0.001 are asked as well, and a ``RuntimeWarning`` names the scales at
@@ -264,22 +288,31 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, k
 
     Args:
         module: runs in its present mode (dropout must be off), in float64, with its buffers as they are.
-        inputs: a tensor or a tuple of them. Those of whole numbers are not scaled.
+        inputs: a tensor, a tuple of them, or by name, as ``{"input_ids": …, "decoder_input_ids": …}`` of an
+            encoder–decoder. Those of whole numbers are not scaled.
         scales: positive numbers c.
         k_in: inputs are multiplied by c^k_in: one number for all of them, or one for each, as a list or by name.
 
     Raises:
-        ValueError: the output is zero or not finite at some scale.
+        ValueError: the output is zero or not finite at some scale; a token that the model does not know.
 
     >>> measure_degree(nn.Linear(4, 2, bias=False), torch.ones(4), [1, 10])["euler"].round(6).tolist()
     [2.0, 2.0]
     """
     rows: list[tuple[float, float, float, float]] = []
     unlike: list[str] = []
-    zero, step = torch.zeros((), dtype=torch.float64), 1e-3
+    zero, step, said = torch.zeros((), dtype=torch.float64), 1e-3, ""
     with scalable(module, inputs, k_in) as output:
         for c in map(float, scales):
-            f, along = torch.func.jvp(lambda t, c=c: output(c * t.exp()), (zero,), (torch.ones_like(zero),))
+            try:
+                f, along = torch.func.jvp(lambda t, c=c: output(c * t.exp()), (zero,), (torch.ones_like(zero),))
+            except (NotImplementedError, RuntimeError) as error:
+                if not re.search("forward AD|functorch|forward-mode", str(error)):
+                    raise
+                said = str(error).splitlines()[0]
+                with torch.no_grad():
+                    f, low, high = (output(c * math.exp(t)) for t in (0, -step, step))
+                along = (high - low) / (2 * step)
             size = f.norm()
             if not 0 < size < math.inf:
                 raise ValueError(f"the output has norm {float(size)} at scale {c}: there is no degree to measure")
@@ -290,6 +323,8 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, k
             if abs(float(k) - seen) > 0.01 * max(1, abs(seen)):  # NaN, as of √x at 0, is shown in the table
                 unlike.append(f"{float(k):.4g} against {seen:.4g} at scale {c:g}")
             rows.append((c, float(k), float((along - k * f).norm() / size), float(size.log())))
+    if said:
+        warnings.warn(f"D by differences, since torch has no derivative here ({said})", RuntimeWarning, stacklevel=2)
     if unlike:
         why = "the derivative is not that of the outputs: euler and the local log-ratio are"
         warnings.warn(f"{why} {', '.join(unlike)}", RuntimeWarning, stacklevel=2)

@@ -8,6 +8,7 @@ have degree 0. A rule is a plain function in ``RULES``, found by module class, b
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
@@ -328,8 +329,33 @@ def module_rule(module: nn.Module) -> Callable[..., Any] | None:
     """
     if is_parametrized(module) or module._forward_hooks or module._forward_pre_hooks:
         return None
+    if found := _root_mean_square(module):
+        return found
     base = next((base for base in type(module).__mro__ if base in RULES), None)
     own = "forward" in vars(module) or base is None or base.forward is not type(module).forward
     if own or (base.__module__.startswith("torch.") and not set(module._parameters) <= set(PARAMETERS.split())):
         return None
     return RULES[base]
+
+
+def _root_mean_square(module: nn.Module) -> Callable[..., Any] | None:
+    """Rule of a model's own normalisation by the root mean square, such as ``LlamaRMSNorm`` and ``T5LayerNorm``.
+
+    Of one such module or another only its values tell whether it multiplies by w or, as Gemma's, by 1 + w.
+    """
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    weight = module._parameters.get("weight")
+    named = type(module).__name__.endswith(("RMSNorm", "T5LayerNorm")) and not isinstance(module, nn.RMSNorm)
+    if not named or eps is None or weight is None or weight.ndim != 1 or len(module._parameters) != 1:
+        return None
+    if len(signature(type(module).forward).parameters) != 2:
+        return None
+    with torch.no_grad():
+        alone = copy.deepcopy(module)  # of this one a trace may have patched call and parameters
+        ones = alone.forward(torch.ones_like(weight)).float() * math.sqrt(1 + float(eps))
+        wide = weight.float()
+        if torch.allclose(ones, wide, rtol=1e-3, atol=1e-3):
+            return lambda a, m, x: a.affine(a.normalized(x, eps), m.weight)
+        if torch.allclose(ones, 1 + wide, rtol=1e-3, atol=1e-3):
+            return lambda a, m, x: a.mul(a.normalized(x, eps), a.add(1, m.weight))
+    return None

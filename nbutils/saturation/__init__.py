@@ -42,6 +42,24 @@ class Layer(NamedTuple):
 # ---- representations ----
 
 
+def check_tokens(model: nn.Module, batch: Batch) -> None:
+    """Raise ValueError if a token has no row in the embedding of a model of ``transformers``.
+
+    >>> from types import SimpleNamespace
+    >>> model = SimpleNamespace(get_input_embeddings=lambda: nn.Embedding(10, 2))
+    >>> check_tokens(model, {"input_ids": torch.tensor([[3, 12]])})
+    Traceback (most recent call last):
+    ValueError: token 12 is beyond the 10 rows of the embedding: the tokenizer is not that of this model
+    """
+    table = model.get_input_embeddings() if callable(getattr(model, "get_input_embeddings", None)) else None
+    rows = getattr(table, "num_embeddings", None)
+    for name in ("input_ids", "decoder_input_ids"):
+        if rows is not None and name in batch and (largest := int(batch[name].max())) >= rows:
+            raise ValueError(
+                f"token {largest} is beyond the {rows} rows of the embedding: the tokenizer is not that of this model"
+            )
+
+
 def layers(model: nn.Module, batch: Batch) -> list[Layer]:
     """Representations of every layer, the embedding first.
 
@@ -74,6 +92,7 @@ def layers(model: nn.Module, batch: Batch) -> list[Layer]:
     config = getattr(model, "config", None)
     if config is None:
         raise TypeError(f"{type(model).__name__} is no model of transformers and has no method hidden_states(tokens)")
+    check_tokens(model, batch)
     inputs: dict[str, Any] = {"attention_mask": real.long(), **batch, "output_hidden_states": True, "return_dict": True}
     if not getattr(config, "is_encoder_decoder", False):
         return [Layer(states, real) for states in model(**inputs).hidden_states]
@@ -307,9 +326,13 @@ def similarity_many(
     c: float = 1000.0,
     *,
     max_tokens: int = 4096,
+    decoder: Sequence[Sequence[int]] | None = None,
     **options: Any,
 ) -> Similarity:
     """:class:`Similarity` over encoded sentences, in batches by length; ``options`` as in ``compare``.
+
+    ``decoder`` has what an encoder–decoder's decoder reads for each sentence: then its layers follow, and sentences go
+    one at a time. Without it the encoder alone is measured.
 
     With ``average="sentences"`` its ``raw`` is the mean of ``similarity`` over the sentences one at a time.
 
@@ -319,12 +342,16 @@ def similarity_many(
     >>> torch.allclose(similarity_many(model, sentences).raw, torch.stack(alone).mean(0))
     True
     """
-    config = getattr(model, "config", None)
+    config, device = getattr(model, "config", None), next(model.parameters()).device
+    if decoder is not None:
+        pairs = zip(sentences, decoder, strict=True)
+        both = [(torch.tensor([ids], device=device), torch.tensor([out], device=device)) for ids, out in pairs]
+        return compare(model, [{"input_ids": ids, "decoder_input_ids": out} for ids, out in both], c, **options)
     batches = batches_by_length(
         sentences,
         max_tokens=max_tokens,
         pad=getattr(config, "pad_token_id", None) or 0,
         padding=not callable(getattr(model, "hidden_states", None)),
-        device=next(model.parameters()).device,
+        device=device,
     )
     return compare(model, batches, c, **options)

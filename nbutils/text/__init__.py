@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -231,3 +231,25 @@ def span_batches(
         return {"input_ids": inputs, "labels": labels}
 
     return map(corrupted, random_windows(tokens, batch, taken, generator))
+
+
+def check_knows_words(tokenizer: Any, sentences: Sequence[str]) -> None:
+    """Raise ValueError for a tokenizer of ``transformers`` that tells no word of the sentences from another.
+
+    For a folder without one ``AutoTokenizer`` may make one up, with special tokens alone, or with one for every word.
+
+    >>> class Made:
+    ...     all_special_ids, unk_token_id = [0, 1], 1
+    ...     def __call__(self, sentences):
+    ...         return {"input_ids": [[5, 1, 5, 1, 0] for _ in sentences]}
+    >>> check_knows_words(Made(), ["All words are unknown to it."])
+    Traceback (most recent call last):
+    ValueError: this tokenizer knows no word: it gives 1 token that is not special for 1 sentences
+    """
+    special = {*tokenizer.all_special_ids, tokenizer.unk_token_id}
+    known = {token for ids in tokenizer(list(sentences))["input_ids"] for token in ids} - special
+    if len(known) < 2:
+        raise ValueError(
+            f"this tokenizer knows no word: it gives {len(known)} token{'s' * (len(known) != 1)} that "
+            f"{'are' if len(known) != 1 else 'is'} not special for {len(sentences)} sentences"
+        )

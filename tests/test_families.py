@@ -1,0 +1,161 @@
+"""Heads, degree and saturation on families of models with windows, sinks, experts and decoders, made small."""
+
+import warnings
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from nbutils import heads, homogeneity, saturation, text
+
+SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 40,
+         "max_position_embeddings": 32, "attn_implementation": "eager"}  # fmt: skip
+ROWS = {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+NEO = {"vocab_size": 40, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "window_size": 4,
+       "attention_types": [[["global", "local"], 1]], "attn_implementation": "eager"}  # fmt: skip
+DEEP = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "q_lora_rank": 8,
+        "v_head_dim": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 4, "moe_intermediate_size": 16}  # fmt: skip
+FAMILIES = {  # and the windows of the layers
+    "llama": (lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SMALL, **ROWS)), [None, None]),
+    "mistral": (lambda: hf.MistralForCausalLM(hf.MistralConfig(**SMALL, **ROWS, sliding_window=4)), [4, 4]),
+    "gemma2": (lambda: hf.Gemma2ForCausalLM(hf.Gemma2Config(**SMALL, **ROWS, sliding_window=4)), [4, None]),
+    "gpt-neo": (lambda: hf.GPTNeoForCausalLM(hf.GPTNeoConfig(**NEO)), [None, 4]),
+    "mixtral": (lambda: hf.MixtralForCausalLM(hf.MixtralConfig(**SMALL, **ROWS, num_local_experts=2)), [None, None]),
+    "qwen2-moe": (lambda: hf.Qwen2MoeForCausalLM(hf.Qwen2MoeConfig(
+        **SMALL, **ROWS, num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16)), [None, None]),
+    "deepseek": (lambda: hf.DeepseekV3ForCausalLM(hf.DeepseekV3Config(
+        **SMALL, num_key_value_heads=2, pad_token_id=0, **DEEP)), [None, None]),
+    "gpt-oss": (lambda: hf.GptOssForCausalLM(hf.GptOssConfig(
+        **SMALL, **ROWS, num_local_experts=2, num_experts_per_tok=2, sliding_window=4)), [4, None]),
+    "bloom": (lambda: hf.BloomForCausalLM(hf.BloomConfig(
+        vocab_size=40, hidden_size=16, n_layer=2, n_head=2, attn_implementation="eager")), [None, None]),
+}  # fmt: skip
+SENTENCES = [list(range(3, 15)), list(range(5, 17))]
+
+
+def made(make):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make().eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_windows_are_those_of_the_models_own_mask(family):
+    """No weight on what is not allowed, and some on all that is: random heads attend everywhere that they may."""
+    make, windows = FAMILIES[family]
+    model, batch = made(make), saturation.batches_by_length(SENTENCES)[0]
+    assert heads.windows(model) == windows
+    for scores, window in zip(heads.attention_scores(model, batch), windows, strict=True):
+        allowed = heads.allowed_positions(batch, causal=True, window=window)
+        seen = scores[..., : allowed.shape[-1]] > -torch.inf
+        assert torch.equal(seen, allowed.expand_as(seen))
+        one = heads.summarise(scores.softmax(-1), allowed)
+        assert one.masked_mass.max() == 0 and set(heads.classify(one)) == {"mean-like"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_degree_by_numbers_is_that_of_the_outputs(family):
+    """Euler's identity against the outputs themselves, whatever torch can differentiate."""
+    model = made(FAMILIES[family][0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = homogeneity.measure_degree(model, {"input_ids": torch.tensor(SENTENCES[:1])}, (3.0, 3.0 * 1.001))
+    assert found.euler[0] == pytest.approx(found.log_ratio[0], abs=0.02)
+    assert getattr(model.config, "_experts_implementation", None) == getattr(
+        made(FAMILIES[family][0]).config, "_experts_implementation", None
+    )
+
+
+def test_sinks_take_their_weight_and_name_the_head():
+    model, batch = made(FAMILIES["gpt-oss"][0]), saturation.batches_by_length(SENTENCES)[0]
+    for layer in model.model.layers:
+        layer.self_attn.sinks.data = torch.tensor([-1e4, 1e4])  # one head without a sink, one with nothing else
+    full = heads.attention_scores(model, batch)[1]
+    assert full.shape[-1] == batch["input_ids"].shape[1] + 1
+    weights = full.softmax(-1)
+    one = heads.summarise(weights, heads.allowed_positions(batch, causal=True))
+    torch.testing.assert_close(one.sink, torch.tensor([0.0, 1.0]).double(), atol=1e-6, rtol=0)
+    assert heads.classify(one) == ["mean-like", "sink"]
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
+
+
+def test_layers_of_an_unknown_kind_are_refused():
+    model = made(FAMILIES["mistral"][0])
+    model.config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(ValueError, match="linear_attention: which positions they see is not known here"):
+        heads.windows(model)
+
+
+def encoder_decoder():
+    return hf.T5ForConditionalGeneration(
+        hf.T5Config(d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, vocab_size=40, decoder_start_token_id=0)
+    )
+
+
+def test_encoder_decoders_take_what_the_decoder_reads():
+    model = made(encoder_decoder)
+    both = saturation.similarity_many(model, SENTENCES, decoder=SENTENCES)
+    encoder = saturation.similarity_many(model, SENTENCES)
+    assert len(both.raw) == 2 * len(encoder.raw)
+    torch.testing.assert_close(both.raw[: len(encoder.raw)], encoder.raw, atol=1e-6, rtol=0)
+    ids = torch.tensor(SENTENCES[:1])
+    by_name = homogeneity.measure_degree(model, {"input_ids": ids, "decoder_input_ids": ids}, (1.0, 10.0))
+    by_place = homogeneity.measure_degree(model, (ids, None, ids), (1.0, 10.0))
+    assert by_name.equals(by_place)
+
+
+@pytest.mark.parametrize("ask", [
+    lambda model, ids: saturation.similarity_many(model, ids),
+    lambda model, ids: heads.attention_scores(model, saturation.batches_by_length(ids)[0]),
+    lambda model, ids: homogeneity.measure_degree(model, (torch.tensor(ids),), (1.0,)),
+])  # fmt: skip
+def test_a_tokenizer_larger_than_the_vocabulary_is_told(ask):
+    with pytest.raises(
+        ValueError, match="token 77 is beyond the 40 rows of the embedding: the tokenizer is not that of"
+    ):
+        ask(made(FAMILIES["llama"][0]), [[3, 77, 5]])
+
+
+MADE_UP = {
+    "t5": encoder_decoder,
+    "deberta": lambda: hf.DebertaV2Model(hf.DebertaV2Config(**SMALL)),
+    "bert": lambda: hf.BertModel(hf.BertConfig(**SMALL)),
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2)),
+}
+
+
+@pytest.mark.parametrize("family", MADE_UP)
+def test_made_up_tokenizers_are_found(tmp_path, family):
+    """A folder without a tokenizer, for which `transformers` makes one up."""
+    made(MADE_UP[family]).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="this tokenizer knows no word"):
+        text.check_knows_words(hf.AutoTokenizer.from_pretrained(tmp_path), ["The norm grows.", "And so on, and on."])
+
+
+class Shifted(nn.Module):
+    """A root mean square norm that multiplies by 1 + w, under the name of one that multiplies by w."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.rand(4, generator=torch.Generator().manual_seed(0))), 1e-6
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * (1 + self.weight)
+
+
+def test_norms_of_models_have_the_degree_of_their_weight():
+    from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", homogeneity.EpsilonWarning)
+        for norm in (LlamaRMSNorm(4), T5LayerNorm(4)):
+            norm.weight.data = torch.rand(4, generator=torch.Generator().manual_seed(1))
+            assert homogeneity.degree(norm) == 1 == homogeneity.degree(nn.Sequential(nn.Linear(4, 4), norm), k_in=0)
+        for norm in (Gemma2RMSNorm(4), type("OtherRMSNorm", (Shifted,), {})()):
+            assert homogeneity.degree(norm, approximate=True) == 1
+            with pytest.raises(homogeneity.NotHomogeneous, match="a sum needs equal degrees"):
+                homogeneity.degree(norm)  # (1 + w) of degree 0 and 1
