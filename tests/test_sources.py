@@ -22,7 +22,7 @@ from nbutils.checkpoints.sources import step_of
         ("step1000", 1000), ("checkpoint-300000", 300_000), ("step1000-tokens4B", 1000), ("step_20k", 20_000),
         ("step-1.5M", 1_500_000), ("global_step500", 500), ("iter_0001000", 1000), ("000250", 250), ("20k", 20_000),
         ("stage1-step1000-tokens3B", 1000), ("multiberts-seed_3-step_1700k", 1_700_000), ("epoch=3-step=1200", 1200),
-        ("TinyLlama-1.1B-intermediate-step-50K-105b", 50_000), ("ckpt_007", 7), ("step0", 0), ("Step5", None),
+        ("TinyLlama-1.1B-intermediate-step-50K-105b", 50_000), ("ckpt_007", 7), ("step0", 0), ("Step5", 5),
         ("step1000tokens4B", 1000), ("checkpoint-3-step-10", 10), ("steps_40", 40), ("checkpoint-5.safetensors", 5),
         ("step1.5", None), ("step1-step2", None), ("seed_3", None), ("main", None), ("model-00001-of-00003", None),
         ("gpt2-small-x21", None), ("footstep3", None), ("step20kb", None), ("2024-05-01", None), ("", None),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,25 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from nbutils.checkpoints.tensors import BLOCK, FLOATS, Tensor, why_constant, why_left_out
-from nbutils.names import originals_first
+from nbutils.checkpoints import layouts, pickles
+from nbutils.checkpoints.tensors import BLOCK, FLOATS, ReadError, Tensor, why_constant, why_left_out
 
 ITEM = dict(zip(FLOATS, (8, 4, 2, 2), strict=True))  # bytes of a value
 
 _WRAPPER = re.compile(
     r"^(?:module\.)+|(?:(?<=^)|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
-_OTHER_FILES = re.compile(r"optim|scheduler|training_args|rng_state|random_states|scaler|adapter", re.I)
+OTHER_FILES = re.compile(
+    r"^(?!model_optim_rng)(?:.*)(?:optim|scheduler|training_args|rng_state|random_states|scaler|adapter)", re.I
+)
 
-ONLY_ADAPTER = "only an adapter: merge it into its model first (merge_and_unload)"
-
-
-class ReadError(ValueError):
-    """A checkpoint that cannot be used; the message names the file and says why."""
+MERGE = "merge it into its model first (merge_and_unload)"
+ONLY_ADAPTER = f"only an adapter: {MERGE}"
+_ADAPTER = re.compile(  # of PEFT
+    r"(?:^|\.)(?:base_layer|modules_to_save|lora_\w+|ia3_l|vera_\w+|hada_\w+|lokr_\w+|b?oft_[Rs]|ranknum|trainable_tokens_"
+    r"\w+)(?:\.|$)"
+)
+_AVERAGE = re.compile(r"^(?:module\.|model\.)*(?:ema|ema_model|model_ema|averaged_model|swa_model)\.(?:module\.)*")
 
 
 class Weights:
@@ -39,7 +42,8 @@ class Weights:
 
     Raises:
         ReadError: nothing there, shards missing, a truncated or corrupt file, an unknown dtype, an unsafe pickle, only
-            an adapter, a quantised model.
+            an adapter or one that is not merged, a quantised model, parts of ZeRO-3, FSDP or Megatron, another format,
+            or tensors of which it cannot be told that they are the weights.
 
     >>> import tempfile
     >>> from safetensors.numpy import save_file
@@ -60,8 +64,11 @@ class Weights:
                 stored = self._safetensors(file) if file.suffix == ".safetensors" else self._pickled(file)
                 for raw_name, tensor in stored.items():
                     self._add(file, _WRAPPER.sub("", raw_name), tensor)
+            self._leave_out_averages()
             if not self.parameters:
                 raise ReadError(f"{place}: holds no parameters")
+            if why := layouts.why_empty({name: tensor.shape for name, tensor in self.parameters.items()}):
+                raise ReadError(f"{place}: {why}")
         except OSError as error:
             self.close()
             raise ReadError(f"{error.filename or place}: {error.strerror or error}") from error
@@ -72,6 +79,8 @@ class Weights:
     def _add(self, file: Path, name: str, tensor: Tensor) -> None:
         if name in self.parameters or name in self.left_out:
             raise ReadError(f"{file}: tensor {name} is there twice")
+        if _ADAPTER.search(name):
+            raise ReadError(f"{file}: {name} belongs to an adapter that is not merged: {MERGE}")
         whole = tensor.dtype.removeprefix("torch.").lower().startswith(("i", "u"))
         if whole and name.endswith(("weight", "weight_packed")):
             why = "a quantised model; its norm cannot be read from the file"
@@ -85,6 +94,22 @@ class Weights:
             self.left_out[name] = reason
         else:
             self.parameters[name] = tensor
+
+    def _leave_out_averages(self) -> None:
+        """Averages of weights that are there too, named as these after ``ema.`` or so; some without dots."""
+        copies = {name: _AVERAGE.sub("", name) for name in self.parameters if _AVERAGE.match(name)}
+        if not copies:
+            return
+        others = [name.split(".") for name in self.parameters if name not in copies]
+        shapes = {"".join(n[i:]): self.parameters[".".join(n)].shape for n in others for i in range(len(n))}
+        for name, original in copies.items():
+            shape = self.parameters[name].shape
+            if shape and shapes.get(original.replace(".", "")) != shape:
+                why = "may be an average of weights or a weight, which cannot be told; save model.state_dict() alone"
+                raise ReadError(f"{self.place}: {name} {why}")
+        for name in copies:
+            del self.parameters[name]
+            self.left_out[name] = "an average of the weights"
 
     def close(self) -> None:
         for file in self._open:
@@ -122,57 +147,15 @@ class Weights:
         return {name: tensor(name, entry) for name, entry in header.items()}
 
     def _pickled(self, path: Path) -> dict[str, Tensor]:
-        """A file of ``torch.save``, through ``weights_only``: no code of the file runs. What shares storage is tied."""
-        import torch
-
-        options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
+        """A file of ``torch.save``. What shares storage is tied."""
+        loaded = pickles.load(path)
         try:
-            try:
-                loaded = torch.load(str(path), mmap=True, **options)
-            except RuntimeError as error:
-                if "mmap" not in str(error):
-                    raise
-                loaded = torch.load(str(path), **options)  # torch's format before 1.6 cannot be mapped
-        except Exception as error:  # torch raises many kinds for a broken file
-            held = re.search(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)", str(error))
-            if held:
-                why = f"holds Python objects, {held[1]} (weights_only refuses them); save the state_dict alone"
-            else:
-                said = (str(error).strip().splitlines() or ["Weights only"])[0]
-                kind = type(error).__name__ if said.startswith("Weights only") else said  # a page of advice
-                why = f"damaged, or not from torch.save ({kind})"
-            raise ReadError(f"{path}: {why}") from error
-        for key in ("state_dict", "model_state_dict", "model", "module"):
-            if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
-                loaded = loaded[key]
-                break
-        stored = {k: v for k, v in loaded.items() if torch.is_tensor(v)} if isinstance(loaded, dict) else {}
-        names = {
-            getattr(torch, t): n for t, n in zip(("float64", "float32", "float16", "bfloat16"), FLOATS, strict=True)
-        }
-        seen: dict[object, str] = {}
-        found = {}
-        for name in sorted(stored, key=originals_first):
-            value = stored[name].detach()
-            storage = (value.data_ptr(), value.shape, value.stride())
-            if value.numel() and storage in seen:
-                self.left_out[_WRAPPER.sub("", name)] = f"tied to {seen[storage]}"
-                continue
-            seen[storage] = name
-            other = "F?" if value.is_floating_point() else str(value.dtype)
-            found[name] = Tensor(names.get(value.dtype, other), tuple(value.shape), _torch_reader(value))
+            state, beside = pickles.weights(loaded)
+            found, ties = pickles.stored(state)
+        except ReadError as error:
+            raise ReadError(f"{path}: {error}") from None
+        self.left_out |= beside | {_WRAPPER.sub("", name): why for name, why in ties.items()}
         return found
-
-
-def _torch_reader(value: Any) -> Callable[[int, NDArray[np.float64]], None]:
-    @cache
-    def flat() -> Any:
-        return value.reshape(-1)  # a copy for a transposed tensor: once, and only if it is read
-
-    def read(first: int, out: NDArray[np.float64]) -> None:
-        np.copyto(out, flat()[first : first + len(out)].double().numpy())
-
-    return read
 
 
 def decode(raw: NDArray[np.uint8], dtype: str, out: NDArray[np.float64]) -> None:
@@ -234,15 +217,21 @@ def weight_files(place: Path) -> list[Path]:
     ['model.safetensors']
     """
     if place.is_file():
+        if why := layouts.other_format([place.name]) or layouts.in_parts([place.name]):
+            raise ReadError(f"{place}: {why}")
         return [place]
     try:
         listed = sorted(place.iterdir())
     except OSError as error:
         raise ReadError(f"{place}: {error.strerror}") from error
+    names = {f.name for f in listed}
+    whole = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"}
+    if not names & whole and (why := layouts.in_parts(names)):
+        raise ReadError(f"{place}: {why}")
     for single in ("model.safetensors", "pytorch_model.bin"):
         for suffix in (".safetensors",) if single.startswith("model") else (".bin", ".pt", ".pth", ".ckpt"):
-            files = [f for f in listed if f.suffix == suffix and not _OTHER_FILES.search(f.name)]
-            indices = [f for f in listed if f.name.endswith(f"{suffix}.index.json") and not _OTHER_FILES.search(f.name)]
+            files = [f for f in listed if f.suffix == suffix and not OTHER_FILES.search(f.name)]
+            indices = [f for f in listed if f.name.endswith(f"{suffix}.index.json") and not OTHER_FILES.search(f.name)]
             if place / single in files:
                 return [place / single]
             if indices:
@@ -251,6 +240,8 @@ def weight_files(place: Path) -> list[Path]:
                 return _complete(place, files)
     if any(f.name.startswith("adapter_model.") for f in listed):
         raise ReadError(f"{place}: {ONLY_ADAPTER}")
+    if why := layouts.other_format(names):
+        raise ReadError(f"{place}: {why}")
     raise ReadError(f"{place}: {'no .safetensors, .bin, .pt, .pth or .ckpt file in it' if listed else 'empty folder'}")
 
 
