@@ -104,6 +104,8 @@ def weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
     left_out: dict[str, str] = {}
     above = ""
     while isinstance(loaded, dict):
+        if any(key in loaded for key in ("param_groups", "exp_avg", "momentum_buffer")):
+            raise ReadError(f"holds the state of an optimizer, and no weights; {_ALONE}")
         here = {str(k): v for k, v in loaded.items() if torch.is_tensor(v)}
         held = {str(k): v for k, v in loaded.items() if str(k) not in here and any(_tensors(v))}
         if not held:
@@ -122,13 +124,13 @@ def weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
             beside = f", beside {values[0]}" if values else ""
             names = ", ".join(list(held)[:4])
             why = f"{names}{inside} {'holds' if len(held) == 1 else 'hold'} tensors{beside}, and which are the weights"
-            raise ReadError(f"{why} cannot be told{megatron(held)}; {_ALONE}")
+            raise ReadError(f"{why} cannot be told{megatron({*held, *above.split('.')})}; {_ALONE}")
         for other in [*here, *held]:
             if other in averages or _COPY.search(other):
                 left_out[above + other] = f"an average of the weights, beside {above}{key}"
             elif other in here or (other != key and other in likely):
                 left_out[above + other] = f"stored beside {above}{key}"
-        loaded, above = loaded[key], f"{above}{key}."
+        loaded, above = held[key], f"{above}{key}."
     return {}, left_out
 
 

@@ -170,7 +170,7 @@ def _options(source: Path) -> list[tuple[str, Path]]:
     options = [o for o in options if o[1].is_dir() or step_of(o[0]) is not None]
     if not any(step_of(name) is not None for name, _ in options):
         return [(own.name, source)] if _holds_weights(source) else options
-    if _holds_weights(source) and not any(place.is_file() for _, place in options):
+    if _holds_weights(source) and all(place.is_dir() for _, place in options):
         options.append(("", source))
     return options
 
