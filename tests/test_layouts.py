@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import make, model, save
+from checkpoint_files import assert_is, make, model, save
 from layouts import READ, REFUSED, net, norm, of_deepspeed, of_fsdp, state
 
 from nbutils.checkpoints import series, sources
@@ -169,6 +169,31 @@ def test_one_of_two_folders_of_weights_can_be_given(tmp_path):
     assert list(result.table.step) == [1, 2] and not result.skipped
 
 
+def test_one_checkpoint_with_its_weights_in_a_folder_can_be_given(tmp_path):
+    state = model(3)
+    save(state, tmp_path / "step3" / "model")
+    save(state, tmp_path / "step_3")
+    for source in ("step3", "step3/model", "step_3/model.safetensors"):
+        assert_is(series(tmp_path / source).table, {3: state})
+
+
+def test_what_is_stored_beside_weights_and_looks_like_weights_is_told(tmp_path):
+    parts = {"model": state(), "data_norm": {"a.weight": torch.ones(2)}, "optimizer": {"x": torch.ones(2)}}
+    torch.save(parts | {"lr": torch.tensor(0.1)}, tmp_path / "step1.pt")
+    result = series(tmp_path)
+    assert result.table.norm[0] == pytest.approx(norm(net()), rel=1e-12)
+    beside = {name: why for name, why in result.left_out.items() if why != "buffer"}
+    assert beside == {"data_norm": "stored beside model", "lr": "stored beside model"}
+
+
+@pytest.mark.parametrize("shape", [(2,), (3,)])
+def test_one_module_called_ema_among_others_is_not_left_out(tmp_path, shape):
+    parts = {f"{name}.weight": torch.ones(2) for name in "abc"}
+    torch.save(parts | {"ema.weight": torch.ones(shape)}, tmp_path / "step1.pt")
+    with pytest.raises(ValueError, match=r"ema\.weight may be an average"):
+        series(tmp_path)
+
+
 def test_of_300_folders_of_one_kind_one_line_is_said(tmp_path):
     make(tmp_path, steps=(1, 2))
     for step in range(10, 310):
@@ -236,7 +261,8 @@ def test_parameters_of_an_architecture_are_those_that_its_files_are_read_as(tmp_
 @pytest.mark.parametrize(
     "name",
     [
-        "model.layers.1.mlp.gate.e_score_correction_bias", "mlp.expert_bias", "mlp.gate.balancing_biases", "final_logits_bias",
+        "model.layers.1.mlp.gate.e_score_correction_bias", "mlp.expert_bias",
+        "mlp.gate.balancing_biases", "final_logits_bias",
         "model.layers.0.layer_scalar", "layers.0.mlp.act_fn.beta", "layers.0.mlp.act_fn.eps", "rotary_emb.alpha",
         "layers.1.self_attn.slope_rate", "layers.1.self_attn.diagonal_decay", "quantizer.layers.0.codebook.embed_avg",
         "layers.0.self_attn.q_proj.input_max", "embeddings.word_embeddings.weight_integer", "LayerNorm.shift",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickletools
 import re
 import zipfile
@@ -68,22 +69,26 @@ def objects(path: Path) -> list[str]:
     """Names of the classes and functions that a pickle asks for, without running it; none where it is no pickle."""
     found: list[str] = []
     strings: list[str] = []
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as file:
-                data = file.read(next(name for name in file.namelist() if name.endswith("data.pkl")))
-        else:
-            data = path.read_bytes()
-        for code, value, _ in pickletools.genops(data):
+    with contextlib.suppress(Exception):  # of a broken file, what came before its fault
+        for code, value, _ in pickletools.genops(_head(path)):
             if code.name in ("GLOBAL", "INST"):
                 found.append(str(value).replace(" ", "."))
             elif code.name == "STACK_GLOBAL":
                 found.append(".".join(strings[-2:]))
             elif isinstance(value, str):
                 strings.append(value)
-    except Exception:  # of any broken file: what came before its fault counts
-        pass
     return found
+
+
+def _head(path: Path, size: int = 1 << 26) -> bytes:
+    """The pickle of a file of ``torch.save``; without the values, it is small."""
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            return file.read(size)
+    with zipfile.ZipFile(path) as archive:
+        name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        with archive.open(name) as inside:
+            return inside.read(size)
 
 
 def weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
@@ -128,7 +133,7 @@ def weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
         for other in [*here, *held]:
             if other in averages or _COPY.search(other):
                 left_out[above + other] = f"an average of the weights, beside {above}{key}"
-            elif other in here or (other != key and other in likely):
+            elif other in here or (other != key and (other in likely or _named(held[other]))):
                 left_out[above + other] = f"stored beside {above}{key}"
         loaded, above = held[key], f"{above}{key}."
     return {}, left_out

@@ -169,7 +169,10 @@ def _options(source: Path) -> list[tuple[str, Path]]:
     options = [(c.name if c.is_dir() or c.suffix not in SUFFIXES else c.stem, c) for c in inside if c.name[0] != "."]
     options = [o for o in options if o[1].is_dir() or step_of(o[0]) is not None]
     if not any(step_of(name) is not None for name, _ in options):
-        return [(own.name, source)] if _holds_weights(source) else options
+        one = step_of(own.name) is not None and any(
+            _holds_weights(place) for _, place in options
+        )  # such as step1000/hf
+        return [(own.name, source)] if one or _holds_weights(source) else options
     if _holds_weights(source) and all(place.is_dir() for _, place in options):
         options.append(("", source))
     return options
@@ -187,7 +190,8 @@ def _one(source: Path, name: str, place: Path) -> Checkpoint | Skip | None:
         if len(held) > 1 and step is not None:
             names = " and ".join(d.name for d in held[:4])
             return Skip(
-                str(place), f"weights in {len(held)} folders, {names}; give those of one: {source}/*/{held[0].name}"
+                str(place),
+                f"weights in {len(held)} folders, {names}; give those of one: {place.parent}/*/{held[0].name}",
             )
         place = held[0] if len(held) == 1 else place  # such as step1000/hf
     if step is not None:

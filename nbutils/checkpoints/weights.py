@@ -97,16 +97,18 @@ class Weights:
 
     def _leave_out_averages(self) -> None:
         """Averages of weights that are there too, named as these after ``ema.`` or so; some without dots."""
-        copies = {name: _AVERAGE.sub("", name) for name in self.parameters if _AVERAGE.match(name)}
-        if not copies:
-            return
+        copies = {name: _AVERAGE.sub("", name).replace(".", "") for name in self.parameters if _AVERAGE.match(name)}
         others = [name.split(".") for name in self.parameters if name not in copies]
-        shapes = {"".join(n[i:]): self.parameters[".".join(n)].shape for n in others for i in range(len(n))}
-        for name, original in copies.items():
-            shape = self.parameters[name].shape
-            if shape and shapes.get(original.replace(".", "")) != shape:
-                why = "may be an average of weights or a weight, which cannot be told; save model.state_dict() alone"
-                raise ReadError(f"{self.place}: {name} {why}")
+        shapes: dict[str, dict[str, tuple[int, ...]]] = {}  # by what the names begin with, then by the rest
+        for parts in others:
+            for i in range(len(parts)):
+                below = shapes.setdefault(".".join(parts[:i]), {})
+                below["".join(parts[i:])] = self.parameters[".".join(parts)].shape
+        wanted = [(copy, shape) for name, copy in copies.items() if (shape := self.parameters[name].shape)]
+        same = any(all(below.get(copy) == shape for copy, shape in wanted) for below in shapes.values())
+        if wanted and not (same and 2 * len(wanted) >= len(others)):
+            why = "may be an average of weights or a weight, which cannot be told; save model.state_dict() alone"
+            raise ReadError(f"{self.place}: {next(iter(copies))} {why}")
         for name in copies:
             del self.parameters[name]
             self.left_out[name] = "an average of the weights"
