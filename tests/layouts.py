@@ -263,7 +263,7 @@ REFUSED = {
         files("checkpoint-1/global_step1/zero_pp_rank_0_mp_rank_00_model_states.pt"), "zero_to_fp32.py"),
     "weights of no elements": (saved(**{k: torch.empty(0) for k in state()}), "zero_to_fp32.py"),
     "DeepSpeed, tensor parallel": (
-        files("step1/mp_rank_00_model_states.pt", "step1/mp_rank_01_model_states.pt"), "ds_to_universal"),
+        files("step1/mp_rank_00_model_states.pt", "step1/mp_rank_01_model_states.pt"), "deepspeed_to_transformers.py"),
     "GPT-NeoX": (files("step1/layer_00-model_00-model_states.pt"), "convert_neox_to_hf.py"),
     "accelerate, FSDP": (
         files("step1/pytorch_model_fsdp_0/__0_0.distcp", "step1/pytorch_model_fsdp_0/.metadata",
@@ -284,7 +284,7 @@ REFUSED = {
         "tools/checkpoint/convert.py of Megatron-LM"),
     "Megatron, with its arguments": (
         files("iter_0000001/mp_rank_00/model_optim_rng.pt", state={"args": types.SimpleNamespace(), "model": state()}),
-        "unsafe, refused: holds Python objects, types.SimpleNamespace"),
+        "types.SimpleNamespace, which may run code when loaded (Megatron's: convert it with tools/checkpoint/convert.py"),
     "Llama's own, two parts": (
         files("step1/consolidated.00.pth", "step1/consolidated.01.pth"), "convert_llama_weights_to_hf.py"),
     "fairseq, in parts": (

@@ -45,12 +45,12 @@ def test_a_layout_is_refused_with_what_to_do(tmp_path, layout):
     assert said in str(error.value) and str(tmp_path) in str(error.value)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeed(tmp_path, stage):
     """ZeRO-1 and 2 keep the weights whole in one file, and ZeRO-3 leaves them empty, in any file."""
     pytest.importorskip("deepspeed")
     wanted = of_deepspeed(stage, tmp_path)
-    if stage == 2:
+    if stage < 3:
         assert series(tmp_path, match="global_step1").table.norm[0] == pytest.approx(wanted, rel=1e-12)
         return
     with pytest.raises(ValueError) as error:

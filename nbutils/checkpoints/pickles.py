@@ -58,7 +58,8 @@ def load(path: Path) -> Any:
             why = "holds a rank's part of sharded tensors; gather them (full_tensor()), or get_model_state_dict with "
             why += "full_state_dict=True, and save that"
         elif names:
-            why = f"unsafe, refused: holds Python objects, {names[0]}, which may run code when loaded; {_ALONE}"
+            why = f"unsafe, refused: holds Python objects, {names[0]}, which may run code when loaded"
+            why += f"{megatron([path.stem])}; {_ALONE}"
         else:
             kind = type(error).__name__ if said.startswith("Weights only") else said  # a page of advice
             why = f"damaged, or not from torch.save ({kind})"
