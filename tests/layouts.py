@@ -284,7 +284,7 @@ REFUSED = {
         "tools/checkpoint/convert.py of Megatron-LM"),
     "Megatron, with its arguments": (
         files("iter_0000001/mp_rank_00/model_optim_rng.pt", state={"args": types.SimpleNamespace(), "model": state()}),
-        "types.SimpleNamespace, which may run code when loaded (Megatron's: convert it with tools/checkpoint/convert.py"),
+        "SimpleNamespace, which may run code when loaded (Megatron's: convert it with tools/checkpoint/convert.py"),
     "Llama's own, two parts": (
         files("step1/consolidated.00.pth", "step1/consolidated.01.pth"), "convert_llama_weights_to_hf.py"),
     "fairseq, in parts": (

@@ -37,7 +37,7 @@ def test_step_of(name, step):
     ("name", "step"),
     [
         ("Step1000", 1000), ("STEP_7", 7), ("Checkpoint-5", 5), ("Iter_20k", 20_000), ("ep0-ba100", 100),
-        ("ep12-ba3400-rank0", 3400), ("ba100", 100), ("batch_64", 64), ("model_100", 100), ("model-100", 100),
+        ("ep12-ba3400-rank0", 3400), ("ba100", 100), ("batch_64", None), ("model_100", 100), ("model-100", 100),
         ("Model_100", 100), ("1000steps", 1000), ("1000_steps", 1000), ("20k-steps", 20_000), ("1000step", 1000),
         ("run_1,000steps", 1000), ("model_step_100", 100), ("epoch_3-step_100", 100), ("epoch3_1000steps", 1000),
         ("checkpoint_1_100", 100), ("checkpoint_1_1600", 1600), ("checkpoint_12_345", 345), ("checkpoint_2_1000", 1000),

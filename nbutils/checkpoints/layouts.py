@@ -9,13 +9,13 @@ _ZERO_3 = "convert it with zero_to_fp32.py of DeepSpeed"
 _MEGATRON = "convert it with tools/checkpoint/convert.py of Megatron-LM, or export it with Megatron-Bridge"
 _PARTS = [  # of the names in a folder: a pattern, how many of it there are at least, and what is said
     (r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt", 1, f"DeepSpeed's ZeRO-3, weights in parts: {_ZERO_3}"),
-    (r"mp_rank_\d+_model_states\.pt", 2, "Megatron-DeepSpeed's, in parts: convert it with its deepspeed_to_transformers.py"),
+    (r"mp_rank_\d+_model_states\.pt", 2, "Megatron-DeepSpeed's, in parts: use its deepspeed_to_transformers.py"),
     (r"layer_\d+-model_\d+-model_states\.pt", 1,
      "GPT-NeoX's, a file a layer: convert it with tools/ckpts/convert_neox_to_hf.py of GPT-NeoX"),
     (r"pytorch_model_fsdp_\d+(?:_rank\d+\.bin)?", 1, "FSDP's, in parts: join them with accelerate merge-weights"),
     (r"mp_rank_\d+_\d+", 1, f"Megatron's, weights in parts: {_MEGATRON}"),
     (r"mp_rank_\d+", 2, f"Megatron's, weights in parts: {_MEGATRON}"),
-    (r"consolidated\.\d+\.pth", 2, "Llama's own, in parts: use convert_llama_weights_to_hf.py from transformers' sources"),
+    (r"consolidated\.\d+\.pth", 2, "Llama's, in parts: use convert_llama_weights_to_hf.py of transformers' sources"),
     (r".*-shard\d+\.pt", 1, "fairseq's, weights in parts: join them with consolidate_fsdp_shards.py of fairseq"),
 ]  # fmt: skip
 _GGUF = "GGUF: load it with from_pretrained(…, gguf_file=…) of transformers, and save_pretrained"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 _AMOUNT = r"((?:[1-9]\d{0,2}(?:[_,]\d{3})+|\d+)(?:\.\d+)?)([kKmMbB]?)"  # 1_000_000 and 1,000,000 are one number
 _END = r"(?=$|[^A-Za-z0-9.]|\.(?!\d)|tokens)"
-_WORDS = ("(?:global_?|train_?)?step", "checkpoint(?!\\d+$)|ckpt|iteration|iter|it", "ba(?:tch)?")
+_WORDS = ("(?:global_?|train_?)?step", "checkpoint(?!\\d+$)|ckpt|iteration|iter|it", "ba")
 _MARKERS = [re.compile(rf"(?<![A-Za-z])(?i:{words})s?[-_= ]?{_AMOUNT}{_END}") for words in _WORDS]
 _MARKERS.insert(1, re.compile(rf"(?<![A-Za-z0-9.,]){_AMOUNT}(?i:[-_ ]?steps|step)(?![A-Za-z0-9])"))  # 1000steps
 _FAIRSEQ = re.compile(r"checkpoint_\d+_([1-9]\d*)()")  # of an epoch and an update, the second
