@@ -1,145 +1,310 @@
-"""Small checkpoints as the real libraries leave them: ``python tests/layouts.py FOLDER``.
+"""Checkpoints made by the libraries that train, and what each model's own parameters say of them."""
 
-``sums.json`` has for each layout the squared norm of the model's own parameters, in float64.
-"""
-
-import contextlib
-import json
+import math
 import os
+import subprocess
 import sys
+import types
 from pathlib import Path
 
 import torch
 
-SQUARES: dict[str, float] = {}
+HERE = Path(__file__).parent
 
 
-def tiny(seed=0):
+def net(seed=0):
+    """A small model with a buffer that is saved."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+    model.register_buffer("inv_freq", torch.ones(3))
+    return model
+
+
+def gpt2(seed=0):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    torch.manual_seed(seed)  # a process of its own
-    return GPT2LMHeadModel(GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=40, n_positions=12))
 
 
-def rho_sq(model):
-    return sum(float(p.detach().double().square().sum()) for p in model.parameters())
+def norm(model):
+    """Of all parameters, each once: an independent sum in float64."""
+    return math.sqrt(math.fsum(float((p.detach().double() ** 2).sum()) for p in model.parameters()))
 
 
-def place(root, layout, model):
-    SQUARES[layout] = rho_sq(model)
-    folder = root / layout / "step100"
-    folder.mkdir(parents=True)
-    return folder
+def trained(model, steps=2):
+    """The model and its AdamW after some steps, so that the optimizer has a state."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    data = torch.randn(steps, 3, 6, generator=torch.Generator().manual_seed(1))
+    for x in data:
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
 
 
-def plain(root):
-    tiny().save_pretrained(place(root, "transformers", tiny()))
-    tiny().save_pretrained(place(root, "transformers-shards", tiny()), max_shard_size="10kB")
-    torch.save(tiny().state_dict(), place(root, "state-dict", tiny()) / "pytorch_model.bin")
-    model = tiny()
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
-    optimizer.step()
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "ema": tiny(1).state_dict(), "epoch": 1}
-    torch.save(state, place(root, "nested", model) / "ckpt.pt")
-    torch.save({"net": model.state_dict(), "lr": torch.tensor(0.1)}, place(root, "unknown-key", model) / "ckpt.pt")
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    both = torch.nn.ModuleDict({"model": model, "ema_model": averaged})
-    torch.save(both.state_dict(), place(root, "ema", model) / "pytorch_model.bin")
+def sharded(folder):
+    model = gpt2()
+    model.save_pretrained(folder / "step1", max_shard_size="8KB")
+    assert len(list((folder / "step1").glob("*.safetensors"))) > 1
+    return norm(model)
 
 
-def of_trainer(root):
+def single(folder):
+    model = gpt2()
+    model.save_pretrained(folder / "step1")
+    return norm(model)
+
+
+def subfolder(folder):
+    model = gpt2()
+    model.save_pretrained(folder / "checkpoint-1" / "model")
+    (folder / "checkpoint-1" / "tokenizer").mkdir()
+    return norm(model)
+
+
+def trainer(folder):
     from transformers import Trainer, TrainingArguments
 
-    model, rows = tiny(), [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 8
-    arguments = TrainingArguments(
-        output_dir=str(root / "trainer"), max_steps=2, save_steps=2, report_to=[], use_cpu=True, disable_tqdm=True
+    model = gpt2()
+    args = TrainingArguments(
+        str(folder), max_steps=1, save_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, logging_strategy="no"
     )
-    with contextlib.redirect_stdout(sys.stderr):
-        Trainer(model=model, args=arguments, train_dataset=rows).train()
-    SQUARES["trainer"] = rho_sq(model)
+    data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 2
+    Trainer(model=model, args=args, train_dataset=data).train()
+    return norm(model)
 
 
-def of_accelerate(root):
-    from accelerate import Accelerator
+def accelerate(folder):
+    import accelerate
 
-    accelerator = Accelerator(cpu=True)
-    model = accelerator.prepare(tiny())
-    accelerator.save_state(str(place(root, "accelerate", model)))
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(*trained(net()))
+    accelerator.save_state(str(folder / "step_1"), safe_serialization=False)
+    accelerator.free_memory(optimizer)
+    return norm(model)
 
 
-def of_lightning(root):
-    import lightning.pytorch as pl
+def lightning(folder, *callbacks):
+    import lightning
 
-    class Module(pl.LightningModule):
+    class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.net = tiny()
+            self.net = net()
 
         def training_step(self, batch, _):
-            return self.net(batch, labels=batch).loss
+            return self.net(batch).square().mean()
 
         def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters())
+            return torch.optim.AdamW(self.parameters(), lr=0.1)
 
     module = Module()
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(max_steps=2, accelerator="cpu", enable_checkpointing=False, **quiet)
-    with contextlib.redirect_stdout(sys.stderr):
-        trainer.fit(module, torch.utils.data.DataLoader(torch.arange(16).view(2, 8)))
-    trainer.save_checkpoint(root / "lightning" / "epoch=0-step=2.ckpt")
-    SQUARES["lightning"] = rho_sq(module)
+    run = lightning.Trainer(
+        max_steps=3, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=folder, callbacks=[
+            *callbacks, lightning.pytorch.callbacks.ModelCheckpoint(folder, "{epoch}-{step}", every_n_train_steps=3)
+        ],
+    )  # fmt: skip
+    run.fit(module, torch.utils.data.DataLoader(torch.randn(4, 6), batch_size=1))
+    return norm(module)
 
 
-def of_peft(root):
-    from peft import LoraConfig, get_peft_model
+def lightning_average(folder):
+    from lightning.pytorch.callbacks import EMAWeightAveraging
 
-    model = get_peft_model(tiny(), LoraConfig(target_modules=["c_attn"], r=2, fan_in_fan_out=True))
-    torch.save(model.state_dict(), place(root, "peft-unmerged", model) / "pytorch_model.bin")
-    model.save_pretrained(place(root, "peft-adapter", model))
-    merged = model.merge_and_unload()
-    merged.save_pretrained(place(root, "peft-merged", merged))
+    state = {}
+
+    class Average(EMAWeightAveraging):
+        def on_train_batch_end(self, trainer, module, *rest):
+            super().on_train_batch_end(trainer, module, *rest)
+            state["norm"] = norm(module)  # at the end of the fit the averages take the model's place
+
+    lightning(folder, Average())
+    return state["norm"]
 
 
-def of_distributed(root):
-    import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
+def composer(folder):
+    model, optimizer = trained(net())
+    state = {"model": model.state_dict(), "optimizers": {"AdamW": optimizer.state_dict()}, "callbacks": [{}]}
+    torch.save({"state": state, "rng": [{"torch": torch.get_rng_state()}]}, folder / "ep0-ba1-rank0.pt")
+    return norm(model)
+
+
+def fairseq(folder):
+    model, optimizer = trained(net())
+    state = {"cfg": None, "model": model.state_dict(), "extra_state": {"x": torch.ones(1)}, "task_state": {}}
+    torch.save({**state, "last_optimizer_state": optimizer.state_dict()}, folder / "checkpoint_1_1.pt")
+    return norm(model)
+
+
+def with_optimizer(folder):
+    model, optimizer = trained(net())
+    saved = {"net": model.state_dict(), "opt": optimizer.state_dict(), "lr": torch.tensor(0.1), "loss": torch.ones(())}
+    torch.save(saved, folder / "step1.pt")
+    return norm(model)
+
+
+def flax_like(folder):
+    model = net()
+    torch.save({"params": model.state_dict(), "step": torch.tensor(1.0)}, folder / "step1.pt")
+    return norm(model)
+
+
+def average_beside(folder):
+    model = net()
+    state, average = model.state_dict(), torch.optim.swa_utils.AveragedModel(net(1)).state_dict()
+    torch.save({"state_dict": state, "ema_state_dict": average, "epoch": 3}, folder / "step1.pt")
+    return norm(model)
+
+
+def average_within(prefix, change=str):
+    def made(folder):
+        state = net().state_dict()
+        copy = {prefix + change(name): value + 1 for name, value in state.items()}
+        torch.save({**state, **copy, f"{prefix}decay": torch.tensor(0.9)}, folder / "step1.pt")
+        return norm(net())
+
+    return made
+
+
+READ = {
+    "transformers, sharded": sharded, "transformers, one file": single, "in checkpoint-1/model": subfolder,
+    "Trainer": trainer, "accelerate": accelerate, "Lightning": lightning, "Lightning, averages": lightning_average,
+    "Composer": composer, "fairseq": fairseq, "net beside opt and scalars": with_optimizer,
+    "params and step": flax_like,
+    "state_dict and ema_state_dict": average_beside, "ema. in a state dict": average_within("ema."),
+    "ema_model.module. in one": average_within("ema_model.module."),
+    "module.ema. in one": average_within("module.ema."),
+    "model_ema without dots": average_within("model_ema.", lambda name: name.replace(".", "")),
+}  # fmt: skip
+
+
+def of_deepspeed(stage, root):
+    """DeepSpeed itself, in a process of its own: one rank, on the CPU. The norm that it prints."""
+    code = f"""
+import sys, torch; sys.path.insert(0, {str(HERE)!r})
+import deepspeed, layouts
+deepspeed.init_distributed("gloo")
+config = {{"train_batch_size": 2, "optimizer": {{"type": "Adam", "params": {{"torch_adam": True}}}},
+          "zero_optimization": {{"stage": {stage}, "stage3_param_persistence_threshold": 0}}}}
+engine, *_ = deepspeed.initialize(model=layouts.net(), config=config)
+loss = engine(torch.ones(2, 6)).sum(); engine.backward(loss); engine.step()
+engine.save_checkpoint({str(root)!r})
+with deepspeed.zero.GatheredParameters(list(engine.module.parameters()), enabled={stage == 3}):
+    print("norm", layouts.norm(engine.module))
+torch.save(engine.module.state_dict(), {str(root / "global_step2.pt")!r})
+"""
+    here = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "DS_ACCELERATOR": "cpu"}
+    return _printed(code, here | {"MASTER_PORT": str(29500 + os.getpid() % 400 + stage)})
+
+
+def of_fsdp(root):
+    """FSDP2 in two processes over gloo: PyTorch's distributed checkpoint, and a rank's own state dict."""
+    code = f"""
+import sys, torch; sys.path.insert(0, {str(HERE)!r})
+import layouts, torch.distributed as dist, torch.distributed.checkpoint as dcp, torch.multiprocessing as mp
+def one(rank):
+    dist.init_process_group("gloo", init_method="file://{root}/store", rank=rank, world_size=2)
     from torch.distributed.fsdp import fully_shard
-
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=0, world_size=1)
-    model = tiny()
-    dcp.save(model.state_dict(), checkpoint_id=str(place(root, "dcp", model)))
-    folder = place(root, "fsdp-accelerate", model) / "pytorch_model_fsdp_0"
-    dcp.save(model.state_dict(), checkpoint_id=str(folder))
-    mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
-    fully_shard(model, mesh=mesh)
-    torch.save(model.state_dict(), place(root, "dtensor", tiny()) / "pytorch_model.bin")
-
-
-def of_deepspeed(root):
-    import deepspeed
-
-    for stage in (1, 3):
-        model = tiny()
-        before = rho_sq(model)
-        config = {
-            "train_batch_size": 1, "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
-        }  # fmt: skip
-        engine, *_ = deepspeed.initialize(model=model, config=config, model_parameters=model.parameters())
-        engine.save_checkpoint(str(root / f"zero-{stage}"), tag="global_step100")
-        SQUARES[f"zero-{stage}"] = before
-        if stage == 3:
-            torch.save(engine.module.state_dict(), place(root, "zero-3-module", tiny()) / "pytorch_model.bin")
-
-
+    from torch.distributed.device_mesh import init_device_mesh
+    model = layouts.net(); print("norm", layouts.norm(model)) if rank == 0 else None
+    model = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    dcp.save({{"model": model.state_dict()}}, checkpoint_id="{root}/step1")
+    torch.save(model.state_dict(), "{root}/rank%d" % rank)
+    dist.destroy_process_group()
 if __name__ == "__main__":
-    root = Path(sys.argv[1])
-    told = {}
-    for make in (plain, of_trainer, of_accelerate, of_lightning, of_peft, of_distributed, of_deepspeed):
-        try:
-            make(root)
-        except (ImportError, RuntimeError, OSError) as error:  # not installed, or nothing to compile its parts with
-            told[make.__name__] = str(error)
-    (root / "sums.json").write_text(json.dumps({"squares": SQUARES, "missing": told}))
+    mp.start_processes(one, nprocs=2, start_method="fork")
+"""
+    return _printed(code, {})
+
+
+def _printed(code, environment):
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return float(next(line for line in done.stdout.splitlines() if line.startswith("norm")).split()[1])
+
+
+def files(*names, state=None):
+    """Faithful names, with the weights in each."""
+
+    def made(folder):
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            with (folder / name).open("wb") as file:
+                torch.save(state or {"module": net().state_dict()}, file)
+
+    return made
+
+
+def saved(**parts):
+    return lambda folder: torch.save(parts, folder / "step1.pt")
+
+
+def state(prefix=""):
+    return {prefix + name: value for name, value in net().state_dict().items()}
+
+
+def peft(folder, kind, **options):
+    import peft
+
+    config = getattr(peft, kind)(target_modules=["0"], **options)
+    torch.save(peft.get_peft_model(net(), config).state_dict(), folder / "step1.pt")
+
+
+REFUSED = {
+    "DeepSpeed ZeRO-3, its names": (
+        files("global_step1/zero_pp_rank_0_mp_rank_00_model_states.pt"), "zero_to_fp32.py"),
+    "ZeRO-3 under Trainer": (
+        files("checkpoint-1/global_step1/zero_pp_rank_0_mp_rank_00_model_states.pt"), "zero_to_fp32.py"),
+    "weights of no elements": (saved(**{k: torch.empty(0) for k in state()}), "zero_to_fp32.py"),
+    "DeepSpeed, tensor parallel": (
+        files("step1/mp_rank_00_model_states.pt", "step1/mp_rank_01_model_states.pt"), "deepspeed_to_transformers.py"),
+    "GPT-NeoX": (files("step1/layer_00-model_00-model_states.pt"), "convert_neox_to_hf.py"),
+    "accelerate, FSDP": (
+        files("step1/pytorch_model_fsdp_0/__0_0.distcp", "step1/pytorch_model_fsdp_0/.metadata",
+              "step1/optimizer_0/__0_0.distcp"), "accelerate merge-weights"),
+    "DCP": (files("step1/.metadata", "step1/__0_0.distcp"), "dcp_to_torch_save"),
+    "Lightning, FSDP": (
+        files("epoch=0-step=1.ckpt/.metadata", "epoch=0-step=1.ckpt/__0_0.distcp", "epoch=0-step=1.ckpt/meta.pt"),
+        "lightning.pytorch.utilities.consolidate_checkpoint"),
+    "Megatron, pipeline": (
+        files("iter_0000001/mp_rank_00_000/model_optim_rng.pt", "iter_0000001/mp_rank_00_001/model_optim_rng.pt"),
+        "tools/checkpoint/convert.py of Megatron-LM"),
+    "Megatron, tensor": (
+        files("iter_0000001/mp_rank_00/model_optim_rng.pt", "iter_0000001/mp_rank_01/model_optim_rng.pt"),
+        "tools/checkpoint/convert.py of Megatron-LM"),
+    "Megatron, one rank, nested": (
+        files("iter_0000001/mp_rank_00/model_optim_rng.pt",
+              state={"model": {"language_model": {"embedding": state(), "encoder": state()}}}),
+        "tools/checkpoint/convert.py of Megatron-LM"),
+    "Megatron, with its arguments": (
+        files("iter_0000001/mp_rank_00/model_optim_rng.pt", state={"args": types.SimpleNamespace(), "model": state()}),
+        "SimpleNamespace, which may run code when loaded (Megatron's: convert it with tools/checkpoint/convert.py"),
+    "Llama's own, two parts": (
+        files("step1/consolidated.00.pth", "step1/consolidated.01.pth"), "convert_llama_weights_to_hf.py"),
+    "fairseq, in parts": (
+        files("checkpoint_1_100-shard0.pt", "checkpoint_1_100-shard1.pt"), "consolidate_fsdp_shards.py"),
+    "GGUF": (files("step1/model.Q4_K_M.gguf"), "from_pretrained(…, gguf_file=…)"),
+    "GGUF, a file": (files("step1.gguf"), "from_pretrained(…, gguf_file=…)"),
+    "two folders of weights": (
+        files("step1/unet/model.pt", "step1/vae/model.pt"), "weights in 2 folders, unet and vae; give those of one"),
+    "two networks": (saved(generator=state(), discriminator=state()), "generator, discriminator hold tensors"),
+    "a model and a head": (saved(model=state(), head=state()), "model, head hold tensors"),
+    "values beside a dictionary": (saved(net=state(), w=torch.ones(3)), "net holds tensors, beside w"),
+    "a list of tensors": (saved(weights=list(state().values())), "save the weights alone: torch.save(model.state_dict"),
+    "an optimizer alone": (
+        saved(state={0: {"exp_avg": torch.ones(3)}}, param_groups=[{"params": [0]}]),
+        "the state of an optimizer, and no weights"),
+    "an average alone": (saved(ema=state(), epoch=1), "ema holds tensors, and which are the weights cannot be told"),
+    "an average of other weights": (saved(**state("ema_model."), other=torch.ones(3)), "may be an average"),
+    "LoRA": (lambda f: peft(f, "LoraConfig", r=2), "merge_and_unload"),
+    "DoRA": (lambda f: peft(f, "LoraConfig", r=2, use_dora=True), "merge_and_unload"),
+    "IA3": (lambda f: peft(f, "IA3Config", feedforward_modules=[]), "merge_and_unload"),
+    "LoHa": (lambda f: peft(f, "LoHaConfig", r=2), "merge_and_unload"),
+    "OFT": (lambda f: peft(f, "OFTConfig", oft_block_size=2), "merge_and_unload"),
+}  # fmt: skip

@@ -306,8 +306,9 @@ def test_what_is_no_series_is_told_in_one_line(tmp_path, there, more):
         save(model(i), tmp_path / f"run{'abcdef'[i]}-x")
     with pytest.raises(ValueError) as error:
         series(tmp_path)
-    assert [f"run{letter}-x" in str(error.value) for letter in "abcdef"] == [True, *[False] * 5]
-    assert f"and {more} more such" in str(error.value) if more else "more" not in str(error.value)
+    named = [letter for letter in "abcdef" if f"run{letter}-x" in str(error.value)]
+    assert named == (["a", "abcdef"[there - 1]] if more else ["a"])
+    assert f"and {more} more like it" in str(error.value) if more else "more" not in str(error.value)
 
 
 def test_a_checkpoint_of_zeros_has_a_distance_and_no_direction(tmp_path):

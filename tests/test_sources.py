@@ -33,6 +33,25 @@ def test_step_of(name, step):
     assert step_of(name) == step
 
 
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("Step1000", 1000), ("STEP_7", 7), ("Checkpoint-5", 5), ("Iter_20k", 20_000), ("ep0-ba100", 100),
+        ("ep12-ba3400-rank0", 3400), ("ba100", 100), ("batch_64", None), ("model_100", 100), ("model-100", 100),
+        ("Model_100", 100), ("1000steps", 1000), ("1000_steps", 1000), ("20k-steps", 20_000), ("1000step", 1000),
+        ("run_1,000steps", 1000), ("model_step_100", 100), ("epoch_3-step_100", 100), ("epoch3_1000steps", 1000),
+        ("checkpoint_1_100", 100), ("checkpoint_1_1600", 1600), ("checkpoint_12_345", 345), ("checkpoint_2_1000", 1000),
+        ("checkpoint_1_000", 1000), ("checkpoint-1_100", 1100), ("checkpoint_1_000_000", 1_000_000),
+        ("checkpoint1", None), ("checkpoint25", None), ("checkpoint_best", None), ("checkpoint_last", None),
+        ("checkpoint20k", 20_000), ("model_7b", None), ("model_350M", None), ("model100", None), ("model", None),
+        ("llama3-step", None), ("two_stepsize", None), ("ep3", None), ("base100", None), ("step10-ba20", 10),
+        ("1000stepsize", None),
+    ],
+)  # fmt: skip
+def test_step_of_names_of_other_tools(name, step):
+    assert step_of(name) == step
+
+
 @given(
     st.integers(0, 10**12),
     st.sampled_from(["step{}", "checkpoint-{}", "global_step{}", "iter_{:010d}", "{}", "step={}"]),
@@ -69,7 +88,7 @@ def test_checkpoints_of_lightning(tmp_path):
     assert_is(series(tmp_path / "epoch=1-step=200.ckpt").table, {200: states[200]})
 
 
-@pytest.mark.parametrize("name", ["epoch_{}", "epoch={}.ckpt"])
+@pytest.mark.parametrize("name", ["epoch_{}", "epoch={}.ckpt", "ep{}", "checkpoint{}"])
 def test_epochs_are_not_steps(tmp_path, name):
     for epoch in (1, 2):
         place = tmp_path / name.format(epoch)

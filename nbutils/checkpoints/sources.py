@@ -7,52 +7,16 @@ import fnmatch
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from nbutils.checkpoints.foreign import why_foreign
-from nbutils.checkpoints.weights import ONLY_ADAPTER, ReadError, Weights, weight_files
+from nbutils.checkpoints.layouts import in_parts, other_format
+from nbutils.checkpoints.steps import Tell, by_pattern, no_step, step_of
+from nbutils.checkpoints.weights import ONLY_ADAPTER, OTHER_FILES, ReadError, Weights, weight_files
 
-SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
-_AMOUNT = r"((?:[1-9]\d{0,2}(?:[_,]\d{3})+|\d+)(?:\.\d+)?)([kKmMbB]?)"  # 1_000_000 and 1,000,000 are one number
-_END = r"(?=$|[^A-Za-z0-9.]|\.(?!\d)|tokens)"
-_WORDS = ("(?:global_?|train_?)?step", "ba(?:tch)?", "checkpoint|ckpt|iteration|iter|it")
-_MARKERS = [re.compile(rf"(?<![A-Za-z])(?:{words})s?[-_= ]?{_AMOUNT}{_END}", re.I) for words in _WORDS]
-_WHOLE = [
-    re.compile(rf"{_AMOUNT}(?:[-_ ]?steps?)?", re.I),
-    re.compile(r"(?:model|weights|params|state)[-_](\d+)()", re.I),
-]
-_EPOCH_UPDATE = re.compile(r"checkpoint_\d+_(\d+)")  # fairseq; checkpoint1 is its first epoch
-Tell = Callable[[str], int | None]  # from a name to its step
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
-
-
-def step_of(name: str) -> int | None:
-    """The training step that a name tells, or None where it tells none, or two.
-
-    >>> [step_of(n) for n in ("step1000-tokens4B", "checkpoint-300000", "step_20k", "step-1.5M", "iter_0001000", "64")]
-    [1000, 300000, 20000, 1500000, 1000, 64]
-    >>> step_of("step1_000_000"), step_of("step1,000")
-    (1000000, 1000)
-    >>> [step_of(n) for n in ("checkpoint_1_1600", "ep0-ba100", "1000steps", "model_100", "model_7b")]
-    [1600, 100, 1000, 100, None]
-    """
-    if of_fairseq := _EPOCH_UPDATE.fullmatch(name):
-        return int(of_fairseq[1])
-    for marker in _MARKERS:
-        found = {_number(*match.groups()) for match in marker.finditer(name)}
-        if found:
-            return found.pop() if len(found) == 1 else None
-    plain = next((match for whole in _WHOLE if (match := whole.fullmatch(name))), None)
-    return _number(*plain.groups()) if plain else None
-
-
-def _number(digits: str, unit: str) -> int | None:
-    whole, _, decimals = re.sub("[_,]", "", digits).partition(".")
-    value, rest = divmod(int(whole + decimals) * _UNITS[unit.lower()], 10 ** len(decimals))
-    return value if rest == 0 else None
+SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 
 
 @dataclass(frozen=True)
@@ -91,34 +55,6 @@ class Skip(NamedTuple):
 
     def __str__(self) -> str:
         return self.why if self.label in self.why else f"{self.label}: {self.why}"
-
-
-def by_pattern(pattern: str | None) -> Callable[[str], int | None]:
-    r"""``step_of``, or what a regular expression with one group finds in a name, with its unit such as k.
-
-    Raises:
-        ValueError: no regular expression, or not one group.
-
-    >>> by_pattern(r"phase2_(\d+k)")("phase2_30k-best")
-    30000
-    """
-    if pattern is None:
-        return step_of
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"--step {pattern!r} is no regular expression: {error}") from None
-    if compiled.groups != 1:
-        raise ValueError(
-            f"--step {pattern!r} has {compiled.groups} groups; put ( ) around the number of the step, once"
-        )
-
-    def tell(name: str) -> int | None:
-        found = compiled.search(name)
-        number = re.fullmatch(_AMOUNT, found[1]) if found and found[1] else None
-        return _number(*number.groups()) if number else None
-
-    return tell
 
 
 def find(
@@ -160,7 +96,7 @@ def find(
 
 
 def _stamp(place: Path) -> str:
-    files = [place] if place.is_file() else [f for f in _listed(place) if f.suffix in SUFFIXES and f.is_file()]
+    files = [place] if place.is_file() else sorted(f for f in place.iterdir() if f.suffix in SUFFIXES and f.is_file())
     return ";".join(f"{f.name}:{(s := f.stat()).st_size}:{s.st_mtime_ns}" for f in files)
 
 
@@ -172,83 +108,102 @@ def series_below(source: Path) -> list[Path]:
     ...     [below.name for below in series_below(Path(folder))]
     ['mine']
     """
-    below = _listed(source) if source.is_dir() else []
-    return [d for d in below if d.is_dir() and not d.name.startswith(".") and _local(d, "*")[0]]
-
-
-def _no_step(names: Iterable[str]) -> str:
-    if any("epoch" in name.lower() for name in names):
-        return "no step (epochs are not steps; rename, such as step500, or give --step)"
-    return "its name tells no step, or two; --step takes a pattern that tells it"
+    found = []
+    for below in sorted(source.iterdir()) if source.is_dir() else []:
+        with contextlib.suppress(OSError):
+            if below.is_dir() and not below.name.startswith(".") and _local(below, "*")[0]:
+                found.append(below)
+    return found
 
 
 def grouped(skips: Sequence[Skip]) -> list[str]:
-    """One line for each kind of reason, with the first of its kind and how many more there are.
+    """A line for each kind of reason, in the order of the first of each: numbers, paths and labels make no other kind.
 
-    >>> grouped([Skip(f"run/step{i}", f"run/step{i}: empty folder") for i in range(300)])
-    ['run/step0: empty folder, and 299 more such']
+    >>> grouped([Skip("step1", "empty folder"), Skip("step2", "x/step2: empty folder"), Skip("last", "no step")])
+    ['step1: empty folder (and 1 more like it, to step2)', 'last: no step']
     """
     kinds: dict[str, list[Skip]] = {}
     for skip in skips:
-        kinds.setdefault(re.sub(r"\S*/\S*|\d+", "", skip.why.replace(skip.label, "")), []).append(skip)
-    more = {kind: f", and {len(same) - 1} more such" if len(same) > 1 else "" for kind, same in kinds.items()}
-    return [f"{same[0]}{more[kind]}" for kind, same in kinds.items()]
-
-
-def _listed(folder: Path) -> list[Path]:
-    """What is in a folder; nothing where it may not be read."""
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
+        kind = skip.why.replace(skip.label, "").lstrip(": ")
+        kinds.setdefault(re.sub(r"\d+", "#", re.sub(r"\S*/\S*", "", kind)).strip(), []).append(skip)
+    return [
+        f"{k[0]} (and {len(k) - 1:,} more like it, to {k[-1].label})" if k[1:] else str(k[0]) for k in kinds.values()
+    ]
 
 
 def _holds_weights(place: Path) -> bool:
+    """Or something in their place, of which reading it says why it cannot be used."""
     if place.is_file():
         return place.suffix in SUFFIXES
     with contextlib.suppress(ReadError):
         return bool(weight_files(place))
-    return why_foreign(place, depth=1) is not None or any(
-        f.suffix in SUFFIXES or f.name.endswith(".index.json") for f in _listed(place)
-    )
+    with contextlib.suppress(OSError):
+        names = [f.name for f in place.iterdir()]
+        return any(n.endswith((*SUFFIXES, ".index.json")) for n in names) or bool(in_parts(names))
+    return False
 
 
 def _local(source: Path, match: str, tell: Tell = step_of) -> tuple[list[Checkpoint], list[Skip]]:
-    if source.is_file():
-        options = [(source.stem, source)]
-    elif (source / "snapshots").is_dir():
-        options = _cached(source, tell)
-    else:
-        inside = [c for c in sorted(source.iterdir()) if c.is_dir() or c.suffix in SUFFIXES or not c.exists()]
-        options = [(c.stem if c.is_file() else c.name, c) for c in inside if not c.name.startswith(".")]
-        options = [o for o in options if o[1].is_dir() or tell(o[0]) is not None]
-        if not any(tell(name) is not None for name, _ in options):
-            options = [(source.resolve().name, source)] if _holds_weights(source) else options
-        elif _holds_weights(source) and all(place.is_dir() for _, place in options):
-            options.append(("", source))
-    found, skipped = [], []
-    for name, place in options:
+    found: list[Checkpoint] = []
+    skipped: list[Skip] = []
+    for name, place in _options(source, tell):
         if name and not fnmatch.fnmatch(name, match):
             continue
-        if not place.exists():
-            if tell(name) is not None:
-                skipped.append(Skip(str(place), "a symbolic link to nothing"))
-            continue
-        step, inside = tell(name), [] if place.is_file() else _listed(place)
-        if not _holds_weights(place) and len(held := [d for d in inside if d.is_dir() and _holds_weights(d)]) == 1:
-            if step is None and tell(held[0].name) is not None:
-                continue  # a series of its own
-            place = held[0]  # such as step1000/hf
-        if step is not None:
-            label, resolved = (
-                f"{root}@{name}" if place.parent.name == "snapshots" else str(root / place.relative_to(source))
-                for root in (source, source.resolve())
-            )
-            found.append(Checkpoint(step, label, _stamp(place), place, resolved=resolved))
-        elif _holds_weights(place):
-            files = [f.stem for f in inside if f.suffix in SUFFIXES]
-            skipped.append(Skip(str(place), _no_step([name, *files])))
+        try:
+            one = _one(source, name, place, tell)
+        except OSError as error:
+            one = Skip(str(place), f"cannot be read: {error.strerror or error}")
+        if isinstance(one, Checkpoint):
+            found.append(one)
+        elif one:
+            skipped.append(one)
     return found, skipped
+
+
+def _options(source: Path, tell: Tell = step_of) -> list[tuple[str, Path]]:
+    """What may be checkpoints, and the names that may tell their steps."""
+    own = source.resolve().with_suffix("") if source.is_file() else source.resolve()
+    if tell(own.name) is None and tell(own.parent.name) is not None:
+        own = own.parent  # such as step1000/model, or step1000/model.safetensors
+    if source.is_file():
+        return [(own.name, source)]
+    if (source / "snapshots").is_dir():
+        return _cached(source, tell)
+    inside = [c for c in sorted(source.iterdir()) if c.is_dir() or c.suffix in SUFFIXES or c.is_symlink()]
+    options = [(c.name if c.is_dir() or c.suffix not in SUFFIXES else c.stem, c) for c in inside if c.name[0] != "."]
+    options = [o for o in options if o[1].is_dir() or tell(o[0]) is not None]
+    if not any(tell(name) is not None for name, _ in options):
+        one = tell(own.name) is not None and any(_holds_weights(place) for _, place in options)  # such as step1000/hf
+        return [(own.name, source)] if one or _holds_weights(source) else options
+    if _holds_weights(source) and all(place.is_dir() for _, place in options):
+        options.append(("", source))
+    return options
+
+
+def _one(source: Path, name: str, place: Path, tell: Tell = step_of) -> Checkpoint | Skip | None:
+    """The checkpoint at a place, or why there is none; None where nothing looks like one."""
+    if not place.exists():
+        return Skip(str(place), f"a link to {place.readlink()}, which is not there")
+    step, inside = tell(name), [] if place.is_file() else sorted(place.iterdir())
+    if not _holds_weights(place):
+        held = [d for d in inside if d.is_dir() and not OTHER_FILES.search(d.name) and _holds_weights(d)]
+        if step is None and any(tell(d.name) is not None for d in held):
+            return None  # a series of its own
+        if len(held) > 1 and step is not None:
+            names = " and ".join(d.name for d in held[:4])
+            return Skip(
+                str(place),
+                f"weights in {len(held)} folders, {names}; give those of one: {place.parent}/*/{held[0].name}",
+            )
+        place = held[0] if len(held) == 1 else place  # such as step1000/hf
+    if step is not None:
+        label, resolved = (
+            f"{root}@{name}" if place.parent.name == "snapshots" else str(root / place.relative_to(source))
+            for root in (source, source.resolve())
+        )
+        return Checkpoint(step, label, _stamp(place), place, resolved=resolved)
+    files = [f.stem for f in inside if f.suffix in SUFFIXES]
+    return Skip(str(place), no_step([name, *files])) if _holds_weights(place) else None
 
 
 def _cached(source: Path, tell: Tell = step_of) -> list[tuple[str, Path]]:
@@ -304,7 +259,7 @@ def _hub(name: str, match: str, tell: Tell = step_of) -> tuple[list[Checkpoint],
         for r, step in chosen.items()
         if step is not None
     ]
-    skipped = [Skip(f"{repo}@{r}", _no_step([r])) for r, step in chosen.items() if step is None]
+    skipped = [Skip(f"{repo}@{r}", no_step([r])) for r, step in chosen.items() if step is None]
     return found, skipped
 
 
@@ -318,7 +273,8 @@ def _wanted(names: Sequence[str]) -> list[str]:
         if files := [n for n in here if n.endswith((suffix, f"{suffix}.index.json"))]:
             return files
     only_adapter = any(n.startswith("adapter_model.") for n in names)
-    raise ReadError(ONLY_ADAPTER if only_adapter else "no .safetensors and no .bin file in it")
+    other = in_parts(names) or other_format(names) or "no .safetensors and no .bin file in it"
+    raise ReadError(ONLY_ADAPTER if only_adapter else other)
 
 
 class Opener:

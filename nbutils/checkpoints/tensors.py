@@ -13,17 +13,23 @@ from numpy.typing import NDArray
 BLOCK = 1 << 15  # values read at once: the float64 copies of two tensors then stay in the processor's cache
 FLOATS = ("F64", "F32", "F16", "BF16")
 LARGE_NEGATIVE = -1e3  # and below, to −∞: what a mask adds to the scores of the future
-_BUFFER = re.compile(
-    r"(?:^|\.)(?:position_ids|token_type_ids|(?:original_)?inv_freq|freqs_cis|masked_bias"
+_BUFFER = re.compile(  # of transformers' models, and of PyTorch's modules
+    r"(?:^|\.)(?:position_ids|token_type_ids|(?:original_)?inv_freq|freqs_cis|masked_bias|rotary_emb\.alpha"
     r"|(?:freqs_|rope_|rotary_)?(?:cos|sin)(?:_sin)?(?:_cached?)?"
     r"|(?:causal|attn|attention)_mask|running_mean|running_var|num_batches_tracked|relative_position_index"
-    r"|relative_coords_table|e_score_correction_bias|final_logits_bias|embed_positions\.weights|_float_tensor"
-    r"|act_fn\.(?:beta|eps)|codebook\.(?:cluster_size|embed|embed_avg|inited)|layer_scalar|(?:in|out)put_(?:min|max)|x_(?:min|max)"
-    r"|\w*scaling_factor|weight_integer|bias_integer|LayerNorm\.shift|(?:diagonal|key|query)_decay|slope_rate|norm_(?:mean|std)"
-    r"|rotary_emb\.alpha)$"
+    r"|relative_coords_table|embed_positions\.weights|pos_idx_to_embed|_float_tensor"
+    r"|e_score_correction_bias|expert_bias|balancing_biases"  # of routers: moved by a rule, not by a gradient
+    r"|final_logits_bias|layer_scalar|slope_rate|(?:query|key|diagonal)_decay|act_fn\.(?:beta|eps)|n(?:um)?_points_scale"
+    r"|codebook\.(?:inited|initialized|cluster_size|cluster_usage|embed|embed_avg|embed_sum)"  # moving averages
+    r"|(?:weight|bias)_integer|(?:weight|fc|act|norm)_scaling_factor|(?:x|input|output)_(?:min|max)|LayerNorm\.shift"
+    r"|global_(?:mean|invstd)|norm_(?:mean|std)|vocoder\.(?:mean|scale))$"  # of the data
 )
 _MASK = re.compile(r"(?:^|\.)(?:mask|tril|triu)$")  # and not mask_token, which is trained
-_POSITIONS = re.compile(r"(?:^|\.)(?:pe|pos(?:ition(?:al)?)?_enc(?:odings?)?)$")
+_POSITIONS = re.compile(r"(?:^|\.)(?:pe|pos(?:ition(?:al)?)?_enc(?:odings?)?|position_embedding)$")
+
+
+class ReadError(ValueError):
+    """A checkpoint that cannot be used; the message names the file and says why."""
 
 
 def why_left_out(name: str, dtype: str, shape: tuple[int, ...]) -> str | None:
@@ -32,7 +38,9 @@ def why_left_out(name: str, dtype: str, shape: tuple[int, ...]) -> str | None:
     >>> why_left_out("transformer.h.0.attn.bias", "F32", (1, 1, 1024, 1024))
     'attention mask'
     """
-    if dtype not in FLOATS and not dtype.startswith("F"):
+    if name.endswith("n_averaged") and dtype not in FLOATS:
+        return "counts averages: the weights beside it are averages (AveragedModel)"
+    if dtype not in FLOATS and not dtype.startswith(("F", "C", "torch.complex")):
         return "not floating point"
     square = len(shape) > 1 and shape[-1] == shape[-2]
     if square and (_MASK.search(name) or (name.endswith("bias") and len(shape) == 4 and shape[:2] == (1, 1))):

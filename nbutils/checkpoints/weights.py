@@ -6,8 +6,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from nbutils.checkpoints.foreign import ADAPTER, AVERAGED, GATHER, why_foreign
-from nbutils.checkpoints.tensors import BLOCK, FLOATS, Tensor, why_constant, why_left_out
-from nbutils.names import originals_first
+from nbutils.checkpoints import layouts, pickles
+from nbutils.checkpoints.tensors import BLOCK, FLOATS, ReadError, Tensor, why_constant, why_left_out
 
 ITEM = dict(zip(FLOATS, (8, 4, 2, 2), strict=True))  # bytes of a value
 
 _WRAPPER = re.compile(
     r"^(?:module\.)+|(?:(?<=^)|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )
-_OTHER_FILES = re.compile(r"optim|scheduler|training_args|rng_state|model_rng|random_states|scaler|adapter", re.I)
-
-_STATE = re.compile(
-    r"optim|sched|scaler|rng|random|callback|loop|hparam|hyper|config|args|metric|history|ema|averag|shadow", re.I
+OTHER_FILES = re.compile(
+    r"^(?!model_optim_rng)(?:.*)(?:optim|scheduler|training_args|rng_state|random_states|scaler|adapter)", re.I
 )
-_COPY = re.compile(r"ema|averag|shadow", re.I)
-ONLY_ADAPTER = "only an adapter: merge it into its model first (merge_and_unload)"
 
-
-class ReadError(ValueError):
-    """A checkpoint that cannot be used; the message names the file and says why."""
+MERGE = "merge it into its model first (merge_and_unload)"
+ONLY_ADAPTER = f"only an adapter: {MERGE}"
+_ADAPTER = re.compile(  # of PEFT
+    r"(?:^|\.)(?:base_layer|modules_to_save|lora_\w+|ia3_l|vera_\w+|hada_\w+|lokr_\w+|b?oft_[Rs]|ranknum|trainable_tokens_"
+    r"\w+)(?:\.|$)"
+)
+_AVERAGE = re.compile(r"^(?:module\.|model\.)*(?:ema|ema_model|model_ema|averaged_model|swa_model)\.(?:module\.)*")
 
 
 class Weights:
@@ -45,9 +43,9 @@ class Weights:
         left_out: name and reason of what is stored and is no parameter.
 
     Raises:
-        ReadError: nothing there, shards missing, a truncated or corrupt file, an unknown dtype, an unsafe pickle, an
-            adapter alone or not merged, a quantised model, a layout that another tool must convert, tensors in places
-            that are not read.
+        ReadError: nothing there, shards missing, a truncated or corrupt file, an unknown dtype, an unsafe pickle, only
+            an adapter or one that is not merged, a quantised model, parts of ZeRO-3, FSDP or Megatron, another format,
+            or tensors of which it cannot be told that they are the weights.
 
     >>> import tempfile
     >>> from safetensors.numpy import save_file
@@ -68,9 +66,11 @@ class Weights:
                 stored = self._safetensors(file) if file.suffix == ".safetensors" else self._pickled(file)
                 for raw_name, tensor in stored.items():
                     self._add(file, _WRAPPER.sub("", raw_name), tensor)
+            self._leave_out_averages()
             if not self.parameters:
                 raise ReadError(f"{place}: holds no parameters")
-            self._leave_out_copies()
+            if why := layouts.why_empty({name: tensor.shape for name, tensor in self.parameters.items()}):
+                raise ReadError(f"{place}: {why}")
         except OSError as error:
             self.close()
             raise ReadError(f"{error.filename or place}: {error.strerror or error}") from error
@@ -78,19 +78,11 @@ class Weights:
             self.close()
             raise
 
-    def _leave_out_copies(self) -> None:
-        """Averages of the weights that stand beside them; alone they are the weights."""
-        copies = [name for name in self.parameters if AVERAGED.search(name)]
-        if len(copies) < len(self.parameters):
-            for name in copies:
-                self.left_out[name] = "an averaged copy"
-                del self.parameters[name]
-
     def _add(self, file: Path, name: str, tensor: Tensor) -> None:
-        if ADAPTER.search(name):
-            raise ReadError(f"{file}: {name} is of an adapter that is not merged: merge_and_unload, and save again")
         if name in self.parameters or name in self.left_out:
             raise ReadError(f"{file}: tensor {name} is there twice")
+        if _ADAPTER.search(name):
+            raise ReadError(f"{file}: {name} belongs to an adapter that is not merged: {MERGE}")
         whole = tensor.dtype.removeprefix("torch.").lower().startswith(("i", "u"))
         if whole and name.endswith(("weight", "weight_packed")):
             why = "a quantised model; its norm cannot be read from the file"
@@ -102,10 +94,26 @@ class Weights:
             raise ReadError(f"{file}: tensor {name} has dtype {tensor.dtype}; known are {', '.join(FLOATS)}")
         elif reason := why_constant(name, tensor):
             self.left_out[name] = reason
-        elif tensor.shape == (0,):
-            raise ReadError(f"{file}: {name} has no elements, as DeepSpeed ZeRO-3 leaves sharded weights: {GATHER}")
         else:
             self.parameters[name] = tensor
+
+    def _leave_out_averages(self) -> None:
+        """Averages of weights that are there too, named as these after ``ema.`` or so; some without dots."""
+        copies = {name: _AVERAGE.sub("", name).replace(".", "") for name in self.parameters if _AVERAGE.match(name)}
+        others = [name.split(".") for name in self.parameters if name not in copies]
+        shapes: dict[str, dict[str, tuple[int, ...]]] = {}  # by what the names begin with, then by the rest
+        for parts in others:
+            for i in range(len(parts)):
+                below = shapes.setdefault(".".join(parts[:i]), {})
+                below["".join(parts[i:])] = self.parameters[".".join(parts)].shape
+        wanted = [(copy, shape) for name, copy in copies.items() if (shape := self.parameters[name].shape)]
+        same = any(all(below.get(copy) == shape for copy, shape in wanted) for below in shapes.values())
+        if wanted and not (same and 2 * len(wanted) >= len(others)):
+            why = "may be an average of weights or a weight, which cannot be told; save model.state_dict() alone"
+            raise ReadError(f"{self.place}: {next(iter(copies))} {why}")
+        for name in copies:
+            del self.parameters[name]
+            self.left_out[name] = "an average of the weights"
 
     def close(self) -> None:
         for file in self._open:
@@ -144,96 +152,15 @@ class Weights:
         return {name: tensor(name, entry) for name, entry in header.items()}
 
     def _pickled(self, path: Path) -> dict[str, Tensor]:
-        """A file of ``torch.save``, through ``weights_only``: no code of the file runs. What shares storage is tied."""
-        import torch
-
-        options: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
+        """A file of ``torch.save``. What shares storage is tied."""
+        loaded = pickles.load(path)
         try:
-            try:
-                loaded = torch.load(str(path), mmap=True, **options)
-            except RuntimeError as error:
-                if "mmap" not in str(error):
-                    raise
-                loaded = torch.load(str(path), **options)  # torch's format before 1.6 cannot be mapped
-        except Exception as error:  # torch raises many kinds for a broken file
-            held = re.search(r"Unsupported (?:global: GLOBAL|class) ([\w.]+)", str(error))
-            if held:
-                why = (
-                    f"unsafe, refused: holds Python objects, {held[1]}, that would run code; save the state_dict alone"
-                )
-            elif "DTensor" in str(error):
-                why = "holds DTensors, shards of FSDP2 or tensor parallelism: save the full_tensor() of each"
-            else:
-                said = (str(error).strip().splitlines() or ["Weights only"])[0]
-                kind = type(error).__name__ if said.startswith("Weights only") else said  # a page of advice
-                why = f"damaged, or not from torch.save ({kind})"
-            raise ReadError(f"{path}: {why}") from error
-        stored = {name: value for name, value in self._state(path, loaded).items() if torch.is_tensor(value)}
-        for name, value in stored.items():
-            if type(value) not in (torch.Tensor, torch.nn.Parameter):
-                raise ReadError(f"{path}: {name} is a {type(value).__name__}, one shard: save the full state_dict")
-            if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_complex():
-                kind = "quantised" if value.is_quantized else "meta" if value.is_meta else str(value.dtype)
-                kind = kind if value.layout is torch.strided else "sparse"
-                raise ReadError(f"{path}: tensor {name} is {kind}; save it dense, real and with its values")
-        names = {
-            getattr(torch, t): n for t, n in zip(("float64", "float32", "float16", "bfloat16"), FLOATS, strict=True)
-        }
-        seen: dict[object, str] = {}
-        found = {}
-        for name in sorted(stored, key=lambda n: (bool(AVERAGED.search(n)), originals_first(n))):
-            value = stored[name].detach()
-            storage = (value.data_ptr(), value.shape, value.stride())
-            if value.numel() and storage in seen:
-                self.left_out[_WRAPPER.sub("", name)] = f"tied to {seen[storage]}"
-                continue
-            seen[storage] = name
-            other = "F?" if value.is_floating_point() else str(value.dtype)
-            found[name] = Tensor(names.get(value.dtype, other), tuple(value.shape), _torch_reader(value))
+            state, beside = pickles.weights(loaded)
+            found, ties = pickles.stored(state)
+        except ReadError as error:
+            raise ReadError(f"{path}: {error}") from None
+        self.left_out |= beside | {_WRAPPER.sub("", name): why for name, why in ties.items()}
         return found
-
-    def _state(self, path: Path, loaded: Any) -> dict[str, Any]:
-        """The state dict in what ``torch.save`` wrote. Tensors in other places are told, or the file is refused."""
-        if not isinstance(loaded, dict):
-            raise ReadError(f"{path}: holds a {type(loaded).__name__}, no state_dict: save model.state_dict()")
-        for key in ("state_dict", "model_state_dict", "model", "module"):
-            if isinstance(loaded.get(key), dict):
-                beside, loaded = {k: v for k, v in loaded.items() if k != key}, loaded[key]
-                for name, value in beside.items():
-                    if _tensors_in(value) and (_COPY.search(str(name)) or not _STATE.search(str(name))):
-                        copy = _COPY.search(str(name))
-                        self.left_out[str(name)] = "an averaged copy" if copy else f"not read: stands beside {key!r}"
-                break
-        nested = [str(k) for k, v in loaded.items() if not _STATE.search(str(k)) and _tensors_in(v)]
-        if nested:
-            raise ReadError(
-                f"{path}: tensors in nested entries that are not read ({', '.join(nested[:3])}): save the state_dict "
-                "alone, or under 'state_dict' or 'model'"
-            )
-        return loaded
-
-
-def _tensors_in(value: Any) -> bool:
-    """Whether a container holds tensors with more than one number, at any depth."""
-    import torch
-
-    if isinstance(value, dict | list | tuple):
-        return any(
-            (torch.is_tensor(x) and x.numel() > 1) or _tensors_in(x)
-            for x in (value.values() if isinstance(value, dict) else value)
-        )
-    return False
-
-
-def _torch_reader(value: Any) -> Callable[[int, NDArray[np.float64]], None]:
-    @cache
-    def flat() -> Any:
-        return value.reshape(-1)  # a copy for a transposed tensor: once, and only if it is read
-
-    def read(first: int, out: NDArray[np.float64]) -> None:
-        np.copyto(out, flat()[first : first + len(out)].double().numpy())
-
-    return read
 
 
 def decode(raw: NDArray[np.uint8], dtype: str, out: NDArray[np.float64]) -> None:
@@ -295,17 +222,21 @@ def weight_files(place: Path) -> list[Path]:
     ['model.safetensors']
     """
     if place.is_file():
-        if why := why_foreign(place):
+        if why := layouts.other_format([place.name]) or layouts.in_parts([place.name]):
             raise ReadError(f"{place}: {why}")
         return [place]
     try:
         listed = sorted(place.iterdir())
     except OSError as error:
         raise ReadError(f"{place}: {error.strerror}") from error
+    names = {f.name for f in listed}
+    whole = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"}
+    if not names & whole and (why := layouts.in_parts(names)):
+        raise ReadError(f"{place}: {why}")
     for single in ("model.safetensors", "pytorch_model.bin"):
         for suffix in (".safetensors",) if single.startswith("model") else (".bin", ".pt", ".pth", ".ckpt"):
-            files = [f for f in listed if f.suffix == suffix and not _OTHER_FILES.search(f.name)]
-            indices = [f for f in listed if f.name.endswith(f"{suffix}.index.json") and not _OTHER_FILES.search(f.name)]
+            files = [f for f in listed if f.suffix == suffix and not OTHER_FILES.search(f.name)]
+            indices = [f for f in listed if f.name.endswith(f"{suffix}.index.json") and not OTHER_FILES.search(f.name)]
             if place / single in files:
                 return [place / single]
             if indices:
@@ -314,14 +245,9 @@ def weight_files(place: Path) -> list[Path]:
                 return _complete(place, files)
     if any(f.name.startswith("adapter_model.") for f in listed):
         raise ReadError(f"{place}: {ONLY_ADAPTER}")
-    if why := why_foreign(place):
+    if why := layouts.other_format(names):
         raise ReadError(f"{place}: {why}")
-    held = [
-        f.name for f in listed if f.is_dir() and any(g.suffix in (".safetensors", ".bin", ".pt") for g in f.iterdir())
-    ]
-    none = f"weights in several folders ({', '.join(held[:3])}): give one model" if len(held) > 1 else None
-    none = none or "no .safetensors, .bin, .pt, .pth or .ckpt file in it"
-    raise ReadError(f"{place}: {none if listed else 'empty folder'}")
+    raise ReadError(f"{place}: {'no .safetensors, .bin, .pt, .pth or .ckpt file in it' if listed else 'empty folder'}")
 
 
 def _indexed(index: Path) -> list[Path]:

@@ -1,0 +1,79 @@
+"""The training step that a name tells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+_AMOUNT = r"((?:[1-9]\d{0,2}(?:[_,]\d{3})+|\d+)(?:\.\d+)?)([kKmMbB]?)"  # 1_000_000 and 1,000,000 are one number
+_END = r"(?=$|[^A-Za-z0-9.]|\.(?!\d)|tokens)"
+_WORDS = ("(?:global_?|train_?)?step", "checkpoint(?!\\d+$)|ckpt|iteration|iter|it", "ba")
+_MARKERS = [re.compile(rf"(?<![A-Za-z])(?i:{words})s?[-_= ]?{_AMOUNT}{_END}") for words in _WORDS]
+_MARKERS.insert(1, re.compile(rf"(?<![A-Za-z0-9.,]){_AMOUNT}(?i:[-_ ]?steps|step)(?![A-Za-z0-9])"))  # 1000steps
+_FAIRSEQ = re.compile(r"checkpoint_\d+_([1-9]\d*)()")  # of an epoch and an update, the second
+_PLAIN = re.compile(rf"(?i:model[-_](?=\d+$))?{_AMOUNT}")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
+
+
+def step_of(name: str) -> int | None:
+    """The training step that a name tells, or None where it tells none, or two.
+
+    >>> [step_of(n) for n in ("step1000-tokens4B", "checkpoint-300000", "step_20k", "step-1.5M", "iter_0001000", "64")]
+    [1000, 300000, 20000, 1500000, 1000, 64]
+    >>> step_of("step1_000_000"), step_of("step1,000")
+    (1000000, 1000)
+    >>> step_of("ep0-ba100"), step_of("checkpoint_1_1600"), step_of("checkpoint1")  # the last is an epoch of fairseq
+    (100, 1600, None)
+    """
+    if fairseq := _FAIRSEQ.fullmatch(name):
+        return _number(*fairseq.groups())
+    for marker in _MARKERS:
+        found = {_number(*match.groups()) for match in marker.finditer(name)}
+        if found:
+            return found.pop() if len(found) == 1 else None
+    plain = _PLAIN.fullmatch(name)
+    return _number(*plain.groups()) if plain else None
+
+
+def _number(digits: str, unit: str) -> int | None:
+    whole, _, decimals = re.sub("[_,]", "", digits).partition(".")
+    value, rest = divmod(int(whole + decimals) * _UNITS[unit.lower()], 10 ** len(decimals))
+    return value if rest == 0 else None
+
+
+def no_step(names: Iterable[str]) -> str:
+    """Why a checkpoint of such names is in no series."""
+    if any("epoch" in name.lower() or re.fullmatch(r"checkpoint\d+|ep\d+", name) for name in names):
+        return "no step (epochs are not steps; rename, such as step500, or give --step)"
+    return "its name tells no step, or two; --step takes a pattern that tells it"
+
+
+Tell = Callable[[str], int | None]  # from a name to its step
+
+
+def by_pattern(pattern: str | None) -> Tell:
+    r"""``step_of``, or what a regular expression with one group finds in a name, with its unit such as k.
+
+    Raises:
+        ValueError: no regular expression, or not one group.
+
+    >>> by_pattern(r"phase2_(\d+k)")("phase2_30k-best")
+    30000
+    """
+    if pattern is None:
+        return step_of
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"--step {pattern!r} is no regular expression: {error}") from None
+    if compiled.groups != 1:
+        raise ValueError(
+            f"--step {pattern!r} has {compiled.groups} groups; put ( ) around the number of the step, once"
+        )
+
+    def tell(name: str) -> int | None:
+        found = compiled.search(name)
+        number = re.fullmatch(_AMOUNT, found[1]) if found and found[1] else None
+        return _number(*number.groups()) if number else None
+
+    return tell
