@@ -9,6 +9,8 @@ ONLY ?=
 SAMPLE ?=
 A ?= _build/smoke
 B ?=
+REPORT ?=
+RUNS ?=
 PROFILE ?= smoke
 CHAPTERS ?=
 JOBS ?=
@@ -22,7 +24,7 @@ HOW = $(if $(JOBS),--jobs $(JOBS)) $(if $(TIME_LIMIT),--time-limit $(TIME_LIMIT)
 RUN = $(PY) -m workflow run --seed $(SEED) $(HOW)
 BENCH ?=
 
-.PHONY: help env book smoke gpu test test-colab test-all notebooks alarms report mutants upgrades bench pdf platforms lint clean
+.PHONY: help env book smoke gpu test test-colab test-all notebooks alarms report trend mutants upgrades bench pdf platforms lint clean
 
 help:
 	@echo "make book       everything: environment, all chapters, claims checked, pages in _build/html"
@@ -32,7 +34,8 @@ help:
 	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=04-t5 for some, SEED=7, JOBS=4)"
 	@echo "make alarms     the share of red runs at fresh seeds (PROFILE=smoke FIRST=9000 SEEDS=100, CHAPTERS=04-t5 for some); goes on where it was broken off"
 	@echo "make platforms  the profile as on other processors, emulated, and what moved (PROFILE=smoke SEED=0)"
-	@echo "make report     compare two runs (A=_build/smoke B=other/metrics.json)"
+	@echo "make report     what a run has lost against another (A=_build/smoke B=other/metrics.json, REPORT='--json f --junit f')"
+	@echo "make trend      any number of kept runs as a page (RUNS='a b c')"
 	@echo "make mutants    plant defects; the tests must turn red (SAMPLE=100 SEED=3 for generated ones, ONLY=norms for some)"
 	@echo "make upgrades   smoke with the newest packages in our ranges, against smoke with the pinned ones"
 	@echo "                any run on a cluster: EXECUTOR=slurm JOBS=20 EXECUTOR_ARGS='--default-resources slurm_partition=…'"
@@ -86,7 +89,10 @@ platforms: env
 	$(PY) -m workflow.platforms --profile $(PROFILE) --seed $(SEED)
 
 report: env
-	@$(PY) -m workflow report "$(A)" "$(B)"
+	@$(PY) -m workflow report "$(A)" "$(B)" $(REPORT)
+
+trend: env
+	@$(PY) -m workflow trend $(RUNS)
 
 mutants: env
 	$(PY) -m workflow.mutants $(ONLY) $(if $(SAMPLE),--sample $(SAMPLE) --seed $(SEED))

@@ -72,12 +72,13 @@ def test_a_check_that_fails_in_one_run_is_red():
     assert not compare.compare(bad, bad).differ, "the two agree"
 
 
-def test_two_runs_that_are_wrong_alike_are_red():
+def test_two_runs_that_are_wrong_alike_have_nothing_new():
     """They do not differ, and each says why it is red: a check, or a chapter without a result."""
     problem = {"chapter": "02-two", "claim": "", "what": "cell [1] raised E", "measured": "", "band": ""}
     for bad in (a_run(record(measured=3.0, holds=False)), a_run(record(), problems=[problem])):
         found = compare.compare(bad, bad)
-        assert found.red and not found.differ and found.red_alone == ["A", "B"]
+        assert not found.red and found.alike and not found.differ and found.red_alone == ["A", "B"]
+        assert compare.conclusion(found).startswith("GREEN: nothing new, both are red alike")
     page = compare.markdown(found, "x", "y")
     assert "## x (A) and y (B): the same verdicts; red by itself: A and B" in page
     assert "| A | 02-two |  | cell [1] raised E |" in page and "| B | 02-two |  | cell [1] raised E |" in page
@@ -96,11 +97,12 @@ def test_a_verdict_that_differs_or_is_missing_is_red():
     assert missing.verdicts == [("two", "refined", "none")] and missing.differ and not missing.failed_in_one
 
 
-def test_checks_of_one_run_and_settings_are_shown_and_are_not_red():
+def test_a_lost_check_is_red_and_settings_are_shown():
     a = a_run(record(), record("old"))
     b = a_run(record(), record("new"), device="cuda", versions={"torch": "2.14.0", "scipy": "1"})
     found = compare.compare(a, b)
-    assert not found.red
+    assert found.red and not found.differ and compare.conclusion(found).endswith("lost: 1")
+    assert not compare.compare(a_run(record()), a_run(record(), record("new"))).red
     assert ([r.check for r in found.only_a], [r.check for r in found.only_b]) == (["old"], ["new"])
     assert found.settings == [("device", "cpu", "cuda"), ("torch", "2.13.0", "2.14.0"), ("scipy", "none", "1")]
     page = compare.markdown(found, "x", "y")
@@ -117,10 +119,9 @@ def test_the_command(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == (
         "RED: 0 verdict(s) differ, 1 check(s) hold in one run only; red by itself: B"
     )
-    assert main(["report", str(tmp_path / "b"), str(tmp_path / "b")]) == 1, "wrong alike is no reason to be green"
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "RED: 0 verdict(s) differ, 0 check(s) hold in one run only; red by itself: A and B"
-    )
+    assert main(["report", str(tmp_path / "b"), str(tmp_path / "b")]) == 0, "a gate is red for what is new"
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "GREEN: nothing new, both are red alike; 0 measured value(s) differ"
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,7 @@ def test_a_spread_of_nothing_is_no_scale():
 @pytest.mark.parametrize("field", ["claim", "check", "chapter"])
 def test_checks_are_the_same_by_chapter_claim_and_name(field):
     found = compare.compare(a_run(record()), a_run(record() | {field: "other"}))
-    assert len(found.only_a) == len(found.only_b) == 1 and not found.moved and not found.red
+    assert len(found.only_a) == len(found.only_b) == 1 and not found.moved and not found.differ
     page = compare.markdown(found, "x", "y")
     assert page.index("Checks in A only") < page.index("| 01-one | one | a | 1 |") < page.index("Checks in B only")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbutils import profile as profiles
-from workflow import ROOT, cluster, compare, notebooks, pdf, template
+from workflow import ROOT, cluster, compare, notebooks, pdf, template, trend
 from workflow.launch import cores, measure_alarms, run
 
 
@@ -32,9 +32,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     alarms_parser.add_argument("--profile", default="smoke")
     alarms_parser.add_argument("--first", type=int, default=9000, help="the first seed")
     alarms_parser.add_argument("--seeds", type=int, default=100)
-    compare_parser = commands.add_parser("report", help="compare two runs")
+    compare_parser = commands.add_parser("report", help="compare two runs: red for what B has lost against A")
     compare_parser.add_argument("a", type=Path, help="a metrics.json, or a folder that has one")
     compare_parser.add_argument("b", type=Path)
+    compare_parser.add_argument("--json", type=Path, metavar="FILE", help="write what differs as JSON, too")
+    compare_parser.add_argument("--junit", type=Path, metavar="FILE", help="and as JUnit XML")
+    compare_parser.add_argument("--time", type=float, default=1.5, help="factor on CPU seconds that is red")
+    compare_parser.add_argument("--memory", type=float, default=1.3, help="factor on peak memory that is red")
+    trend_parser = commands.add_parser("trend", help="any number of runs as a page with a figure")
+    trend_parser.add_argument("runs", type=Path, nargs="+", help="of each a metrics.json, or a folder that has one")
+    trend_parser.add_argument("--out", type=Path, default=ROOT / "_build" / "trend.html")
     for each in (run_parser, alarms_parser):
         each.add_argument("--device", default="", help="auto, cpu or cuda; cpu unless the profile is gpu")
         each.add_argument("--jobs", type=positive, default=min(2, cores()), help="notebooks at once")
@@ -72,7 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"wrote {pdf.make(profiles.resolve(arguments.profile)).relative_to(ROOT)}")
                 return 0
             case "report":
-                return compare.run(arguments.a, arguments.b)
+                factors = {"time": arguments.time, "memory": arguments.memory}
+                return compare.run(arguments.a, arguments.b, as_json=arguments.json, junit=arguments.junit, **factors)
+            case "trend":
+                print(f"wrote {trend.write(arguments.runs, arguments.out)}")
+                return 0
             case "alarms":
                 return measure_alarms(arguments)
             case _:

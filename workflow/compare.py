@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from nbutils.claims.records import Record, format_band, format_number
 from nbutils.samples import REPLICATES
+from workflow import gate
+from workflow.gate import Finding
 from workflow.summaries import rows
 
 MOVED = 15  # rows in the table of checks that moved most
@@ -29,7 +31,10 @@ class Move(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What differs between two runs. ``red``: they differ in a verdict or in what holds, or one is red by itself."""
+    """What differs between two runs. ``red``: in a verdict, in what holds, or by what B has lost; or one alone is red.
+
+    Two runs that are red alike have nothing new.
+    """
 
     red_alone: list[str]  # A, B: two runs that are wrong alike do not differ
     problems: list[tuple[str, ...]]  # of each, after its name
@@ -39,14 +44,28 @@ class Comparison(NamedTuple):
     only_a: list[Record]
     only_b: list[Record]
     settings: list[tuple[str, str, str]]
+    lost: list[Finding]
+    silent: bool  # a run does not say whether it is green
 
     @property
     def differ(self) -> bool:
         return bool(self.verdicts or self.failed_in_one)
 
     @property
+    def alike(self) -> bool:
+        """Whether both are red, for the same reasons, and each says so."""
+        of_a, of_b = ({row[1:4] for row in self.problems if row[0] == name} for name in "AB")  # measured may differ
+        return self.red_alone == ["A", "B"] and not self.silent and not self.differ and of_a == of_b
+
+    @property
     def red(self) -> bool:
-        return self.differ or bool(self.red_alone)
+        return self.differ or any(found.red for found in self.lost) or bool(self.red_alone and not self.alike)
+
+    def findings(self) -> list[Finding]:
+        """All that differs, of each kind that the gate watches."""
+        verdicts = [Finding("verdicts", claim, a, b, True) for claim, a, b in self.verdicts]
+        values = [(move, format_number(move.a.measured), format_number(move.b.measured)) for move in self.failed_in_one]
+        return [*verdicts, *(Finding("checks", gate.where(move.b), a, b, True) for move, a, b in values), *self.lost]
 
 
 def load(place: Path) -> dict[str, Any]:
@@ -67,9 +86,9 @@ def load(place: Path) -> dict[str, Any]:
     return metrics
 
 
-def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
-    """What differs between two runs, as ``load`` gives them."""
-    of_a, of_b = ({_key(record): record for record in map(Record.of, run["records"])} for run in (a, b))
+def compare(a: Mapping[str, Any], b: Mapping[str, Any], **factors: float) -> Comparison:
+    """What differs between two runs, as ``load`` gives them; ``factors`` as in ``gate.findings``."""
+    of_a, of_b = ({gate.key(record): record for record in map(Record.of, run["records"])} for run in (a, b))
     both = [_move(key, of_a[key], of_b[key]) for key in of_a if key in of_b]
     names = dict.fromkeys([*a["verdicts"], *b["verdicts"]])
     verdicts = [(name, a["verdicts"].get(name, "none"), b["verdicts"].get(name, "none")) for name in names]
@@ -83,15 +102,13 @@ def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> Comparison:
         only_a=[record for key, record in of_a.items() if key not in of_b],
         only_b=[record for key, record in of_b.items() if key not in of_a],
         settings=_settings(a["run"], b["run"]),
+        lost=gate.findings(a, b, **factors),
+        silent=any("green" not in run["run"] for run in (a, b)),
     )
 
 
 def _problem(problem: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(problem.get(field, "") for field in ("chapter", "claim", "what", "measured", "band"))
-
-
-def _key(record: Record) -> tuple[str, str, str]:
-    return record.chapter, record.claim, record.check
 
 
 def _move(key: tuple[str, str, str], a: Record, b: Record) -> Move:
@@ -154,6 +171,10 @@ def markdown(found: Comparison, a: str, b: str) -> str:
     lines += ["", "### Checks that hold in one run only", ""]
     heads = ["chapter", "claim", "check", "A", "B", "band in A", "band in B", "moved by", "in units of"]
     lines += rows(heads, map(_row, found.failed_in_one)) if found.failed_in_one else ["None."]
+    heads_of_lost = ["what", "where", "A", "B", ""]
+    lines += ["", "### Lost from A to B: checks, bands, samples, room, time, memory", ""]
+    cells = [(each.kind, each.where, each.a, each.b, "**red**" if each.red else "told") for each in found.lost]
+    lines += rows(heads_of_lost, cells) if cells else ["Nothing."]
     lines += ["", f"### Checks that moved most ({len(found.moved)} moved)", ""]
     lines += rows(heads, map(_row, found.moved[:MOVED])) if found.moved else ["None: every measured value is the same."]
     for name, records in (("A", found.only_a), ("B", found.only_b)):
@@ -172,14 +193,25 @@ def _row(move: Move) -> tuple[str, ...]:
     return (*move.key, *values, format_band(move.a), format_band(move.b), f"{move.distance:.2g}", move.unit)
 
 
-def run(a: Path, b: Path) -> int:
-    """Print the comparison of two runs; 1 where they do not agree or one is red by itself, else 0."""
-    found = compare(load(a), load(b))
+def run(a: Path, b: Path, *, as_json: Path | None = None, junit: Path | None = None, **factors: float) -> int:
+    """Print the comparison of two runs, and write it where asked; 1 where it is red, else 0."""
+    found = compare(load(a), load(b), **factors)
     print(markdown(found, str(a), str(b)))
-    failed, verdicts = len(found.failed_in_one), len(found.verdicts)
-    print(
-        f"RED: {verdicts} verdict(s) differ, {failed} check(s) hold in one run only{_alone(found)}"
-        if found.red
-        else f"GREEN: the same verdicts; {len(found.moved)} measured value(s) differ"
-    )
+    if as_json:
+        told = {"a": str(a), "b": str(b), "red": found.red, "findings": [x._asdict() for x in found.findings()]}
+        as_json.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if junit:
+        junit.write_text(gate.junit(found.findings(), f"{a} and {b}"), encoding="utf-8")
+    print(conclusion(found))
     return int(found.red)
+
+
+def conclusion(found: Comparison) -> str:
+    """The last line of the command."""
+    if not found.red:
+        nothing = "nothing new, both are red alike" if found.alike else "the same verdicts"
+        return f"GREEN: {nothing}; {len(found.moved)} measured value(s) differ"
+    said = [f"{len(found.verdicts)} verdict(s) differ", f"{len(found.failed_in_one)} check(s) hold in one run only"]
+    counts = {kind: sum(each.red and each.kind == kind for each in found.lost) for kind in gate.WATCHED}
+    said += [f"{kind}: {count}" for kind, count in counts.items() if count]
+    return f"RED: {', '.join(said)}{_alone(found)}"
