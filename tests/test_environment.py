@@ -10,6 +10,7 @@ import zipfile
 import yaml
 from cffconvert.cli.create_citation import create_citation
 
+from nbutils.__main__ import main, parser
 from workflow import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -137,14 +138,17 @@ def test_readme_examples_run(tmp_path, monkeypatch):
         tiny_gpt2(folder, step)
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(examples) == 4
+    assert len(examples) == 5
     for example in examples:
         exec(compile(example, "README.md", "exec"), {})
+    commands = re.findall(r"^nbutils norms runs/.+$", (ROOT / "README.md").read_text(), re.M)
+    for command in commands:
+        assert main(command.split()[1:]) == 0
+    assert commands and (tmp_path / "norms.png").stat().st_size > 10_000
+    assert len((tmp_path / "norms.csv").read_text().splitlines()) > 8  # two steps, by layer
 
 
 def test_readme_commands_of_the_module_are_understood():
-    from nbutils.__main__ import parser
-
     lines = re.findall(r"^nbutils (.+)$", (ROOT / "README.md").read_text(), re.M)
     assert [parser().parse_args(line.split()).command for line in lines] == ["norms", "norms"]
     assert PROJECT["scripts"] == {"nbutils": "nbutils.__main__:main"}
