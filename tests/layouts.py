@@ -187,6 +187,7 @@ def of_deepspeed(stage, root):
     code = f"""
 import sys, torch; sys.path.insert(0, {str(HERE)!r})
 import deepspeed, layouts
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it is compiled here, which takes minutes
 deepspeed.init_distributed("gloo")
 config = {{"train_batch_size": 2, "optimizer": {{"type": "Adam", "params": {{"torch_adam": True}}}},
           "zero_optimization": {{"stage": {stage}, "stage3_param_persistence_threshold": 0}}}}
