@@ -12,6 +12,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 __all__ = [
+    "callbacks",
     "chapters",
     "checkpoints",
     "claims",

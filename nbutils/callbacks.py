@@ -26,6 +26,11 @@ def for_trainer(trainer: Any, **options: Any) -> Any:
 
     Args:
         options: of ``NormTracker``, such as ``every`` or ``gradients``.
+
+    >>> from types import SimpleNamespace
+    >>> trainer = SimpleNamespace(log=print, add_callback=lambda callback: None)
+    >>> for_trainer(trainer, every=10).tracker is None  # until it trains
+    True
     """
     import torch
     from transformers import TrainerCallback
@@ -72,6 +77,9 @@ def for_lightning(**options: Any) -> Any:
 
     Raises:
         ValueError: at the start of training, for several optimizers.
+
+    >>> for_lightning(every=10).tracker is None  # until it trains
+    True
     """
     try:
         from lightning.pytorch import Callback

@@ -92,6 +92,8 @@ def test_steps_that_a_scaler_skips_are_no_steps_and_gradients_are_unscaled():
 
 def test_accelerate_counts_steps_and_not_batches():
     accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # kept from other tests of this process
+    accelerate.state.GradientState._reset_state()
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
     model = network()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), LR))

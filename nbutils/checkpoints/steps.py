@@ -42,7 +42,11 @@ def _number(digits: str, unit: str) -> int | None:
 
 
 def no_step(names: Iterable[str]) -> str:
-    """Why a checkpoint of such names is in no series."""
+    """Why a checkpoint of such names is in no series.
+
+    >>> no_step(["epoch_3"])
+    'no step (epochs are not steps; rename, such as step500, or give --step)'
+    """
     if any("epoch" in name.lower() or re.fullmatch(r"checkpoint\d+|ep\d+", name) for name in names):
         return "no step (epochs are not steps; rename, such as step500, or give --step)"
     return "its name tells no step, or two; --step takes a pattern that tells it"

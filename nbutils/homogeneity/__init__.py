@@ -37,7 +37,6 @@ from nbutils.homogeneity.algebra import (
     shown,
 )
 from nbutils.homogeneity.algebra import rule as rule  # chapters and errors say homogeneity.rule
-from nbutils.saturation import check_tokens
 
 __all__ = ["degree", "explain", "measure_degree", "one_minus_cosine", "rule", "scaling_error"]
 
@@ -226,10 +225,6 @@ def scalable(module: nn.Module, inputs: Any, k_in: Any) -> Iterator[Callable[[An
     inputs = list(inputs.values()) if named else inputs if isinstance(inputs, tuple | list) else (inputs,)
     if isinstance(k_in, Mapping):
         k_in = [k_in[name] for name in named or list(inspect.signature(module.forward).parameters)[: len(inputs)]]
-    if callable(getattr(module, "get_input_embeddings", None)):
-        whole = [x for x in inputs if isinstance(x, Tensor) and not x.is_floating_point()]
-        if whole:
-            check_tokens(module, {"input_ids": whole[0]})
     powers = [float(k) for k in (k_in if isinstance(k_in, Sequence) else [k_in] * len(inputs))]
 
     def double(x: Any) -> Any:
@@ -246,7 +241,15 @@ def scalable(module: nn.Module, inputs: Any, k_in: Any) -> Iterator[Callable[[An
             for x, k in zip(inputs, powers, strict=True)
         ]
         args, kwargs = ((), dict(zip(named, scaled, strict=True))) if named else (tuple(scaled), {})
-        return _first_output(torch.func.functional_call(module, tensors, args, kwargs)).reshape(-1)
+        try:
+            found = torch.func.functional_call(module, tensors, args, kwargs)
+        except IndexError as error:
+            largest = max(
+                (int(x.max()) for x in inputs if isinstance(x, Tensor) and not x.is_floating_point()), default=0
+            )
+            said = f"an input has {largest}, which a table of the model has no row for; is the tokenizer its own?"
+            raise ValueError(f"{said} ({error})") from error
+        return _first_output(found).reshape(-1)
 
     fused = torch.backends.mha.get_fastpath_enabled()  # fused kernels have no forward-mode derivative
     torch.backends.mha.set_fastpath_enabled(False)

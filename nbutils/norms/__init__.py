@@ -21,7 +21,6 @@ from nbutils.norms.pieces import Pieces
 if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
-    from torch.optim import Optimizer
 
 QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
 
@@ -110,7 +109,7 @@ class NormTracker:
         self._refresh()
         self._record({"norm": self._squared})
 
-    def attach(self, optimizer: Optimizer) -> Callable[[], None]:
+    def attach(self, optimizer: Any) -> Callable[[], None]:
         """Measure every step that an optimizer of torch really makes from now on. Returns what ends it.
 
         Right for any loop: accumulation, steps that GradScaler skips, closures, and the optimizers that accelerate and

@@ -6,16 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from nbutils.norms import NormTracker
 
 
-def attach(tracker: NormTracker, optimizer: Optimizer) -> Callable[[], None]:
+def attach(tracker: NormTracker, optimizer: Any) -> Callable[[], None]:
     """Measure each step of an optimizer from hooks on it; see ``NormTracker.attach``. Returns what takes them off."""
     inner = _innermost(optimizer)
 
-    def pre(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         if closure is None:
             tracker.before(scale=_scale(inner))
