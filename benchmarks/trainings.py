@@ -103,7 +103,7 @@ def learning_rate_map(width: int, rates: int, steps: int = 20) -> Row:
         return models.CausalLM(64, width, 2, 2, 16, generator=generator(seed, "cpu"))
 
     def ours() -> None:
-        history, _ = ensemble.train_ensemble(
+        history, *_ = ensemble.train_ensemble(
             model, batches, members, steps=steps, every=steps, device="cpu", progress=False
         )
         ended["ours"] = history.loc[history.step == steps, "norm"].to_numpy()

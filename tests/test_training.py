@@ -335,7 +335,7 @@ def test_t5_trains_on_a_share_of_the_rows():
 def test_each_member_is_the_training_alone(name, momentum):
     members = grid((1e-3, 1e-2), (0.0, 0.3), (0, 1))
     rate = schedule("inverse-sqrt", 1.0, warmup=3)
-    history, parameters = train_ensemble(
+    history, parameters, squares = train_ensemble(
         model,
         BATCHES,
         members,
@@ -360,6 +360,8 @@ def test_each_member_is_the_training_alone(name, momentum):
         np.testing.assert_allclose(mine[["step", "loss", "norm"]], alone.history[["step", "loss", "norm"]], rtol=1e-9)
         for key, p in net.named_parameters():
             torch.testing.assert_close(parameters[i][key], p.detach(), rtol=1e-6, atol=1e-9)
+        walked = sum(float(x.sum()) for x in squares[i].values())
+        assert walked == pytest.approx((alone.history.step_norm**2).sum(), rel=1e-6)
 
 
 def test_an_ensemble_keeps_a_row_every_so_many_steps():
@@ -505,7 +507,7 @@ def test_an_ensemble_with_options_of_its_own_is_torchs():
     for name, mine, torchs in cases:
         members = [Member(0.05, 0.2, 1), Member(0.02)]
         more = {"steps": 5, "device": "cpu", "progress": False}
-        history, parameters = train_ensemble(model, BATCHES, members, optimizer=name, **mine, **more)
+        history, parameters, _ = train_ensemble(model, BATCHES, members, optimizer=name, **mine, **more)
         for i, member in enumerate(members):
             net = model(member.seed)
             kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name]
@@ -514,8 +516,8 @@ def test_an_ensemble_with_options_of_its_own_is_torchs():
             np.testing.assert_allclose(history[history.member == i]["norm"], alone.history["norm"], rtol=1e-9)
             for key, p in net.named_parameters():
                 torch.testing.assert_close(parameters[i][key], p.detach(), rtol=1e-6, atol=1e-9)
-    default, _ = train_ensemble(model, BATCHES, members, **more)
-    adamw, _ = train_ensemble(model, BATCHES, members, optimizer="adamw", every=1, **more)
+    default, *_ = train_ensemble(model, BATCHES, members, **more)
+    adamw, *_ = train_ensemble(model, BATCHES, members, optimizer="adamw", every=1, **more)
     pd.testing.assert_frame_equal(default, adamw, check_exact=True)
     assert list(default.columns) == ["member", "lr", "weight_decay", "seed", "step", "loss", "norm"]
     assert default["member"].tolist() == [0] * 6 + [1] * 6 and default["step"].tolist() == [*range(6)] * 2
@@ -597,5 +599,5 @@ def test_an_ensemble_has_adamw_s_step_for_a_short_memory_of_squares():
         return other
 
     options = {"steps": 5, "loss": loss, "betas": (0.5, 0.4), "device": "cpu", "progress": False}
-    _, (found,) = train_ensemble(same, data, grid([0.1], [0.0]), **options)
+    _, (found,), _ = train_ensemble(same, data, grid([0.1], [0.0]), **options)
     torch.testing.assert_close(found["weight"], net.weight.detach(), rtol=1e-5, atol=1e-6)

@@ -54,7 +54,7 @@ def train_ensemble(
     every: int = 1,
     device: str = "auto",
     progress: bool = True,
-) -> tuple[pd.DataFrame, list[dict[str, Tensor]]]:
+) -> tuple[pd.DataFrame, list[dict[str, Tensor]], list[dict[str, Tensor]]]:
     """Train every member on the same batches, at the same time; each comes out as it does alone, to rounding.
 
     The members are rows of one matrix of parameters: one forward and backward pass (``torch.func.vmap``) and one
@@ -66,18 +66,20 @@ def train_ensemble(
         schedule: factor on every member's learning rate, by number of steps done.
 
     Returns:
-        A history with the columns ``member, lr, weight_decay, seed, step, loss, norm`` and the rows of ``train``, and
-        the trained parameters of each member by name.
+        A history with the columns ``member, lr, weight_decay, seed, step, loss, norm`` and the rows of ``train``; of each
+        member the trained parameters by name; and in the same form the sum of squared steps of each entry, float64.
 
     Raises:
         ValueError: no members, an optimizer that is not here, too few batches.
 
-    >>> history, _ = train_ensemble(
+    >>> history, _, squares = train_ensemble(
     ...     lambda seed: nn.Linear(2, 1, bias=False), [torch.zeros(1, 2)], grid([0.1], [0.0, 1.0]), steps=2,
     ...     optimizer="sgd", loss=lambda model, x: model(x).sum(), device="cpu", progress=False)
     >>> norms = history.pivot(index="step", columns="weight_decay", values="norm")
     >>> (norms.loc[2] / norms.loc[0]).round(4).tolist()  # no gradient, so decay alone: (1 − 0.1)²
     [1.0, 0.81]
+    >>> [bool(one["weight"].sum() > 0) for one in squares]
+    [False, True]
     """
     if optimizer not in ("adamw", "sgd"):
         raise ValueError(f"optimizer {optimizer!r} has no batched form: choose one of adamw, sgd")
@@ -98,6 +100,7 @@ def train_ensemble(
         return loss(_Called(template, _unflatten(row, shapes)), batch)
 
     first, second = torch.zeros_like(theta), torch.zeros_like(theta)
+    squares = torch.zeros_like(theta, dtype=torch.float64)
     source = endless(batches)
     rows = [(0, torch.full_like(theta[:, 0], torch.nan), _norms(theta))]  # as in train: a row is about the step before
     for t in tqdm(range(steps), desc=f"training {len(members)} members", disable=not progress):
@@ -106,6 +109,7 @@ def train_ensemble(
             losses = vmap(one, (0, None))(theta, batch)
         (gradient,) = torch.autograd.grad(losses.sum(), theta)  # members are independent: each row is its own
         with torch.no_grad():
+            before = theta.clone()
             lr = column["lr"] * schedule(t)
             if optimizer == "adamw":
                 theta *= 1 - lr * column["weight_decay"]
@@ -117,6 +121,7 @@ def train_ensemble(
                 gradient = gradient + column["weight_decay"] * theta
                 first.mul_(momentum).add_(gradient)
                 theta -= lr * first
+            squares += (theta - before).double().square()
         if (t + 1) % every == 0:
             rows.append((t + 1, losses.detach(), _norms(theta)))
     frames = [
@@ -125,7 +130,11 @@ def train_ensemble(
     ]
     table = pd.DataFrame([{"member": i} | vars(member) for i, member in enumerate(members)])
     history = table.merge(pd.concat(frames)).sort_values(["member", "step"], ignore_index=True)
-    return history, [{name: p.detach().clone() for name, p in _unflatten(row, shapes).items()} for row in theta]
+    trained, walked = (
+        [{name: p.clone() for name, p in _unflatten(row, shapes).items()} for row in of_members]
+        for of_members in (theta.detach(), squares)
+    )
+    return history, trained, walked
 
 
 def _norms(theta: Tensor) -> Tensor:
