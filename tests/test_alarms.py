@@ -21,6 +21,7 @@ def one_chapter(monkeypatch, tmp_path):
     monkeypatch.setattr(report, "run_folder", place)
     monkeypatch.setattr(alarms, "all_chapters", lambda: list(texts))
     monkeypatch.setattr(alarms.stale, "sources_of_chapter", texts.__getitem__)
+    monkeypatch.setattr(alarms.stale, "code_of_chapter", texts.__getitem__)
     monkeypatch.setattr(alarms.cluster, "trained_for", lambda chapter, profile: {"lm-one"})
     monkeypatch.setattr(alarms, "alarms_file", lambda profile, device: tmp_path / f"{profile}-{device}.json")
     return texts

@@ -94,7 +94,7 @@ def test_a_cell_that_is_no_python_is_named(tmp_path, monkeypatch):
     (folder / "01-one.ipynb").write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": ["for"]}, *cells]}))
     monkeypatch.setattr(dependencies, "ROOT", tmp_path)
     with pytest.raises(ValueError, match="01-one: code cell 2, line 2: invalid syntax"):
-        dependencies._code.__wrapped__("01-one")
+        dependencies.code_of.__wrapped__("01-one")
 
 
 def test_a_key_that_is_nowhere_is_one_line(monkeypatch):

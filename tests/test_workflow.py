@@ -1,6 +1,7 @@
 """The workflow on a small copy of the project: what runs again, what a failure leaves, what a kill costs."""
 
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -492,6 +493,33 @@ def test_an_edit_in_each_folder_voids_exactly_the_chapters_that_import_it(projec
         after = digests()
         assert tuple(x != y for x, y in zip(before, after, strict=True)) == voided, module
         before = after
+
+
+def test_what_was_measured_over_seeds_outlives_prose_and_docstrings_and_no_edit_of_code(project):
+    source, module = project / "book" / "01-one.md", project / "nbutils" / "chapters" / "walks.py"
+    source.write_text(chapter("01-one", "claims = None", "from nbutils.chapters import walks"))
+
+    def digests():
+        code = (
+            "from workflow import notebooks, stale; list(notebooks.sync());"
+            "print(stale.sources_of_chapter('01-one'), stale.code_of_chapter('01-one'))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    found = [digests()]
+    for file, old, new in (
+        (source, "\n# ", "\nAnother sentence.\n\n# "),
+        (module, '"""', '"""Another word: '),
+        (source, "claims = None", "claims = 0"),
+        (module, "import numpy as np", "import numpy as np\n\nextra = 1"),
+    ):
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new, 1))
+        found.append(digests())
+    changed = [tuple(x != y for x, y in zip(*pair, strict=True)) for pair in itertools.pairwise(found)]
+    assert changed == [(True, False), (True, False), (True, True), (True, True)]
 
 
 def test_no_chapter_depends_on_the_ledger_of_claims():

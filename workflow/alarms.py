@@ -1,7 +1,7 @@
 """How often a run is red although nothing is wrong: whole runs at fresh seeds, judged as any other run.
 
-What is kept of a chapter hangs on the chapter alone, its text, modules, trainings and versions: an edit of the workflow
-leaves it, an edit of the chapter voids it. More seeds may be added at any time; none is ever dropped or drawn again.
+What is kept of a chapter hangs on the chapter alone, its code, modules, trainings and versions: an edit of the workflow
+or of prose leaves it, an edit of the chapter's code voids it. More seeds may be added at any time; none is ever dropped or drawn again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def keep(found: Mapping[str, Any]) -> Path:
 def missing(found: Mapping[str, Any], chapter: str, seeds: Iterable[int]) -> list[int]:
     """The seeds at which a chapter, as it is today, has not been run yet."""
     entry = found["chapters"].get(chapter)
-    if entry is None or entry["made_from"] != stale.sources_of_chapter(chapter):
+    if entry is None or entry["made_from"] != stale.code_of_chapter(chapter):
         return list(seeds)
     return [seed for seed in seeds if str(seed) not in entry["runs"]]
 
@@ -57,7 +57,7 @@ def add(found: dict[str, Any], chapter: str, seeds: Iterable[int]) -> None:
     ``runs``: by seed the checks that did not hold, each with the values at two further seeds and whether it is ``red``;
     and ``measured``: mean, standard deviation (ddof 1) and number of seeds of every finite value.
     """
-    profile, made_from = found["profile"], stale.sources_of_chapter(chapter)
+    profile, made_from = found["profile"], stale.code_of_chapter(chapter)
     entry = found["chapters"].get(chapter)
     if entry is None or entry["made_from"] != made_from:
         entry = {"made_from": made_from, "hardware": [], "versions": {}, "kinds": {}, "runs": {}, "measured": {}}
@@ -69,7 +69,7 @@ def add(found: dict[str, Any], chapter: str, seeds: Iterable[int]) -> None:
                 entry["runs"][str(seed)] = [{"claim": "", "check": why, "red": True}]
             continue
         stats = json.loads(notebook.with_suffix(".json").read_text(encoding="utf-8"))
-        if stats["made_from"] != made_from or stats["device"] != found["device"]:
+        if stats["made_from"] != stale.sources_of_chapter(chapter) or stats["device"] != found["device"]:
             continue
         if report.doubtful(report.records_of(notebook)) and not _looked_at(profile, seed, chapter):
             continue  # broken off before it was judged: another time
@@ -154,7 +154,7 @@ def pooled(found: Mapping[str, Any]) -> Pooled:
     today = {
         name: entry["runs"]
         for name, entry in found["chapters"].items()
-        if name in all_chapters() and entry["made_from"] == stale.sources_of_chapter(name)
+        if name in all_chapters() and entry["made_from"] == stale.code_of_chapter(name)
     }
     red = {name: sum(any(check["red"] for check in run) for run in runs.values()) for name, runs in today.items()}
     return Pooled(

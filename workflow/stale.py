@@ -6,6 +6,7 @@ So results of an older text are not counted either where it cannot start its wor
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import shutil
@@ -35,10 +36,26 @@ def sources_of_chapter(chapter: str) -> str:
 
     Not of the workflow that runs it: Snakemake sees a change there, and what is measured over seeds outlives it.
     """
-    files = [f"book/{chapter}.md", *dependencies.of_chapter(chapter)]
-    for training in dependencies.trainings_of(chapter):
-        files += dependencies.of_training(training)
-    return _of_files(files)
+    return _of_files([f"book/{chapter}.md", *_used_by(chapter)])
+
+
+def code_of_chapter(chapter: str) -> str:
+    """The same without what cannot change a number: prose, captions, comments and docstrings."""
+    parts = [_code(ROOT / name) if name.endswith(".py") else (ROOT / name).read_bytes() for name in _used_by(chapter)]
+    return digest(b"\0".join([ast.dump(dependencies.code_of(chapter)).encode(), *parts, environment()]))
+
+
+def _code(file: Path) -> bytes:
+    tree = ast.parse(file.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.dump(tree).encode()
+
+
+def _used_by(chapter: str) -> list[str]:
+    files = dependencies.of_chapter(chapter)
+    return files + [file for name in dependencies.trainings_of(chapter) for file in dependencies.of_training(name)]
 
 
 def sources_of_training(training: str) -> str:
