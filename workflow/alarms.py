@@ -1,7 +1,8 @@
 """How often a run is red although nothing is wrong: whole runs at fresh seeds, judged as any other run.
 
 What is kept of a chapter hangs on the chapter alone, its code, modules, trainings and versions: an edit of the workflow
-or of prose leaves it, an edit of the chapter's code voids it. More seeds may be added at any time; none is ever dropped or drawn again.
+or of prose leaves it, an edit of the chapter's code voids it. More seeds may be added at any time; none is ever
+dropped or drawn again.
 """
 
 from __future__ import annotations

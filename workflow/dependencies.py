@@ -46,7 +46,7 @@ def of_chapter(chapter: str) -> list[str]:
 
 @cache
 def code_of(chapter: str) -> ast.Module:
-    """All code cells as one module. From the notebook, which every run brings in step with the text first: it is read 40 times as fast.
+    """All code cells as one module; from the notebook, which every run brings in step with the text: 40 times as fast.
 
     Raises:
         ValueError: a cell is no Python.

@@ -66,8 +66,8 @@ def train_ensemble(
         schedule: factor on every member's learning rate, by number of steps done.
 
     Returns:
-        A history with the columns ``member, lr, weight_decay, seed, step, loss, norm`` and the rows of ``train``; of each
-        member the trained parameters by name; and in the same form the sum of squared steps of each entry, float64.
+        A history with the columns ``member, lr, weight_decay, seed, step, loss, norm`` and the rows of ``train``; the
+        trained parameters of each member by name; and in the same form the squared steps of each entry, summed.
 
     Raises:
         ValueError: no members, an optimizer that is not here, too few batches.
