@@ -202,7 +202,7 @@ def test_only_code_that_teaches_is_in_view(soups):
 def test_the_landing_page_shows_findings_and_chapters(smoke, soups):
     page, verdicts = soups["index"], json.loads((smoke / "metrics.json").read_text())["verdicts"]
     findings, cards = page.select(".cards")
-    assert len(findings.select(":scope > *")) == 5 and len(cards.select(":scope > *")) == len(present.cards())
+    assert len(findings.select(":scope > *")) == 6 and len(cards.select(":scope > *")) == len(present.cards())
     for card in [*findings.select(":scope > *"), *cards.select(":scope > *")]:
         assert card.find("a", href=True) and {"only-light", "only-dark"} == {
             kind for image in card.find_all("img") for kind in image["class"] if kind.startswith("only")
