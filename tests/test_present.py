@@ -219,10 +219,10 @@ def test_a_notebook_for_colab_has_the_card_the_kept_numbers_and_its_version(tmp_
     assert head.startswith("# 1. The random walk\n\n> **Asked.**") and "green run" not in head
     assert "Why believe it" not in head, "numbers of no run say nothing"
     assert f"({address}01-random-walk.html)" in head
-    kept = '{"run": "profile book, seed 0", "chapters": {"01-random-walk": {"walk_exponent": "0.1234"}}}'
+    kept = '{"run": "profile book, seed 0", "chapters": {"01-random-walk": {"walk_left": "0.1234"}}}'
     (tmp_path / "numbers.json").write_text(kept)
     node = notebooks.plain(source)
-    assert "**Why believe it.** In one dimension" in node.cells[0].source and "0.1234" in node.cells[0].source
+    assert "**Why believe it.** Walked" in node.cells[0].source and "0.1234" in node.cells[0].source
     prose = "\n".join(each.source for each in node.cells if each.cell_type == "markdown")
     assert "0.1234" in prose and "green run (profile book, seed 0)" in prose and "`walk_t_max`" in prose
     setup = next(each.source for each in node.cells if "setup" in each.metadata.get("tags", ()))

@@ -51,20 +51,23 @@ def card(chapter: str, result: report.Report) -> str:
     where = "; ".join(f"{version} {told[version]}" for version in ("published", "preprint") if version in told)
     if told.get("preprint") and "published" not in told:
         where += ", not in the published version"
+    claim = report.load_claims()[first]
+    says = "The claim is ours" if claim.get("ours") else "The paper says"
     return bind(
         f"""::::::{{div}} glance
 :::::{{div}} glance-words
 **Asked.** {told["asks"].strip()}
 
+**{says}.** {claim["statement"].strip()} {badge(result.verdicts[first])} <a href="#claim-{first}"><code>{first}</code></a>
+
 :::{{finding}} {" ".join(told["claims"])}
-**Found.** {badge(result.verdicts[first])}: {told["found"].strip()}
+**Found.** {told["found"].strip()}
 
 **Remember.** {told["remember"].strip()}
 
 **Why believe it.** {told["because"].strip()}
 :::
 
-The verdict is that of <a href="#claim-{first}"><code>{first}</code></a>.
 In this run{small} {held} of {len(decided)} checks of this chapter{among} hold
 (<a href="{KINDS_TOLD}">{checked}</a>){left}.
 
