@@ -53,6 +53,7 @@ def card(chapter: str, result: report.Report) -> str:
         where += ", not in the published version"
     claim = report.load_claims()[first]
     says = "The claim is ours" if claim.get("ours") else "The paper says"
+    says = "Expected" if claim["source"] == "released code" else says  # what a reader of the paper takes for granted
     return bind(
         f"""::::::{{div}} glance
 :::::{{div}} glance-words

@@ -142,14 +142,12 @@ def _letters_once(html: str) -> str:
 
 
 def _small(match: re.Match[str], html: str) -> str:
-    """A figure of the page once more, small, for the card at its head; nothing is drawn twice."""
+    """A figure of the page once more, for the card at its head; nothing is drawn twice."""
     found = re.search(rf'<svg id="svg-{match[1]}"[^>]*aria-label="([^"]*)"[^>]*(viewBox="[^"]*")', html)
     if found is None:
         raise ValueError(f"the card shows {match[1]}, and the page has no such figure")
     drawing = f'<svg role="img" aria-label="{found[1]}" {found[2]}><use href="#svg-{match[1]}"/></svg>'
-    width, height = map(float, found[2].strip('"').split()[-2:])
-    wide = " wide" if width > 1.8 * height else ""  # panels beside each other: below the words its letters can be read
-    return f'<a class="glance-figure{wide}" href="#{match[1]}">{drawing}</a>'
+    return f'<a class="glance-figure" href="#{match[1]}">{drawing}</a>'
 
 
 def _wordless(svg: str) -> str:
