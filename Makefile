@@ -27,6 +27,7 @@ BENCH ?=
 .PHONY: help env book smoke gpu test test-colab test-all notebooks alarms report trend mutants upgrades bench pdf platforms lint clean
 
 help:
+	@echo "make env        the environment alone, in .venv; every other command makes it first"
 	@echo "make book       everything: environment, all chapters, claims checked, pages in _build/html"
 	@echo "make pdf        the whole book as one PDF, printed by a Chromium: _build/book/norm-growth.pdf"
 	@echo "make test       environment, unit tests, all chapters in the smoke profile, the built pages checked"

@@ -143,7 +143,7 @@ def test_the_page_says_what_was_seen_at_first_and_what_is_not_seen_today(tmp_pat
     assert (
         "Of 9 listed defects 8 turned" in said and "Of 50 that a tool made in 7 modules (sample of 50, seed 1" in said
     )
-    assert "2 change nothing that can be seen. Of the other 48 40 were seen at first, 83.3 %, 3 of them by" in said
+    assert "2 change nothing that can be seen. Of the other 48, 40 were seen at first, 83.3 %, 3 of them by" in said
     assert "today 1 are not seen" in said
 
 

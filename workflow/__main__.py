@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "sync", help="write book/notebooks from the sources, with the numbers of the last green book run"
     )
     new_parser = commands.add_parser("new-chapter", help="a chapter from the template, with its claim")
-    new_parser.add_argument("name", help="such as 15-my-question")
+    new_parser.add_argument("name", help="such as 20-my-question")
     new_parser.add_argument("title")
     record_parser = commands.add_parser("resources", help="keep time and memory of the jobs in _build")
     record_parser.add_argument("--profile", default="smoke")

@@ -173,10 +173,11 @@ def markdown(found: Mapping[str, Any]) -> str:
     counts, entries = pooled(found), found["chapters"]
     if not entries:
         return f"Not measured yet: `make alarms PROFILE={found['profile']}`."
+    sure = f"with 95 % confidence at most {100 * counts.upper:.1f} %"
     kinds = {kind: sum(entry["kinds"].get(kind, 0) for entry in entries.values()) for kind in KINDS}
     facts = [
-        ("runs of every chapter at fresh seeds", f"{counts.runs} of {WANTED.get(found['profile'], 20)}"),
-        ("share of red runs", f"{100 * counts.share:.1f} % (with 95 % confidence at most {100 * counts.upper:.1f} %)"),
+        ("fresh seeds of the measured chapter that has fewest", f"{counts.runs} of {WANTED.get(found['profile'], 20)}"),
+        ("share of red runs", f"{100 * counts.share:.1f} % ({sure})" if counts.runs else "not measured"),
         ("runs of a chapter that were red", counts.red),
         ("runs of a chapter that noted a check", counts.noted),
         ("seeds", _seeds(entries)),

@@ -10,7 +10,7 @@ from workflow import ROOT, report
 def new_chapter(name: str, title: str) -> int:
     """Write ``book/<name>.md`` from the template, with a claim of its name that is listed and expected."""
     if not re.fullmatch(r"\d\d-[a-z][a-z-]*", name):
-        raise ValueError(f"{name!r}: a chapter is named by two digits and words, such as 15-my-question")
+        raise ValueError(f"{name!r}: a chapter is named by two digits and words, such as 20-my-question")
     target, claim = ROOT / "book" / f"{name}.md", name[3:]
     if target.exists() or claim in report.load_claims():
         raise ValueError(f"{name}: there is such a chapter, or a claim {claim!r}; choose another name")
