@@ -262,8 +262,8 @@ def sentence() -> str:
         asked = first["by_chapters"]  # None: the tests alone were asked
         by = "by tests alone" if asked is None else f"{asked} of them by a chapter alone"
         said.append(
-            f"Of {first['planted']} that {made} {same} change nothing that can be seen. Of the other {seen}, {at_first},"
-            f" {by}; today {left} are not seen."
+            f"Of {first['planted']} that {made} {same} change nothing that can be seen. Of the other {seen},"
+            f" {at_first}, {by}; today {left} are not seen."
         )
     return " ".join(said)
 

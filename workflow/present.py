@@ -54,12 +54,13 @@ def card(chapter: str, result: report.Report) -> str:
     claim = report.load_claims()[first]
     says = "The claim is ours" if claim.get("ours") else "The paper says"
     says = "Expected" if claim["source"] == "released code" else says  # what a reader of the paper takes for granted
+    anchor = f'<a href="#claim-{first}"><code>{first}</code></a>'
     return bind(
         f"""::::::{{div}} glance
 :::::{{div}} glance-words
 **Asked.** {told["asks"].strip()}
 
-**{says}.** {claim["statement"].strip()} {badge(result.verdicts[first])} <a href="#claim-{first}"><code>{first}</code></a>
+**{says}.** {claim["statement"].strip()} {badge(result.verdicts[first])} {anchor}
 
 :::{{finding}} {" ".join(told["claims"])}
 **Found.** {told["found"].strip()}
