@@ -56,8 +56,7 @@ def card(chapter: str, result: report.Report) -> str:
     says = "Expected" if claim["source"] == "released code" else says  # what a reader of the paper takes for granted
     anchor = f'<a href="#claim-{first}"><code>{first}</code></a>'
     return bind(
-        f"""::::::{{div}} glance
-:::::{{div}} glance-words
+        f"""::::{{div}} glance
 **Asked.** {told["asks"].strip()}
 
 **{says}.** {claim["statement"].strip()} {badge(result.verdicts[first])} {anchor}
@@ -74,9 +73,9 @@ In this run{small} {held} of {len(decided)} checks of this chapter{among} hold
 (<a href="{KINDS_TOLD}">{checked}</a>){left}.
 
 *In the paper: {where or "nowhere; the question is ours"}.*
-:::::
+
 <div class="glance-figure" data-figure="{told["figure"]}"></div>
-::::::""",
+::::""",
         result,
     )
 
