@@ -237,7 +237,7 @@ def test_a_derivative_may_be_wrong_by_a_hundredth(power, wrong, told):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         measured = measure_degree(net, x, [2.0, 6.0])
-    assert bool(caught) == told
+    assert any(each.category is RuntimeWarning for each in caught) == told  # torch may warn of itself
     assert measured.euler.tolist() == pytest.approx([power] * 2)
     assert measured.log_ratio.tolist()[0] == pytest.approx(power + wrong) and math.isnan(measured.log_ratio[1])
 
