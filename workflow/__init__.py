@@ -1,31 +1,80 @@
 """From the chapters' sources to the executed, checked and rendered book. Snakemake runs it; see ``Snakefile``."""
 
+from __future__ import annotations
+
+import os
 import subprocess
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "_build"
 
 
-def chapters() -> list[str]:
-    """Names of the chapters in ``book/``: the sources whose name starts with two digits, in order."""
-    return sorted(path.stem for path in (ROOT / "book").glob("[0-9][0-9]-*.md"))
+@dataclass(frozen=True)
+class Run:
+    """What is executed: chapters in one profile, at one seed, on one device. All that a run leaves lies where it says.
+
+    >>> run = Run("smoke", 7, chapters=("04-t5",))
+    >>> str(run.notebook("04-t5").relative_to(BUILD)), run.further()[0].seed
+    ('smoke/seed-7/04-t5.ipynb', 1000010)
+    """
+
+    profile: str
+    seed: int = 0
+    device: str = "cpu"
+    chapters: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Of the executed notebooks, with ``trainings/`` and ``logs/``."""
+        return BUILD / self.profile / f"seed-{self.seed}"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def reports(self) -> Path:
+        """Folder of ``metrics.json``, ``junit.xml`` and ``summary.md``."""
+        return BUILD / self.profile
+
+    @property
+    def html(self) -> Path:
+        """Folder of the pages: ``_build/html`` for the book, ``_build/<profile>/html`` for other profiles."""
+        return BUILD / "html" if self.profile == "book" else self.reports / "html"
+
+    def notebook(self, chapter: str) -> Path:
+        return self.folder / f"{chapter}.ipynb"
+
+    def stats(self, chapter: str) -> Path:
+        """Time, memory, versions and the hash of what it was made from, beside the notebook."""
+        return self.folder / f"{chapter}.json"
+
+    def training(self, name: str) -> Path:
+        return self.folder / "trainings" / name
+
+    def further(self, chapters: tuple[str, ...] = ()) -> tuple[Run, Run]:
+        """The same at the two seeds at which a check that chance may have failed is judged, far from any of a person."""
+        first, second = ((self.seed + step) % 2**31 for step in (1_000_003, 2_000_006))
+        again = replace(self, chapters=chapters or self.chapters)
+        return replace(again, seed=first), replace(again, seed=second)
 
 
 def git(*words: str) -> str | None:
     """What git says of this checkout; None outside of one, or where there is no git."""
     try:
-        said = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.stdout.strip() if said.returncode == 0 else None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
-def run_folder(profile: str, seed: int) -> Path:
-    """Folder of the executed notebooks of one profile and seed."""
-    return BUILD / profile / f"seed-{seed}"
-
-
-def html_folder(profile: str) -> Path:
-    """Folder of the rendered pages: ``_build/html`` for the book, ``_build/<profile>/html`` for other profiles."""
-    return BUILD / "html" if profile == "book" else BUILD / profile / "html"
+def write_atomically(target: Path, text: str) -> None:
+    """Write a file in one step: a reader sees the old one or the whole new one."""
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,88 @@
+"""What stands in ``book/``: the chapters, the card and the code cells of each, and the list of claims."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from nbutils.claims import VERDICTS
+from workflow import ROOT
+
+CLAIMS = ROOT / "book" / "claims.yml"
+NEEDED = {"id", "chapters", "source", "statement", "expected", "why"}
+OPTIONAL = {"corrected", "ours"}
+CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(?:---\n.*?\n---\n|(?::[\w-]+:[^\n]*\n)*)(.*?)^```$", re.M | re.S)
+
+
+def chapters() -> list[str]:
+    """Names of the chapters: the sources whose name starts with two digits, in order."""
+    return sorted(path.stem for path in (ROOT / "book").glob("[0-9][0-9]-*.md"))
+
+
+def source(chapter: str) -> Path:
+    return ROOT / "book" / f"{chapter}.md"
+
+
+def title(chapter: str) -> str:
+    return source(chapter).read_text(encoding="utf-8").partition("\n# ")[2].partition("\n")[0]
+
+
+def card(chapter: str) -> dict[str, Any]:
+    """What stands at the head of a chapter's page, from the front matter of its source; empty where it has none."""
+    front = source(chapter).read_text(encoding="utf-8").partition("---\n")[2].partition("\n---\n")[0]
+    return yaml.safe_load(front).get("card", {})
+
+
+def code_cells(chapter: str) -> list[str]:
+    """The code of a chapter, cell by cell, without directives' options."""
+    return [match[1] for match in CELL.finditer(source(chapter).read_text(encoding="utf-8"))]
+
+
+@cache
+def claims() -> dict[str, dict[str, Any]]:
+    """The claims of the book by id, in order; see ``read_claims``."""
+    return read_claims(CLAIMS)
+
+
+def read_claims(file: Path) -> dict[str, dict[str, Any]]:
+    """The claims that a file lists, by id, in order.
+
+    Raises:
+        ValueError: no list, an id that is missing or listed twice, an unknown or missing field, an expected verdict
+            that is none. The message names the claim.
+    """
+    try:
+        entries = yaml.safe_load(file.read_text(encoding="utf-8")) or []
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from None
+    if not isinstance(entries, list):
+        raise ValueError(f"{file.name}: a list of entries is expected; got {str(entries)[:80]}")
+    found: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        name = entry.get("id") if isinstance(entry, dict) else None
+        if not name:
+            raise ValueError(f"{file.name}: an entry has no id: {entry}")
+        wrong = [f"unknown field {field!r}" for field in sorted(set(entry) - NEEDED - OPTIONAL)]
+        wrong += [f"missing field {field!r}" for field in sorted(NEEDED - set(entry))]
+        if name in found:
+            wrong.append("listed twice")
+        if not {*str(entry.get("expected", "open")).split(" or ")} <= {*VERDICTS}:
+            wrong.append(f"expected is one of {', '.join(VERDICTS)}, or `open or …`; got {entry['expected']!r}")
+        if wrong:
+            raise ValueError(f"{file.name}: claim {name!r}: {', '.join(wrong)}")
+        found[name] = entry
+    return found
+
+
+def origin(claim: dict[str, Any]) -> str:
+    """Where in the paper a claim stands; a question of ours says so."""
+    return "our question" if claim.get("ours") else claim["source"]
+
+
+def as_expected(claim: str, verdict: str) -> bool:
+    """Whether a verdict is the one that ``claims.yml`` expects: ``open or …`` where something may not be had."""
+    return verdict in claims()[claim]["expected"].split(" or ")

@@ -1,0 +1,145 @@
+"""What a chapter or a shared training is made from, as one hash: what runs again, and what a report refuses.
+
+The hash is of code, not of its looks: prose, captions, comments and docstrings change no number.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable
+from functools import cache
+
+from nbutils import device, trainings
+from workflow import ROOT, book
+
+DATA = ("data/*.csv", "book.mplstyle")  # what chapters read beside modules; a change of it is one for all
+TOGETHER = 9  # trainings that share a job: to start Python and import torch takes as long as a small one
+
+
+def hashes() -> dict[str, str]:
+    """SHA-256 of all that the numbers of each chapter and each shared training depend on, as it is now, by name.
+
+    Its code cells, the modules of nbutils that these import, theirs in turn, its trainings' modules, the published
+    data, and the versions of Python and packages. Not of the workflow that runs it.
+
+    Raises:
+        ValueError: a cell of a chapter is no Python, or a training's name in it is no constant.
+    """
+    codes = {name: (ROOT / file).read_text(encoding="utf-8") for name, file in modules().items()}
+    read = [path.read_bytes() for pattern in DATA for path in sorted((ROOT / "book").glob(pattern))]
+    common = _digest([*read, json.dumps(device.versions(), sort_keys=True).encode()])
+    parts = {name: _without_words(code).encode() for name, code in codes.items()}
+    imports = {name: _imports(code) for name, code in codes.items()}
+    found = {}
+    for name in trainings.names():
+        found[name] = _digest([common.encode(), *(parts[used] for used in _closure([_module_of(name)], imports))])
+    for chapter in book.chapters():
+        cells = _cells(chapter)
+        used = _closure({module for cell in cells for module in _imports(cell)}, imports)
+        trained = [found[name] for name in trainings_of(chapter)]
+        code = [_without_words(cell) for cell in cells]
+        found[chapter] = _digest([common.encode(), *(parts[name] for name in used), json.dumps([code, trained]).encode()])
+    return found
+
+
+def of_modules(names: Iterable[str]) -> str:
+    """SHA-256 of modules of nbutils, those that they use, and so on: what a kept benchmark has measured."""
+    codes = {name: (ROOT / file).read_text(encoding="utf-8") for name, file in modules().items()}
+    used = _closure(names, {name: _imports(code) for name, code in codes.items()})
+    return _digest([_without_words(codes[name]).encode() for name in used])
+
+
+def modules() -> dict[str, str]:
+    """All modules of nbutils by their full names, and the file of each, relative to the root."""
+    files = [path.relative_to(ROOT).with_suffix("") for path in sorted((ROOT / "nbutils").rglob("*.py"))]
+    return {".".join(file.parts).removesuffix(".__init__"): f"{file}.py" for file in files}
+
+
+def used_by(chapter: str) -> list[str]:
+    """The modules of nbutils that a chapter's code and its trainings import, those that they use, and so on."""
+    imports = {name: _imports((ROOT / file).read_text(encoding="utf-8")) for name, file in modules().items()}
+    direct = {module for cell in _cells(chapter) for module in _imports(cell)}
+    return _closure({*direct, *map(_module_of, trainings_of(chapter))}, imports)
+
+
+def trainings_of(chapter: str) -> list[str]:
+    """Names of the shared trainings that a chapter loads, from its calls ``trainings.load("pattern", …)``.
+
+    Raises:
+        ValueError: a call whose pattern is not a constant, so that nobody can tell what it needs before it runs.
+    """
+    names: set[str] = set()
+    for cell in _cells(chapter):
+        for node in ast.walk(_parse(cell)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "trainings.load":
+                if not (node.args and isinstance(node.args[0], ast.Constant)):
+                    raise ValueError(f"{chapter}: `{ast.unparse(node)}`: give the trainings' name as a constant string")
+                names |= set(trainings.names(node.args[0].value))
+    return sorted(names)
+
+
+def families() -> list[list[str]]:
+    """The shared trainings by the job that makes them: neighbours of one module, nine at most."""
+    made: list[list[str]] = []
+    for name in trainings.names():
+        if not made or len(made[-1]) == TOGETHER or _module_of(made[-1][0]) != _module_of(name):
+            made.append([])
+        made[-1].append(name)
+    return made
+
+
+def _module_of(training: str) -> str:
+    recipe = trainings.RECIPES[training]
+    return getattr(recipe, "func", recipe).__module__
+
+
+def _cells(chapter: str) -> list[str]:
+    cells = book.code_cells(chapter)
+    for number, cell in enumerate(cells, 1):
+        try:
+            _parse(cell)
+        except SyntaxError as error:
+            raise ValueError(f"{chapter}: code cell {number}, line {error.lineno}: {error.msg}") from None
+    return cells
+
+
+_parse = cache(ast.parse)
+
+
+@cache
+def _without_words(code: str) -> str:
+    """Code as its tree, without comments and docstrings."""
+    tree = ast.parse(code)  # another one: it is changed
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.dump(tree)
+
+
+@cache
+def _imports(code: str) -> frozenset[str]:
+    """Modules of nbutils that code imports, in functions too; a package runs before its parts, so it counts too."""
+    named = set()
+    for node in ast.walk(_parse(code)):
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            named |= {f"{node.module}.{alias.name}" for alias in node.names}
+    parts = [name.split(".") for name in named]
+    return frozenset({".".join(each[:end]) for each in parts for end in range(2, len(each) + 1)} & set(modules()))
+
+
+def _closure(direct: Iterable[str], imports: dict[str, frozenset[str]]) -> list[str]:
+    found: set[str] = set()
+    queue = list(direct)
+    while queue:
+        if (name := queue.pop()) not in found:
+            found.add(name)
+            queue.extend(imports[name])
+    return sorted(found)
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
