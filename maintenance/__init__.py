@@ -1,0 +1,1 @@
+"""How the book itself is tested: ``python -m maintenance``; see ``maintenance/README.md``."""
