@@ -1,8 +1,7 @@
 """Other processors, emulated: one profile under switches that make libraries round otherwise, and what moved by it.
 
-A switch that changes no bit of ``workflow.probe`` here cannot take effect on this processor, one that
-changes them as another does is no platform more, and one may need instructions that are not here: these are named and
-not counted.
+A platform on which every check measures what it measured on this processor, or on a platform before it, is none here:
+its switch takes no effect. One may need instructions that are not here. Neither is counted.
 """
 
 from __future__ import annotations
@@ -10,19 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbutils import device as devices
-from nbutils.claims.records import Record, format_number
-from workflow import BUILD, ROOT, compare, jobs
-from workflow.mutants import NOT_COPIED
-from workflow.summaries import rows
+from maintenance import copy_checkout
+from nbutils import device
+from workflow import BUILD, compare, write_atomically
 
 
 class Platform(NamedTuple):
@@ -32,175 +28,113 @@ class Platform(NamedTuple):
     jobs: int = 2
 
 
-OLD = {
-    "ATEN_CPU_CAPABILITY": "default",
-    "MKL_CBWR": "COMPATIBLE",
-    "ONEDNN_MAX_CPU_ISA": "SSE41",
-    "OPENBLAS_CORETYPE": "Nehalem",
-    "NUMBA_CPU_NAME": "generic",
-    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA",
-}
+LOOPS, MKL = {"ATEN_CPU_CAPABILITY": "default"}, {"MKL_CBWR": "COMPATIBLE"}
+ONEDNN = {"ONEDNN_MAX_CPU_ISA": "SSE41", "NUMBA_CPU_NAME": "generic"}
+OPENBLAS = {"OPENBLAS_CORETYPE": "Nehalem", "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA"}
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OPENBLAS_CORETYPE": "Haswell"}
 AVX512 = {"ATEN_CPU_CAPABILITY": "avx512", "MKL_CBWR": "AVX512", "OPENBLAS_CORETYPE": "SkylakeX"}
-REVERSED = {"WORKFLOW_REVERSED_SUMS": "1", "PYTHONPATH": str(ROOT / "workflow" / "emulate")}
+REVERSED = {"WORKFLOW_REVERSED_SUMS": "1", "PYTHONPATH": str(Path(__file__).with_name("reversed_sums"))}
 PLATFORMS: Mapping[str, Platform] = {
-    "a processor without AVX": Platform(OLD),
+    "a processor without AVX": Platform(LOOPS | MKL | ONEDNN | OPENBLAS),
     "a processor with AVX2": Platform(AVX2),
     "a processor with AVX-512": Platform(AVX512),
-    "torch's plain loops": Platform({"ATEN_CPU_CAPABILITY": "default"}),
-    "MKL, the same on all processors": Platform({"MKL_CBWR": "COMPATIBLE"}),
-    "oneDNN with SSE 4.1, numba generic": Platform({"ONEDNN_MAX_CPU_ISA": "SSE41", "NUMBA_CPU_NAME": "generic"}),
-    "OpenBLAS for Nehalem, libm without FMA": Platform(
-        {"OPENBLAS_CORETYPE": "Nehalem", "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA"}
-    ),
+    "torch's plain loops": Platform(LOOPS),
+    "MKL, the same on all processors": Platform(MKL),
+    "oneDNN with SSE 4.1, numba generic": Platform(ONEDNN),
+    "OpenBLAS for Nehalem, libm without FMA": Platform(OPENBLAS),
     "sums in another order": Platform(REVERSED),
     "every core for one notebook": Platform({}, jobs=1),
 }
+THIS = "this processor"
+LEAST = 6  # platforms that take effect
+TRIAL = "import torch; x = torch.rand(99, 99); (x @ x).exp().sum().item()"
 
-
-TEXT = BUILD / "platforms" / "text"  # the one that all are copies of
-
-
-def kept_in(profile: str) -> Path:
-    """Where the last measurement of a profile stands."""
-    return ROOT / "tests" / "baselines" / f"platforms-{profile}.json"
+Metrics = Mapping[str, Any]
 
 
 def environment(platform: Platform) -> dict[str, str]:
-    """The variables of a process on this platform."""
     path = os.pathsep.join(filter(None, [platform.variables.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]))
     return {**os.environ, **platform.variables, "PYTHONPATH": path}
 
 
-def bits(platform: Platform) -> str:
-    """What ``workflow.probe`` prints there, with as many threads as a job has; "" if this processor cannot run it."""
-    threads = "1" if platform.jobs > 1 else str(len(os.sched_getaffinity(0)))
-    told = environment(platform) | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
-    words = [sys.executable, "-m", "workflow.probe"]
-    done = subprocess.run(words, cwd=ROOT, env=told, capture_output=True, text=True)
-    if done.returncode == -signal.SIGILL:
-        return ""
-    done.check_returncode()
-    return done.stdout.strip()
+def can_run(platform: Platform) -> bool:
+    """Whether this processor has the instructions of a platform."""
+    done = subprocess.run([sys.executable, "-c", TRIAL], env=environment(platform), capture_output=True)
+    return done.returncode != -signal.SIGILL
 
 
-def run_there(place: Path, platform: Platform, words: list[str]) -> dict[str, Any] | None:
-    """A run in a copy of the text; its metrics, None if it left none."""
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(TEXT, place)
+def run_there(place: Path, platform: Platform, words: Sequence[str]) -> Metrics | None:
+    """The metrics of a run in a copy of the checkout; None if it left none."""
     command = [sys.executable, "-m", "workflow", "run", *words, "--jobs", str(platform.jobs)]
     with open(place / "run.log", "w", encoding="utf-8") as log:
         subprocess.run(command, cwd=place, env=environment(platform), stdout=log, stderr=subprocess.STDOUT)
-    try:
-        (metrics,) = place.glob("_build/*/metrics.json")
-        return compare.load(metrics)
-    except ValueError:
-        return None
+    found = sorted(place.glob("_build/*/metrics.json"))
+    return compare.load(found[0]) if found else None
 
 
-def against(reference: Mapping[str, Any], found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What moved between two runs: how many checks, the largest move, which do not hold, and whether it is red."""
+def judge(found: Metrics | None, before: Mapping[str, Metrics]) -> dict[str, Any]:
+    """What moved against this processor: how many checks, the most, which do not hold, and whether the run is red.
+
+    Not counted where every check measures what it did on a platform ``before``.
+    """
     if found is None:
         return {"green": False, "why": "no report: see run.log"}
-    moves = compare.compare(reference, found)
-    failed = [record for record in map(Record.of, found["records"]) if record.holds is False]
+    for name, metrics in before.items():
+        if not compare.compare(metrics, found).moved:
+            return {"not counted": f"it rounds here as {name} does"}
+    moves = compare.compare(before[THIS], found)
+    failed = [r for r in found["records"] if r["holds"] is False]
     return {
         "green": found["run"]["green"],
         "why": "; ".join(f"{each['chapter']}: {each['claim']} {each['what']}" for each in found["problems"][:3]),
         "checks": len(found["records"]),
         "moved": len(moves.moved),
-        "most": [[*move.key, move.distance, move.unit] for move in moves.moved[:5]],
-        "failed": [[r.chapter, r.claim, r.check, r.measured, r.noted] for r in failed],
+        "most": [[*move.a[:3], move.distance, move.unit] for move in moves.moved[:5]],
+        "failed": [[r["chapter"], r["claim"], r["check"], r["measured"], r.get("noted", False)] for r in failed],
         "appeared": len(moves.only_a) + len(moves.only_b),
     }
 
 
-def not_counted(probes: Mapping[str, str]) -> dict[str, str]:
-    """Why a platform is none here, by what its probe printed; "" for one that rounds in a way of its own."""
-    first, why = {bits(Platform({})): "this processor"}, {}
-    for name, probe in probes.items():
-        like = first.setdefault(probe, name)
-        why[name] = "" if like == name else f"it rounds here as {like} does"
-        if not probe:
-            why[name] = "it needs instructions that this processor has not"
-    return why
-
-
 def measure(profile: str, seed: int) -> dict[str, Any]:
-    """Run the profile as it is, then on every platform that takes effect here and does not round as one before it.
+    """Run the profile as it is, then on every platform. All are copies of one text, whatever is edited meanwhile.
 
-    All are copies of one text: what is edited meanwhile is not among them.
+    Raises:
+        RuntimeError: the run as it is left no report.
     """
     words, folder = ["--profile", profile, "--seed", str(seed)], BUILD / "platforms"
-    shutil.rmtree(TEXT, ignore_errors=True)
-    shutil.copytree(ROOT, TEXT, ignore=shutil.ignore_patterns(*NOT_COPIED))
-    why, found = not_counted({name: bits(platform) for name, platform in PLATFORMS.items()}), {}
-    print(f"{list(why.values()).count('')} of {len(PLATFORMS)} platforms round in a way of their own", flush=True)
-    reference = run_there(folder / "as-it-is", Platform({}), words)
+    places = {name: copy_checkout(folder / str(number)) for number, name in enumerate([THIS, *PLATFORMS])}
+    reference, found = run_there(places[THIS], Platform({}), words), {}
     if reference is None:
-        raise RuntimeError(f"the run to compare with left no report: see {folder.relative_to(ROOT)}/as-it-is/run.log")
-    for number, (name, platform) in enumerate(PLATFORMS.items(), 1):
-        found[name] = {"not counted": why[name]}
-        if not why[name]:
-            found[name] = against(reference, run_there(folder / str(number), platform, words))
-        print(f"{name}: {_told(found[name])}", flush=True)
-    return {
-        "profile": profile,
-        "seed": seed,
-        "hardware": devices.hardware("cpu"),
-        "versions": reference["run"]["versions"],
-        "green": reference["run"]["green"],
-        "platforms": found,
-    }
+        raise RuntimeError(f"the run to compare with left no report: see {places[THIS]}/run.log")
+    runs = {THIS: reference}
+    for name, platform in PLATFORMS.items():
+        if can_run(platform):
+            metrics = run_there(places[name], platform, words)
+            found[name] = judge(metrics, runs)
+            runs |= {name: metrics} if metrics else {}
+        else:
+            found[name] = {"not counted": "it needs instructions that this processor has not"}
+        print(f"{name}: {found[name]}", flush=True)
+    facts = {"profile": profile, "seed": seed, "hardware": device.hardware("cpu")}
+    return facts | {name: reference["run"][name] for name in ("versions", "green")} | {"platforms": found}
 
 
-def _told(entry: Mapping[str, Any]) -> str:
-    if "not counted" in entry:
-        return f"not counted: {entry['not counted']}"
-    if not entry.get("checks"):
-        return f"RED: {entry['why']}"
-    noted = sum(each[-1] for each in entry["failed"])
-    said = f"{entry['moved']} of {entry['checks']} checks moved, {noted} noted"
-    return f"GREEN: {said}" if entry["green"] else f"RED: {said}; {entry['why']}"
-
-
-def red(found: Mapping[str, Any]) -> list[str]:
-    """What makes a measurement red: a red platform, or fewer than six that take effect."""
+def conclusion(found: Mapping[str, Any]) -> str:
+    """Red by a platform, by the run without switches, or by fewer than six platforms that take effect."""
     counted = {name: entry for name, entry in found["platforms"].items() if "not counted" not in entry}
-    said = [name for name, entry in counted.items() if not entry["green"]]
-    said += [] if found["green"] else ["the run without switches"]
-    return said + ([] if len(counted) >= 6 else [f"only {len(counted)} platforms take effect; six are needed"])
+    wrong = [name for name, entry in counted.items() if not entry["green"]]
+    wrong += [] if found["green"] else ["the run without switches"]
+    wrong += [] if len(counted) >= LEAST else [f"only {len(counted)} platforms take effect; {LEAST} are needed"]
+    return f"RED: {', '.join(wrong)}" if wrong else f"GREEN: {len(counted)} platforms that round otherwise, none red"
 
 
-def markdown(profile: str) -> str:
-    """The kept measurement as tables for the page on how the book is run."""
-    file = kept_in(profile)
-    if not file.exists():
-        return f"Not measured yet: `make platforms PROFILE={profile}`."
-    found = json.loads(file.read_text(encoding="utf-8"))
-    cells, most = [], []
-    for name, entry in found["platforms"].items():
-        cells.append((name, _told(entry).replace("GREEN: ", "green: ").replace("RED: ", "**red**: ")))
-        for chapter, claim, check, distance, unit in entry.get("most", ())[:1]:
-            most.append((name, chapter, f"`{claim}`", check, f"{format_number(distance)} {unit}"))
-    lines = [f"Profile `{found['profile']}`, seed {found['seed']}, on {found['hardware']}.", ""]
-    lines += rows(["platform", "against the run without switches"], cells)
-    return "\n".join([*lines, "", *rows(["platform", "chapter", "claim", "the check that moved most", "by"], most)])
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m workflow.platforms", description=__doc__)
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m maintenance platforms", description=__doc__)
     parser.add_argument("--profile", default="smoke")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args(argv)
-    found = measure(arguments.profile, arguments.seed)
-    jobs.put(kept_in(arguments.profile), json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    print(f"wrote {kept_in(arguments.profile).relative_to(ROOT)}")
-    wrong = red(found)
-    count = sum("not counted" not in entry for entry in found["platforms"].values())
-    print(f"RED: {', '.join(wrong)}" if wrong else f"GREEN: {count} platforms that round otherwise, none red")
-    return int(bool(wrong))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    options = parser.parse_args(argv)
+    found = measure(options.profile, options.seed)
+    file = Path(__file__).with_name(f"platforms-{options.profile}.json")
+    write_atomically(file, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    print(conclusion(found))
+    return int(conclusion(found).startswith("RED"))
