@@ -167,8 +167,8 @@ def _problems(a: Metrics, b: Metrics) -> Iterator[Finding]:
 
 def _changed(kind: str, a: Mapping[str, Any], b: Mapping[str, Any], red: bool = True) -> Iterator[Finding]:
     for name in {**a, **b}:
-        if a.get(name) != b.get(name):
-            yield Finding(kind, name, str(a.get(name, "none")), str(b.get(name, "none")), red)
+        if (x := a.get(name)) != (y := b.get(name)):
+            yield Finding(kind, name, *("none" if value is None else str(value) for value in (x, y)), red)
 
 
 def _made_with(run: Metrics) -> dict[str, Any]:
