@@ -40,7 +40,9 @@ def hashes() -> dict[str, str]:
         used = _closure({module for cell in cells for module in _imports(cell)}, imports)
         trained = [found[name] for name in trainings_of(chapter)]
         code = [_without_words(cell) for cell in cells]
-        found[chapter] = _digest([common.encode(), *(parts[name] for name in used), json.dumps([code, trained]).encode()])
+        found[chapter] = _digest(
+            [common.encode(), *(parts[name] for name in used), json.dumps([code, trained]).encode()]
+        )
     return found
 
 
@@ -62,6 +64,13 @@ def used_by(chapter: str) -> list[str]:
     imports = {name: _imports((ROOT / file).read_text(encoding="utf-8")) for name, file in modules().items()}
     direct = {module for cell in _cells(chapter) for module in _imports(cell)}
     return _closure({*direct, *map(_module_of, trainings_of(chapter))}, imports)
+
+
+def of_pages() -> list[str]:
+    """Files, relative to the root, that the rendered pages are made from besides the executed notebooks."""
+    code = ("workflow/**/*.py", "workflow/**/*.j2", "nbutils/**/*.py", "_config.yml", "_toc.yml", "constraints.txt")
+    patterns = (*code, "book/*.*", "book/_static/**/*", "maintenance/*.json", "benchmarks/kept.json", "CITATION.cff")
+    return sorted(str(path.relative_to(ROOT)) for each in patterns for path in ROOT.glob(each) if path.is_file())
 
 
 def trainings_of(chapter: str) -> list[str]:
