@@ -1,6 +1,6 @@
 # Shared trainings → executed chapters → pages. Started by `python -m workflow run …` (see the Makefile), which holds the lock,
-# passes the configuration and prints what a run is red for. `made_from` decides what runs again: it is the hash of all that the
-# numbers of a chapter or of a training depend on, and Snakemake compares it with that of the last time.
+# passes the configuration and prints what a run is red for. `made` decides what runs again: it has the hash of all that the numbers
+# of a chapter or of a training depend on; a result of another hash is removed before (workflow/sources.py).
 import sys
 
 from workflow import ROOT, Run, sources

@@ -46,6 +46,7 @@ def chapter(name: str, made_from: str, run: Run, how: argparse.Namespace) -> Non
         _papermill(source, log, run, how)
     keep_stats(run.stats(name), run, how, made_from, started, resource.RUSAGE_CHILDREN)
     os.replace(log, run.notebook(name))
+    log.with_suffix(".stderr").unlink()
 
 
 def _papermill(source: Path, log: Path, run: Run, how: argparse.Namespace) -> None:

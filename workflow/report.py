@@ -93,23 +93,20 @@ def _failed(record: Record) -> Problem:
 def collect(run: Run) -> Report:
     """Read what the executed notebooks of one run say. A chapter without a result is a problem that names its cell.
 
-    A result that is not of today's code, or of another device, is removed and refused: the next run makes it anew.
+    A result that is not of today's code is removed and refused: the next run makes it anew.
     """
-    today = sources.hashes()
+    edited = sources.discard_older(run)
     records, stats, ran, failed = [], [], [], []
     for chapter in run.chapters:
         try:
             found = json.loads(run.stats(chapter).read_text(encoding="utf-8"))
-            if (found["made_from"], found["device"]) != (today[chapter], run.device):
-                raise ValueError("of an older text: it, or a module of it, changed meanwhile")
             records += map(with_baseline, judged(run, chapter))
         except FileNotFoundError:
-            failed.append(Problem(chapter, "", why_not(run, chapter)))
-        except (ValueError, KeyError) as error:
-            reason = str(error) if str(error).startswith("of an") else f"its result is damaged ({error})"
-            failed.append(Problem(chapter, "", f"{reason}: run it again"))
-            run.notebook(chapter).unlink(missing_ok=True)
-            run.stats(chapter).unlink(missing_ok=True)
+            meanwhile = "it, or a module of it, changed while the run went on: run it again"
+            failed.append(Problem(chapter, "", meanwhile if chapter in edited else why_not(run, chapter)))
+        except ValueError as error:
+            failed.append(Problem(chapter, "", f"its result is damaged ({error}): run it again"))
+            run.notebook(chapter).unlink()
         else:
             ran.append(chapter)
             stats.append({"chapter": chapter, **found})

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from nbutils import device as devices
 from nbutils import profile as profiles
-from workflow import BUILD, ROOT, Run, book, report, summaries
+from workflow import BUILD, ROOT, Run, book, report, sources, summaries
 
 STOPPED = "the workflow stopped before its end: see the messages above"
 
@@ -93,9 +93,9 @@ def run(asked_for: Run, options: argparse.Namespace, html: bool = False) -> int:
         if green and not whole:
             print("the green reports of all chapters are withdrawn: a run of all writes new ones")
         done = execute([asked_for], options)
-        if done:
-            rejudge(asked_for, options)
         result = report.collect(asked_for)
+        if done and rejudge(asked_for, options):
+            result = report.collect(asked_for)
         if not done:
             result = report.stopped(result, no_room(asked_for) or ("" if result.problems else STOPPED))
         result = _kept(result, asked_for) if whole else result
@@ -124,21 +124,24 @@ def _last_line(log: Path) -> str:
 
 def execute(runs: Sequence[Run], options: argparse.Namespace) -> bool:
     """Execute what is not there, or is of an older text, of runs that differ in their seed. True if every job ended."""
-    for each in runs:  # a failure of an earlier run says nothing about this one
-        shutil.rmtree(each.logs, ignore_errors=True)
+    for each in runs:
+        shutil.rmtree(each.logs, ignore_errors=True)  # a failure of an earlier run says nothing about this one
+        sources.discard_older(each)
     return snakemake("notebooks", runs, options)
 
 
-def rejudge(first: Run, options: argparse.Namespace) -> None:
+def rejudge(first: Run, options: argparse.Namespace) -> bool:
     """Run each chapter in which only checks fail that chance may have failed at two further seeds.
 
-    What does not end there excuses nothing.
+    Returns:
+        Whether there was one. What does not end there excuses nothing.
     """
     there = [name for name in first.chapters if first.notebook(name).exists()]
     failed = tuple(name for name in there if report.may_be_chance(report.records_of(first.notebook(name))))
     if failed:
         print(f"looked at again, at two further seeds: {', '.join(failed)} (seed {first.seed})", flush=True)
         execute(first.further(failed), options)
+    return bool(failed)
 
 
 def snakemake(target: str, runs: Sequence[Run], options: argparse.Namespace) -> bool:

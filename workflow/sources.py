@@ -10,9 +10,10 @@ import hashlib
 import json
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
 from nbutils import device, trainings
-from workflow import ROOT, book
+from workflow import ROOT, Run, book
 
 DATA = ("data/*.csv", "book.mplstyle")  # what chapters read beside modules; a change of it is one for all
 TOGETHER = 9  # trainings that share a job: to start Python and import torch takes as long as a small one
@@ -44,6 +45,30 @@ def hashes() -> dict[str, str]:
             [common.encode(), *(parts[name] for name in used), json.dumps([code, trained]).encode()]
         )
     return found
+
+
+def discard_older(run: Run) -> list[str]:
+    """Remove the results of chapters and trainings that are not of today's code, or of another device; their names.
+
+    Before a run, so that what cannot be made anew does not count; and after it, for what was edited meanwhile.
+    """
+    today, gone = hashes(), []
+    results = {name: [run.stats(name), run.notebook(name)] for name in run.chapters}
+    results |= {name: [run.training(name) / "stats.json"] for name in trainings.names()}
+    for name, files in results.items():
+        if files[0].exists() and not _is_of(files[0], today[name], run.device):
+            gone.append(name)
+            for file in files:
+                file.unlink(missing_ok=True)
+    return gone
+
+
+def _is_of(stats: Path, made_from: str, device: str) -> bool:
+    try:
+        kept = json.loads(stats.read_text(encoding="utf-8"))
+        return (kept["made_from"], kept["device"]) == (made_from, device)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def of_modules(names: Iterable[str]) -> str:
