@@ -136,6 +136,8 @@ def why_not(run: Run, chapter: str) -> str:
             return _why_stopped(json.loads(log.read_text(encoding="utf-8")))
         except ValueError:  # half a notebook
             return KILLED
+    if log.with_suffix(".stderr").exists():
+        return KILLED
     needed = set(sources.trainings_of(chapter))
     for name in [name for family in sources.families() if needed & set(family) for name in family]:
         log = run.logs / f"{name}.log"
@@ -143,7 +145,7 @@ def why_not(run: Run, chapter: str) -> str:
             last = (log.read_text(encoding="utf-8", errors="replace").splitlines() or [""])[-1]
             why = last.removeprefix("stopped: ") if last.startswith("stopped: ") else KILLED
             return f"not run: the training {name} failed: {why}"
-    return KILLED if log.with_suffix(".stderr").exists() else "no result: its job did not start"
+    return "no result: its job did not start"
 
 
 def _why_stopped(notebook: Mapping[str, Any]) -> str:
