@@ -161,6 +161,8 @@ def _imports(code: str) -> frozenset[str]:
             named |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             named |= {f"{node.module}.{alias.name}" for alias in node.names}
+    if "nbutils" in named:  # whatever is reached as its attribute
+        return frozenset(modules())
     parts = [name.split(".") for name in named]
     return frozenset({".".join(each[:end]) for each in parts for end in range(2, len(each) + 1)} & set(modules()))
 
