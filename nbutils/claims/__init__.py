@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nbutils import data
+from nbutils import device as devices
+from nbutils import profile as profiles
 from nbutils import samples as intervals
 from nbutils.claims.records import Band, Record, finite, line
 
@@ -54,9 +56,6 @@ class Ledger:
     """
 
     def __init__(self, chapter: str, *, profile: str, seed: int, device: str) -> None:
-        from nbutils import device as devices
-        from nbutils import profile as profiles
-
         self.run = {
             "chapter": chapter,
             "profile": profiles.resolve(profile),
@@ -113,13 +112,13 @@ class Ledger:
         rounding (``samples.rounding``). An empty set or a NaN does not hold; a value may be infinite where nothing
         bounds it, as the logarithm of an error that is exactly 0. For trainings ask ``check_population``.
         """
-        form = "smallest" if at_most is None else "largest" if at_least is None else "nearest"
-        if form == "smallest" and at_least is None:
+        if at_least is None and at_most is None:
             at_least = 0.0
+        form = "smallest" if at_most is None else "largest" if at_least is None else "nearest"
         low, high = -math.inf if at_least is None else at_least, math.inf if at_most is None else at_most
         values = np.asarray(values, dtype=np.float64).ravel()
         with np.errstate(invalid="ignore"):  # ∞ − ∞ on an open side is no number, and fmin leaves it
-            room = np.where(np.isnan(values), math.nan, np.fmin(values - low, high - values))
+            room = np.fmin(values - low, high - values)
         worst = float(values[np.argmin(room)]) if values.size else math.nan  # a NaN is the least of all
         record = Record(claim, name, role, form, kind, finite(worst), band=(low, high), n=n, samples=values.size)
         return self._keep(record, low <= worst <= high)
@@ -145,12 +144,12 @@ class Ledger:
             ValueError: fewer than 8 replicates, or as ``check``.
         """
         found = intervals.mean(samples, 1 - intervals.FALSE_ALARM)
-        half, facts = found.value - found.low, {"claimed": claimed, "n": found.n, "resolution": resolution}
+        half = found.value - found.low
         band = expected - half, expected + half
         vague = role == "counterexample" and claimed is not None and inside(claimed, *band)
         holds = inside(found.value, *band) and half <= resolution and not vague
-        record = Record(claim, name, role, "mean", "derived", finite(found.value), float(expected), band, **facts)
-        return self._keep(record, holds)
+        record = Record(claim, name, role, "mean", "derived", finite(found.value), float(expected), band)
+        return self._keep(replace(record, n=found.n, resolution=resolution, claimed=claimed), holds)
 
     def check_population(
         self,
@@ -175,10 +174,9 @@ class Ledger:
             raise ValueError(f"unknown statistic {statistic!r}: choose one of {', '.join(intervals.STATISTICS)}")
         found = intervals.STATISTICS[statistic](values)
         holds = inside(found.low, *band) and inside(found.high, *band)
-        interval, facts = (finite(found.low), finite(found.high)), {"claimed": claimed, "n": found.n}
-        facts |= {"statistic": statistic, "interval": interval}
-        record = Record(claim, name, role, "population", "empirical", finite(found.value), band=band, **facts)
-        return self._keep(record, holds)
+        interval = finite(found.low), finite(found.high)
+        record = Record(claim, name, role, "population", "empirical", finite(found.value), band=band, claimed=claimed)
+        return self._keep(replace(record, n=found.n, statistic=statistic, interval=interval), holds)
 
     def leave_open(self, claim: str, reason: str) -> None:
         """Say that this run cannot test the claim, and why. Never counted as passed."""
@@ -212,8 +210,6 @@ def announcement(run: Mapping[str, Any]) -> str:
     >>> announcement({"chapter": "99-none", "profile": "gpu", "device": "cuda"})
     '99-none, profile gpu on cuda: not timed yet; progress bars show what runs'
     """
-    from nbutils import device as devices
-
     name = f"{run['chapter']}, profile {run['profile']} on {run['device']}"
     try:
         kept = json.loads(data.path("numbers.json").read_text(encoding="utf-8"))
@@ -284,7 +280,7 @@ def verdict(records: Iterable[Record]) -> str:
     """
     records = list(records)
     tested = [record for record in records if record.role != "open"]
-    if not all(record.holds or record.noted for record in tested) or not records:
+    if not all(record.holds or record.noted for record in tested):
         return "failed"
     if len(tested) < len(records):  # one open part leaves the whole claim open
         return "open"
@@ -302,8 +298,9 @@ def _show(record: Record) -> None:
     """One line for the reader, and the record for the machine, in the notebook's output."""
     mark, body = line(record)
     text = f"{mark} {record.claim} {body}"
-    ipython = sys.modules.get("IPython")  # a notebook has loaded it
-    if ipython is None or ipython.get_ipython() is None:
+    if "IPython" not in sys.modules or sys.modules["IPython"].get_ipython() is None:  # a notebook has loaded it
         print(text)
-    else:
-        ipython.display.display({"text/plain": text, MIME: record.as_dict()}, raw=True)
+        return
+    from IPython.display import display
+
+    display({"text/plain": text, MIME: record.as_dict()}, raw=True)
