@@ -1,0 +1,1 @@
+def browser(): raise RuntimeError
