@@ -72,9 +72,6 @@ class Move(NamedTuple):
     unit: str
 
 
-Both = Sequence[tuple[Check, Check]]  # the checks of A and of B that have one name
-
-
 class Comparison(NamedTuple):
     """What differs between two runs."""
 
@@ -199,7 +196,7 @@ def _losses(a: Check, b: Check) -> Iterator[Finding]:
             yield _finding("samples", a, x, y)
 
 
-def _edges(both: Both) -> Iterator[Finding]:
+def _edges(both: Sequence[tuple[Check, Check]]) -> Iterator[Finding]:
     """Values that still hold and have used up their room. Some always do, by chance; many at once do not."""
     moved = [(a, b) for a, b in both if 0 <= b.room < EDGE * a.room < math.inf]
     yield from (_finding("edges", a, a.measured, b.measured, red=len(moved) > EDGES * len(both)) for a, b in moved)
