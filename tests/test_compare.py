@@ -28,7 +28,7 @@ def a_run(first=None, *, every=None, count=40, drop=0, cost=None, verdict="confi
     names = [{"chapter": f"0{1 + i // 20}-x", "claim": "one", "check": f"check {i}"} for i in range(40)]
     records = [ground | name | (first or {} if i < count else {}) for i, name in enumerate(names)]
     costs = {"cpu_seconds": 60.0, "peak_mb": 1000.0} | (cost or {})
-    bad = [each for each in records if not each["holds"]]
+    bad = [each for each in records if each["holds"] is False]
     problems = [{"chapter": x["chapter"], "claim": "one", "what": f"does not hold: {x['check']}"} for x in bad]
     facts = {"green": not bad, "hardware": "h", "versions": {"torch": "2"}, "seed": 0} | run
     facts["notebooks"] = [{"chapter": "01-x", **costs}]
@@ -52,6 +52,8 @@ MEAN = {"resolution": 0.1}
         ({}, OTHER, {"checks", "problems"}, {"checks", "problems"}),
         (OTHER, OTHER, SAME, SAME),
         (OTHER, OTHER | {"count": 2}, {"checks", "problems"}, {"checks", "problems"}),
+        ({}, OTHER | {"count": 3}, {"checks", "problems"}, {"checks", "problems"}),
+        ({}, {"first": {"measured": None, "holds": None}}, SAME, SAME),
         ({}, {"drop": 1}, {"lost"}, SAME),
         ({}, {"first": {"band": [0.0, 1.0001]}, "count": 1}, {"bands"}, SAME),
         ({}, {"first": {"band": [-0.0001, 1.0]}, "count": 1}, {"bands"}, SAME),
@@ -84,7 +86,9 @@ def test_what_is_red(a, b, forth, back):
     assert red(a, a) == red(b, b) == SAME, "nothing is new against itself, red or green"
     for found in (compare.compare(a, b), compare.compare(b, a)):
         assert found.differ == bool({"verdicts", "checks"} & {each.kind for each in found.findings})
-        assert compare.conclusion(found).startswith("RED" if found.red else "GREEN")
+        assert compare.conclusion(found).startswith("RED: " if found.red else "GREEN: ")
+    alike = "GREEN: " + ("the same verdicts" if a["run"]["green"] else "nothing new, both are red alike")
+    assert compare.conclusion(compare.compare(a, a)) == f"{alike}; 0 measured value(s) differ"
 
 
 def test_factors_are_the_callers_and_a_run_that_does_not_say_is_red():
@@ -101,6 +105,7 @@ def test_what_a_run_was_made_with_and_new_checks_are_shown():
     assert rows == {
         ("made with", "torch", "2", "3"), ("made with", "commit", "none", "c0ffee"),
         ("new", "01-x: one: check 0", "–", "0.5")}  # fmt: skip
+    assert "\n| new | 01-x: one: check 0 | – | 0.5 |  |\n" in compare.markdown(compare.compare(a, b), "x", "y")
     assert [check.name for check in compare.compare(a, b).only_b] == ["check 0"] == [
         check.name for check in compare.compare(b, a).only_a]  # fmt: skip
 
@@ -117,6 +122,7 @@ SD = {"mean": 0.0, "sd": 0.1, "n": 8}
         ({"kind": "derived", "baseline": SD}, 2.0, "sd"),
         ({"kind": "exact", "baseline": SD}, 0.4, "half band"),
         ({"kind": "derived", "baseline": SD | {"n": 7}}, 0.4, "half band"),
+        ({"band": [0.5, 0.5]}, math.inf, "half band"),
         ({"band": None}, math.inf, "nothing"),
         ({"band": ["nan", "nan"]}, math.inf, "nothing"),
         ({"measured": "nan"}, math.inf, "half band"),
