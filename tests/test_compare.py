@@ -65,6 +65,7 @@ MEAN = {"resolution": 0.1}
         ({}, {"first": {"n": 8}, "count": 1}, {"samples"}, SAME),
         ({"every": {"samples": 100}}, {"every": {"samples": 99}}, {"samples"}, SAME),
         ({}, {"first": {"n": None}, "count": 1}, {"samples"}, SAME),
+        ({}, {"first": {"measured": 0.976}, "count": 1}, SAME, SAME),
         ({}, {"first": {"measured": 0.976}, "count": 2}, SAME, SAME),
         ({}, {"first": {"measured": 0.976}, "count": 3}, {"edges"}, SAME),
         ({}, {"first": {"measured": 0.974}}, SAME, SAME),
