@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import nbformat
 import numpy as np
@@ -114,7 +115,8 @@ def test_seeds_are_added_until_an_edit_voids_them_and_go_on_where_they_were_brok
         ran.append(runs[0].seed)
         if len(ran) == 2:
             raise KeyboardInterrupt
-        write(runs[0], ("a", "exact", float(runs[0].seed), True), made_from=code["01-one"])
+        seed = float(runs[0].seed)
+        write(runs[0], ("a", "exact", seed, True), ("endless", "exact", "inf", True), made_from=code["01-one"])
 
     for name, does in {"execute": execute, "rejudge": lambda *_: None, "checkout": contextlib.nullcontext}.items():
         monkeypatch.setattr(alarms.runs, name, does)
@@ -128,6 +130,17 @@ def test_seeds_are_added_until_an_edit_voids_them_and_go_on_where_they_were_brok
     code["01-one"] = "an edit"
     assert alarms.pooled(found, code).absent == ["01-one"]
     assert list(alarms.measure(RUN, [7], options)["chapters"]["01-one"]["runs"]) == ["7"]
+
+
+def test_the_command_is_red_where_a_seed_did_not_come_to_its_end(code, monkeypatch, capsys):
+    for name in ("execute", "rejudge"):
+        monkeypatch.setattr(alarms.runs, name, lambda *_: None)
+    monkeypatch.setattr(alarms.runs, "checkout", contextlib.nullcontext)
+    write(replace(RUN, seed=5), ("a", "exact", 1.0, True))
+    assert command.main(["alarms", "--first", "5", "--seeds", "1"]) == 0
+    assert capsys.readouterr().out.startswith("SO FAR GREEN: 0.0 % of smoke runs red (95 %: at most 95.0 %), 1 of 100")
+    assert command.main(["alarms", "--first", "5", "--seeds", "2"]) == 1
+    assert capsys.readouterr().out.startswith("RED: not every seed came to its end in 01-one")
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30))
