@@ -89,7 +89,7 @@ def judge(found: Metrics | None, before: Mapping[str, Metrics]) -> dict[str, Any
         "why": "; ".join(f"{each['chapter']}: {each['claim']} {each['what']}" for each in found["problems"][:3]),
         "checks": len(found["records"]),
         "moved": len(moves.moved),
-        "most": [[*move.a[:3], move.distance, move.unit] for move in moves.moved[:5]],
+        "most": [[move.a.chapter, *move.a.key, move.distance, move.unit] for move in moves.moved[:5]],
         "failed": [[r["chapter"], r["claim"], r["check"], r["measured"], r.get("noted", False)] for r in failed],
         "appeared": len(moves.only_a) + len(moves.only_b),
     }

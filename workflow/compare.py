@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+from nbutils.claims.records import Record, Value, format_band, format_number
+
 MOVED = 15  # rows in the table of checks that moved most
 SEEDS = 8  # fresh seeds that give a standard deviation, at least
 EDGE = 0.05  # of the room to the nearest end of its band that a value had: less is left where it moved to the edge
@@ -32,42 +34,11 @@ class Finding(NamedTuple):
     red: bool
 
 
-class Check(NamedTuple):
-    """One check of a run. A number that is none is NaN; where a band has no end, it is infinite."""
-
-    chapter: str
-    claim: str
-    name: str
-    fails: bool
-    measured: float
-    low: float
-    high: float
-    n: float  # trainings or replicates
-    samples: float  # of which the worst was measured
-    resolution: float  # of a mean, whose band follows its data
-    sd: float  # of the value over eight fresh seeds or more; NaN for an exact check, where it is rounding
-
-    @property
-    def room(self) -> float:
-        """From the measured value to the nearest end of its band; below 0 outside of it."""
-        return min(self.measured - self.low, self.high - self.measured)
-
-    @property
-    def scale(self) -> tuple[float, str]:
-        """One step: the sd over fresh seeds, else half of the band, else the room to its one edge; NaN without any."""
-        steps = {"sd": self.sd, "half band": (self.high - self.low) / 2, "room to the edge": abs(self.room)}
-        return next(((size, unit) for unit, size in steps.items() if math.isfinite(size)), (math.nan, "nothing"))
-
-    @property
-    def band(self) -> str:
-        return f"[{self.low:.5g}, {self.high:.5g}]"
-
-
 class Move(NamedTuple):
     """One check in two runs; ``distance`` is the difference in units of ``unit``, of the scale of A."""
 
-    a: Check
-    b: Check
+    a: Record
+    b: Record
     distance: float
     unit: str
 
@@ -77,8 +48,8 @@ class Comparison(NamedTuple):
 
     findings: list[Finding]
     moved: list[Move]  # the farthest first
-    only_a: list[Check]
-    only_b: list[Check]
+    only_a: list[Record]
+    only_b: list[Record]
 
     @property
     def differ(self) -> bool:
@@ -108,21 +79,9 @@ def load(place: Path) -> dict[str, Any]:
     return metrics
 
 
-def checks(run: Metrics) -> dict[tuple[str, str, str], Check]:
+def by_name(run: Metrics) -> dict[tuple[str, str, str], Record]:
     """The checks of a run by chapter, claim and name."""
-
-    def number(value: float | str | None, none: float = math.nan) -> float:
-        return none if value is None else float(value)  # what is not finite is text in JSON
-
-    found = []
-    for r in run["records"]:
-        (low, high), seeds = r.get("band") or (None, None), r.get("baseline") or {"n": 0}
-        sd = seeds["sd"] if seeds["n"] >= SEEDS and r.get("kind") in ("derived", "empirical") else math.nan
-        more = [number(r.get(field)) for field in ("n", "samples", "resolution")]
-        band = number(low, -math.inf), number(high, math.inf)
-        name = r["chapter"], r["claim"], r["check"]
-        found.append(Check(*name, r["holds"] is False, number(r["measured"]), *band, *more, sd))
-    return {check[:3]: check for check in found}
+    return {(record.chapter, *record.key): record for record in map(Record.of, run["records"])}
 
 
 def compare(a: Metrics, b: Metrics, *, time: float = 1.5, memory: float = 1.3) -> Comparison:
@@ -131,18 +90,18 @@ def compare(a: Metrics, b: Metrics, *, time: float = 1.5, memory: float = 1.3) -
     Args:
         time, memory: factors on CPU seconds and peak memory of a chapter that turn it red on the same hardware.
     """
-    of_a, of_b = checks(a), checks(b)
+    of_a, of_b = by_name(a), by_name(b)
     both = [(of_a[key], of_b[key]) for key in of_a if key in of_b]
-    only_a, only_b = ([check for key, check in x.items() if key not in y] for x, y in ((of_a, of_b), (of_b, of_a)))
+    only_a, only_b = ([x[key] for key in x if key not in y] for x, y in ((of_a, of_b), (of_b, of_a)))
     findings = [
         *_problems(a, b),
         *_changed("verdicts", a["verdicts"], b["verdicts"]),
-        *(_finding("lost", check, check.measured, "–") for check in only_a),
+        *(_finding("lost", record, record.measured, "–") for record in only_a),
         *(found for pair in both for found in _losses(*pair)),
         *_edges(both),
         *_cost("time", a["run"], b["run"], time),
         *_cost("memory", a["run"], b["run"], memory),
-        *(_finding("new", check, "–", check.measured, red=False) for check in only_b),
+        *(_finding("new", record, "–", record.measured, red=False) for record in only_b),
         *_changed("made with", _made_with(a["run"]), _made_with(b["run"]), red=False),
     ]
     moved = [move for move in (Move(x, y, *_distance(x, y)) for x, y in both) if move.distance > 0]
@@ -174,31 +133,47 @@ def _made_with(run: Metrics) -> dict[str, Any]:
     return {**facts, "threads": ", ".join(map(str, threads)), **run.get("versions", {})}
 
 
-def _finding(kind: str, check: Check, a: object, b: object, red: bool = True) -> Finding:
-    texts = (f"{value:.5g}" if isinstance(value, float) else str(value) for value in (a, b))
-    return Finding(kind, ": ".join(check[:3]), *texts, red)
+def _finding(kind: str, record: Record, a: object, b: object, red: bool = True) -> Finding:
+    texts = (format_number(value) if isinstance(value, float) else str(value) for value in (a, b))
+    return Finding(kind, f"{record.chapter}: {record.claim}: {record.check}", *texts, red)
 
 
-def _losses(a: Check, b: Check) -> Iterator[Finding]:
+def _number(value: Value, none: float = math.nan) -> float:
+    return none if value is None else float(value)  # what is not finite is text in JSON
+
+
+def _ends(record: Record) -> tuple[float, float]:
+    low, high = record.band or (None, None)
+    return _number(low, -math.inf), _number(high, math.inf)
+
+
+def _room(record: Record) -> float:
+    """From the measured value to the nearest end of its band; below 0 outside of it."""
+    value, (low, high) = _number(record.measured), _ends(record)
+    return min(value - low, high - value)
+
+
+def _losses(a: Record, b: Record) -> Iterator[Finding]:
     """A check that holds in one run only, a band that lets more pass, fewer samples.
 
     The band of a mean follows its data; it has a ``resolution`` in its place.
     """
-    if a.fails != b.fails:
+    if (a.holds is False) != (b.holds is False):
         yield _finding("checks", a, a.measured, b.measured)
-    of_a, of_b = (math.inf if math.isnan(check.resolution) else check.resolution for check in (a, b))
+    of_a, of_b = _number(a.resolution, math.inf), _number(b.resolution, math.inf)
     if of_a != of_b:
         yield _finding("bands", a, f"resolution {of_a:.5g}", f"resolution {of_b:.5g}", red=of_b > of_a)
-    elif of_a == math.inf and (a.low, a.high) != (b.low, b.high):
-        yield _finding("bands", a, a.band, b.band, red=not (b.low >= a.low and b.high <= a.high))
+    elif of_a == math.inf and a.band != b.band:
+        (low_a, high_a), (low_b, high_b) = _ends(a), _ends(b)
+        yield _finding("bands", a, format_band(a), format_band(b), red=not (low_b >= low_a and high_b <= high_a))
     for x, y in ((a.n, b.n), (a.samples, b.samples)):
-        if not math.isnan(x) and not y >= x:
+        if x is not None and (y is None or y < x):
             yield _finding("samples", a, x, y)
 
 
-def _edges(both: Sequence[tuple[Check, Check]]) -> Iterator[Finding]:
+def _edges(both: Sequence[tuple[Record, Record]]) -> Iterator[Finding]:
     """Values that still hold and have used up their room. Some always do, by chance; many at once do not."""
-    moved = [(a, b) for a, b in both if 0 <= b.room < EDGE * a.room < math.inf]
+    moved = [(a, b) for a, b in both if 0 <= _room(b) < EDGE * _room(a) < math.inf]
     yield from (_finding("edges", a, a.measured, b.measured, red=len(moved) > EDGES * len(both)) for a, b in moved)
 
 
@@ -214,12 +189,24 @@ def _cost(kind: str, a: Metrics, b: Metrics, factor: float) -> Iterator[Finding]
             yield Finding(kind, chapter, f"{x:.0f}", f"{y:.0f}", a.get("hardware") == b.get("hardware"))
 
 
-def _distance(a: Check, b: Check) -> tuple[float, str]:
+def _scale(record: Record) -> tuple[float, str]:
+    """One step of a check: its sd over fresh seeds, else half of its band, else its room to the one edge; or NaN.
+
+    The sd of an exact check is rounding alone and no scale, nor is that of fewer than eight seeds.
+    """
+    low, high = _ends(record)
+    known = record.kind in ("derived", "empirical") and record.baseline and record.baseline["n"] >= SEEDS
+    steps = {"sd": record.baseline["sd"]} if known else {}
+    steps |= {"half band": (high - low) / 2, "room to the edge": abs(_room(record))}
+    return next(((size, unit) for unit, size in steps.items() if math.isfinite(size)), (math.nan, "nothing"))
+
+
+def _distance(a: Record, b: Record) -> tuple[float, str]:
     """How far a check moved, in which unit. What has no scale, or is no number in one run only, moved without bound."""
-    (size, unit), gap = a.scale, abs(b.measured - a.measured)
-    if a.measured == b.measured or (math.isnan(a.measured) and math.isnan(b.measured)):
+    (size, unit), x, y = _scale(a), _number(a.measured), _number(b.measured)
+    if x == y or (math.isnan(x) and math.isnan(y)):
         return 0.0, unit
-    return (gap / size if math.isfinite(gap) and size > 0 else math.inf), unit
+    return (abs(y - x) / size if math.isfinite(y - x) and size > 0 else math.inf), unit
 
 
 def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
@@ -233,8 +220,8 @@ def markdown(found: Comparison, a: str, b: str) -> str:
     """The comparison as a page; ``a`` and ``b`` name the runs."""
     differences = [(*each[:4], "**red**" if each.red else "") for each in found.findings]
     moves = [
-        (*x[:3], f"{x.measured:.5g}", f"{y.measured:.5g}", x.band, y.band, f"{distance:.2g}", unit)
-        for x, y, distance, unit in found.moved[:MOVED]
+        (x.chapter, *x.key, format_number(x.measured), format_number(y.measured), format_band(x), f"{far:.2g}", unit)
+        for x, y, far, unit in found.moved[:MOVED]
     ]
     return f"""## {a} (A) and {b} (B): {"they differ" if found.differ else "the same verdicts"}
 
@@ -242,7 +229,7 @@ def markdown(found: Comparison, a: str, b: str) -> str:
 
 ### Checks that moved most ({len(found.moved)} moved)
 
-{table(["chapter", "claim", "check", "A", "B", "band in A", "band in B", "moved by", "in units of"], moves)}
+{table(["chapter", "claim", "check", "A", "B", "band in A", "moved by", "in units of"], moves)}
 """
 
 
