@@ -14,7 +14,7 @@ JOB = (
     f"exec {sys.executable} -m workflow.job KIND {{params.made}}"
     " --profile {wildcards.profile} --seed {wildcards.seed} --device {params.device}"
     f" --threads {config['threads']} --time-limit {config['time_limit']}"
-    f" --executor {config['executor']} --gpus={config['gpus']}"
+    f" --executor {config['executor']} --gpus={config['gpus']} 2>{{log}}"
 )
 FOLDER = "_build/{profile}/seed-{seed}"
 
@@ -60,6 +60,8 @@ for names in sources.families():
             "train_" + names[0].replace("-", "_")
         output:
             expand(FOLDER + "/trainings/{training}/stats.json", training=names, allow_missing=True),
+        log:
+            FOLDER + f"/logs/{names[0]}.log",
         params:
             made=" ".join(f"{name}={HASHES[name]}" for name in names),
             device=DEVICE,
@@ -80,6 +82,8 @@ rule execute:
     output:
         FOLDER + "/{chapter}.ipynb",
         FOLDER + "/{chapter}.json",
+    log:
+        FOLDER + "/logs/{chapter}.log",
     params:
         made=lambda w: f"{w.chapter}={HASHES[w.chapter]}",
         device=DEVICE,
