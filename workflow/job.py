@@ -129,7 +129,7 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.alarm(0)
 
 
-def die_with_parent() -> None:
+def die_with(parent: int) -> None:
     """Let the kernel of the system kill this process once its parent is gone: a killed run leaves no writers behind.
 
     A notebook's kernel watches its parent by itself. Other systems than Linux have no such means.
@@ -138,6 +138,8 @@ def die_with_parent() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, man 2 prctl
+    if os.getppid() != parent:  # gone before
+        sys.exit("the run that started this job is gone")
 
 
 @contextmanager
@@ -182,10 +184,11 @@ def main() -> None:
     parser.add_argument(
         "--executor", default="local", help="who starts the jobs; another than local also gives the GPU"
     )
+    parser.add_argument("--parent", type=int, default=0, help="process of the run; this job ends with it")
     how = parser.parse_args()
     how.made = dict(each.split("=") for each in how.made)
-    if how.executor == "local":
-        die_with_parent()
+    if how.executor == "local" and how.parent:
+        die_with(how.parent)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update({name: str(how.threads) for name in THREADS})
     os.environ.update(PYTHONPATH=path, PYTHONHASHSEED="0", NBUTILS_BOOK="1", JUPYTER_PREFER_ENV_PATH="1")
