@@ -1,6 +1,7 @@
 # Shared trainings → executed chapters → pages. Started by `python -m workflow run …` (see the Makefile), which holds the lock,
 # passes the configuration and prints what a run is red for. `made` decides what runs again: it has the hash of all that the numbers
 # of a chapter or of a training depend on; a result of another hash is removed before (workflow/sources.py).
+import os
 import sys
 
 from workflow import ROOT, Run, sources
@@ -9,13 +10,13 @@ PROFILE, DEVICE = config["profile"], config["device"]
 CHAPTERS = config["chapters"].split()
 RUNS = [Run(PROFILE, int(seed), DEVICE) for seed in str(config["seeds"]).split()]
 HASHES = sources.hashes()
-# What a job's result does not depend on: not among its params, so that another value of it makes nothing run again.
-JOB = (
-    f"exec {sys.executable} -m workflow.job KIND {{params.made}}"
-    " --profile {wildcards.profile} --seed {wildcards.seed} --device {params.device}"
-    f" --threads {config['threads']} --time-limit {config['time_limit']}"
-    f" --executor {config['executor']} --gpus={config['gpus']}"
+PYTHON = sys.executable
+# What a result does not depend on: not in the rules' text, so that another value of it makes nothing run again.
+HOW = (
+    f"--threads {config['threads']} --time-limit {config['time_limit']} --executor {config['executor']}"
+    f" --gpus={config['gpus']} --parent {os.getpid()}"
 )
+JOB = " --profile {wildcards.profile} --seed {wildcards.seed} --device {params.device} {HOW} 2>{log}"
 FOLDER = "_build/{profile}/seed-{seed}"
 
 
@@ -60,6 +61,8 @@ for names in sources.families():
             "train_" + names[0].replace("-", "_")
         output:
             expand(FOLDER + "/trainings/{training}/stats.json", training=names, allow_missing=True),
+        log:
+            FOLDER + f"/logs/{names[0]}.log",
         params:
             made=" ".join(f"{name}={HASHES[name]}" for name in names),
             device=DEVICE,
@@ -69,7 +72,7 @@ for names in sources.families():
             mem_mb=memory_mb,
             runtime=minutes(len(names)),
         shell:
-            JOB.replace("KIND", "training")
+            "exec {PYTHON} -m workflow.job training {params.made}" + JOB
 
 
 rule execute:
@@ -80,6 +83,8 @@ rule execute:
     output:
         FOLDER + "/{chapter}.ipynb",
         FOLDER + "/{chapter}.json",
+    log:
+        FOLDER + "/logs/{chapter}.log",
     params:
         made=lambda w: f"{w.chapter}={HASHES[w.chapter]}",
         device=DEVICE,
@@ -89,7 +94,7 @@ rule execute:
         mem_mb=memory_mb,
         runtime=minutes(1),
     shell:
-        JOB.replace("KIND", "chapter")
+        "exec {PYTHON} -m workflow.job chapter {params.made}" + JOB
 
 
 rule pages:
@@ -100,4 +105,4 @@ rule pages:
     output:
         path(RUNS[0].html / "index.html"),
     shell:
-        f"exec {sys.executable} -m workflow.pages --profile {PROFILE} --seed {RUNS[0].seed}"
+        f"exec {PYTHON} -m workflow.pages --profile {PROFILE} --seed {RUNS[0].seed}"

@@ -82,7 +82,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(book, "claims", lambda: listed("one") | listed("two", chapters=["02-two"]))
     monkeypatch.setattr(book, "chapters", lambda: list(BOTH))
     monkeypatch.setattr(sources, "hashes", lambda: dict.fromkeys((*BOTH, *report.sources.trainings.names()), "today"))
-    monkeypatch.setattr(sources, "trainings_of", lambda chapter: ["t5-null"] if chapter == "02-two" else [])
+    monkeypatch.setattr(sources, "trainings_of", lambda chapter: ["t5-own-3"] if chapter == "02-two" else [])
 
     def write(chapter, *records, seed=0, made_from="today", device="cpu"):
         place = Run("smoke", seed)
@@ -126,22 +126,20 @@ ERROR = {"output_type": "error", "ename": "KeyError", "evalue": "no\nsuch"}
     ("log", "text", "why"),
     [
         (None, "", "no result: its job did not start"),
-        ("02-two.ipynb", {"cells": [{**CELL, "outputs": [ERROR]}], "metadata": {}},
-         "cell [3] f(0) raised KeyError: no such"),
-        ("02-two.ipynb", {"cells": [CELL], "metadata": {}}, report.KILLED),
-        ("02-two.ipynb", "{", report.KILLED),
-        ("02-two.ipynb", {"cells": [CELL], "metadata": {"stopped": "time is up"}}, "time is up"),
-        ("02-two.stderr", "", report.KILLED),
-        ("t5-null.log", "Traceback\nstopped: KeyError: x\n", "not run: the training t5-null failed: KeyError: x"),
-        ("t5-null.log", "30 %", f"not run: the training t5-null failed: {report.KILLED}"),
-        ("t5-own.log", "stopped: KeyError: x\n", "no result: its job did not start"),  # of another job
+        ("02-two.log", "stopped: 02-two: PapermillExecutionError: ---", "cell [3] f(0) raised KeyError: no such"),
+        ("02-two.log", "Traceback\nstopped: 02-two: TimeoutError: time is up\n", "TimeoutError: time is up"),
+        ("02-two.log", "", report.KILLED),
+        ("t5-own.log", "Traceback\nstopped: t5-null: KeyError: x\n", "not run: of its trainings, t5-null: KeyError: x"),
+        ("t5-own.log", "30 %", f"not run: of its trainings, {report.KILLED}"),
+        ("lm-pre-sgd.log", "stopped: lm-pre-sgd: KeyError: x\n", "no result: its job did not start"),  # not of its
     ],
 )  # fmt: skip
 def test_why_a_chapter_has_no_result(folder, log, text, why):
     place = Run("smoke")
     place.notebook("02-two").unlink()
+    (place.logs / "02-two.ipynb").write_text(json.dumps({"cells": [{**CELL, "outputs": [ERROR]}], "metadata": {}}))
     if log:
-        (place.logs / log).write_text(text if isinstance(text, str) else json.dumps(text))
+        (place.logs / log).write_text(text)
     found = collected()
     assert not found.run["green"] and [each.what for each in found.problems] == [why]
     assert found.verdicts == {"one": "confirmed"}

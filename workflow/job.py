@@ -1,10 +1,10 @@
-"""One job of the workflow: a chapter through papermill, or shared trainings of one family.
+"""One job of the workflow: a chapter through papermill, or the shared trainings of one family.
 
-``python -m workflow.job chapter 04-t5=HASH --profile book --seed 0 --device cpu``
+``python -m workflow.job chapter 04-t5=HASH --profile book --seed 0 --device cpu 2>logs/04-t5.log``
 
 Each NAME=HASH is what to make and the hash of what it is made from, as the workflow saw it. A job dies with its run,
 has a GPU of its own or none, keeps to its time, and leaves no result where it did not finish. Why it did not stands in
-the failed notebook, or in the last line of a training's log.
+the failed notebook, or in the last line of the log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,72 +30,39 @@ from nbutils import device
 from workflow import BUILD, ROOT, Run, book, write_atomically
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+STOPPED = "stopped: "  # begins the last line of a log that says why
 
 
-def chapter(name: str, made_from: str, run: Run, how: argparse.Namespace) -> None:
-    """Execute a chapter in ``logs/``; the whole notebook then moves to its place in one step."""
+def chapter(name: str, run: Run, how: argparse.Namespace) -> None:
+    """Execute a chapter in ``logs/``; the whole notebook then moves to its place in one step.
+
+    Raises:
+        PapermillExecutionError: a cell raised; it stands in the notebook in ``logs/``.
+        TimeoutError: time was up.
+        RuntimeError: the kernel died or did not start.
+    """
     import nbformat
+    import papermill
 
     from workflow import notebooks
 
     started, log = datetime.now(UTC), run.logs / f"{name}.ipynb"
     os.environ["NBUTILS_TRAININGS"] = str(run.folder / "trainings")
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, time_limit(how.time_limit):
         source = Path(scratch) / f"{name}.ipynb"
         nbformat.write(notebooks.executable(book.source(name)), source)
-        _papermill(source, log, run, how)
-    keep_stats(run.stats(name), run, how, made_from, started, resource.RUSAGE_CHILDREN)
+        papermill.execute_notebook(
+            source,
+            log,
+            parameters={"profile": run.profile, "seed": run.seed, "device": run.device},
+            kernel_name="python3",
+            cwd=scratch,
+            progress_bar=False,
+            start_timeout=120,
+            config=_transport(scratch),
+        )
+    keep_stats(name, run.stats(name), how, started, resource.RUSAGE_CHILDREN)
     os.replace(log, run.notebook(name))
-    log.with_suffix(".stderr").unlink()
-
-
-def _papermill(source: Path, log: Path, run: Run, how: argparse.Namespace) -> None:
-    """Execute ``source`` into ``log``.
-
-    Raises:
-        SystemExit: a cell raised, time was up, or the kernel died or did not start; the notebook in ``log`` says so.
-    """
-    import papermill
-    from papermill.exceptions import PapermillExecutionError
-
-    messages = log.with_suffix(".stderr")
-    try:
-        with time_limit(how.time_limit), standard_error(messages):
-            papermill.execute_notebook(
-                source,
-                log,
-                parameters={"profile": run.profile, "seed": run.seed, "device": run.device},
-                kernel_name="python3",
-                cwd=str(source.parent),
-                progress_bar=False,
-                start_timeout=120,
-                config=_transport(str(source.parent)),
-            )
-    except PapermillExecutionError as error:
-        sys.exit(f"{log.stem}: {error.ename}: {error.evalue}")  # its cell stands in the notebook
-    except Exception as error:  # a kernel that died, or that did not start; no time, or no room for its output
-        reason = f"{type(error).__name__}: {error}"
-        if not isinstance(error, OSError) and (last := _last_error(messages)):  # nor a TimeoutError, which is one
-            reason += f" ({last})"
-        with suppress(OSError):  # no room for a reason, either
-            _write_reason(log, reason)
-        sys.exit(f"{log.stem}: {reason}")
-
-
-def _last_error(messages: Path) -> str:
-    """The last error that a dead kernel wrote, as one line: ``ModuleNotFoundError: …``; "" if it wrote none."""
-    lines = messages.read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.partition(":")[0].endswith("Error")), "")
-
-
-def _write_reason(log: Path, reason: str) -> None:
-    """Say in a notebook that did not end why it has no failed cell."""
-    try:
-        notebook = json.loads(log.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none yet, or half of one
-        notebook = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    notebook["metadata"]["stopped"] = reason
-    write_atomically(log, json.dumps(notebook, indent=1))
 
 
 def _transport(folder: str) -> Any:
@@ -110,49 +77,41 @@ def _transport(folder: str) -> Any:
     return Config(KernelManager={"transport": "ipc", "ip": socket} if len(os.fsencode(socket)) < 100 else {})
 
 
-def training(name: str, made_from: str, run: Run, how: argparse.Namespace) -> None:
-    """Train, then move the result into place in one step. Its progress and a traceback go to the log."""
+def training(name: str, run: Run, how: argparse.Namespace) -> None:
+    """Train, then move the result into place in one step."""
     import torch
 
     from nbutils import trainings
     from nbutils.trainings import runs
 
-    started, before, log = datetime.now(UTC), time.process_time(), run.logs / f"{name}.log"
+    started, before = datetime.now(UTC), time.process_time()
     torch.set_num_threads(how.threads)
-    try:
-        with time_limit(how.time_limit), standard_error(log):
-            made = trainings.make(name, profile=run.profile, seed=run.seed, device=run.device)
-            runs.save_run(made, run.training(name))
-    except Exception as error:
-        with log.open("a", encoding="utf-8") as lines, suppress(OSError):
-            traceback.print_exc(file=lines)
-            lines.write(f"stopped: {type(error).__name__}: {error}\n")
-        sys.exit(f"{name}: {type(error).__name__}: {error}")
-    keep_stats(run.training(name) / "stats.json", run, how, made_from, started, resource.RUSAGE_SELF, before)
-    log.unlink()
+    with time_limit(how.time_limit):
+        made = trainings.make(name, profile=run.profile, seed=run.seed, device=run.device)
+        runs.save_run(made, run.training(name))
+    keep_stats(name, run.training(name) / "stats.json", how, started, resource.RUSAGE_SELF, before)
 
 
 def keep_stats(
-    file: Path, run: Run, how: argparse.Namespace, made_from: str, started: datetime, who: int, before: float = 0.0
+    name: str, file: Path, how: argparse.Namespace, started: datetime, who: int, before: float = 0.0
 ) -> None:
     """Write time, memory, hardware and versions of a job; ``before`` is the CPU time its process had spent already."""
     usage = resource.getrusage(who)
     stats = {
-        "profile": run.profile,
-        "seed": run.seed,
-        "device": run.device,
+        "profile": how.profile,
+        "seed": how.seed,
+        "device": how.device,
         "threads": how.threads,
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 2),
         "cpu_seconds": round(usage.ru_utime + usage.ru_stime - before, 2),
         "peak_mb": round(usage.ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2), 1),
-        "hardware": device.hardware(run.device),
+        "hardware": device.hardware(how.device),
         "versions": device.versions(),
-        "made_from": made_from,
+        "made_from": how.made[name],
     }
     write_atomically(file, json.dumps(stats, indent=1) + "\n")
-    name = file.parent.name if file.stem == "stats" else file.stem
-    print(f"{name}, seed {run.seed}: {stats['seconds']:.1f} s, {stats['peak_mb']:.0f} MB", flush=True)
+    print(f"{name}, seed {how.seed}: {stats['seconds']:.1f} s, {stats['peak_mb']:.0f} MB", flush=True)
 
 
 @contextmanager
@@ -170,23 +129,7 @@ def time_limit(seconds: int) -> Iterator[None]:
         signal.alarm(0)
 
 
-@contextmanager
-def standard_error(file: Path) -> Iterator[None]:
-    """What this process, papermill and the kernel write to the standard error goes to a file, to be looked up."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(file, "wb") as target:
-        os.dup2(target.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def die_with_parent() -> None:
+def die_with(parent: int) -> None:
     """Let the kernel of the system kill this process once its parent is gone: a killed run leaves no writers behind.
 
     A notebook's kernel watches its parent by itself. Other systems than Linux have no such means.
@@ -195,6 +138,8 @@ def die_with_parent() -> None:
         import ctypes
 
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, man 2 prctl
+    if os.getppid() != parent:  # gone before
+        sys.exit("the run that started this job is gone")
 
 
 @contextmanager
@@ -217,7 +162,7 @@ def gpu_slot(names: Sequence[str]) -> Iterator[str]:
         time.sleep(1)
 
 
-def gpu(how: argparse.Namespace) -> Any:
+def gpu(how: argparse.Namespace) -> AbstractContextManager[Any]:
     """The GPU of a job: one of this machine, none, or what a cluster's scheduler has chosen."""
     if how.device != "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -239,16 +184,25 @@ def main() -> None:
     parser.add_argument(
         "--executor", default="local", help="who starts the jobs; another than local also gives the GPU"
     )
+    parser.add_argument("--parent", type=int, default=0, help="process of the run; this job ends with it")
     how = parser.parse_args()
-    if how.executor == "local":
-        die_with_parent()
+    how.made = dict(each.split("=") for each in how.made)
+    if how.executor == "local" and how.parent:
+        die_with(how.parent)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update({name: str(how.threads) for name in THREADS})
     os.environ.update(PYTHONPATH=path, PYTHONHASHSEED="0", NBUTILS_BOOK="1", JUPYTER_PREFER_ENV_PATH="1")
-    run = Run(how.profile, how.seed, how.device)
+    run, make = Run(how.profile, how.seed, how.device), chapter if how.kind == "chapter" else training
+    run.logs.mkdir(parents=True, exist_ok=True)
     with gpu(how):
-        for name, made_from in (each.split("=") for each in how.made):
-            (chapter if how.kind == "chapter" else training)(name, made_from, run, how)
+        for name in how.made:
+            try:
+                make(name, run, how)
+            except Exception as error:
+                traceback.print_exc()
+                reason = " ".join(f"{name}: {type(error).__name__}: {error}".split())
+                sys.exit(f"{STOPPED}{reason[:500]}")
+    (run.logs / f"{next(iter(how.made))}.log").unlink(missing_ok=True)  # what is left there is of jobs that failed
 
 
 if __name__ == "__main__":

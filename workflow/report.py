@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from nbutils.claims import MIME, verdict
 from nbutils.claims.records import Record, format_band, format_number
 from workflow import ROOT, Run, book, git, sources
+from workflow.job import STOPPED
 
 KILLED = "its job was killed before its end: by hand, for want of memory, or by a limit of the scheduler"
 
@@ -129,38 +130,30 @@ def collect(run: Run) -> Report:
 
 
 def why_not(run: Run, chapter: str) -> str:
-    """Why a chapter has no result: from its failed notebook, or the last line of the log of a training it needs."""
-    log = run.logs / f"{chapter}.ipynb"
-    if log.exists():
-        try:
-            return _why_stopped(json.loads(log.read_text(encoding="utf-8")))
-        except ValueError:  # half a notebook
-            return KILLED
-    if log.with_suffix(".stderr").exists():
-        return KILLED
+    """Why a chapter has no result: from its failed notebook, or the last line of its log or of its trainings'."""
+    if (log := run.logs / f"{chapter}.log").exists():
+        words = _last_words(log).removeprefix(f"{chapter}: ")
+        return _failed_cell(run.logs / f"{chapter}.ipynb") if words.startswith("PapermillExecutionError") else words
     needed = set(sources.trainings_of(chapter))
-    for name in [name for family in sources.families() if needed & set(family) for name in family]:
-        log = run.logs / f"{name}.log"
-        if log.exists():
-            last = (log.read_text(encoding="utf-8", errors="replace").splitlines() or [""])[-1]
-            why = last.removeprefix("stopped: ") if last.startswith("stopped: ") else KILLED
-            return f"not run: the training {name} failed: {why}"
+    for family in sources.families():
+        if needed & set(family) and (log := run.logs / f"{family[0]}.log").exists():
+            return f"not run: of its trainings, {_last_words(log)}"
     return "no result: its job did not start"
 
 
-def _why_stopped(notebook: Mapping[str, Any]) -> str:
-    """The failed cell by its number and first line of code, or what the job left in the place of one."""
-    if "stopped" in notebook["metadata"]:
-        return str(notebook["metadata"]["stopped"])
-    for cell in notebook["cells"]:
-        for output in cell.get("outputs", ()):
-            if output["output_type"] == "error":
-                lines = [line for line in "".join(cell["source"]).splitlines() if line.strip() and line[0] != "#"]
-                what = (
-                    f"cell [{cell['execution_count']}] {lines[0].strip()} raised {output['ename']}: {output['evalue']}"
-                )
-                return " ".join(what.split())[:500]
-    return KILLED
+def _last_words(log: Path) -> str:
+    last = (log.read_text(encoding="utf-8", errors="replace").splitlines() or [""])[-1]
+    return last.removeprefix(STOPPED) if last.startswith(STOPPED) else KILLED
+
+
+def _failed_cell(notebook: Path) -> str:
+    """The cell that raised, by its number and first line of code."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    found = ((cell, output) for cell in cells for output in cell.get("outputs", ()) if output["output_type"] == "error")
+    cell, error = next(found)
+    lines = [line for line in "".join(cell["source"]).splitlines() if line.strip() and line[0] != "#"]
+    what = f"cell [{cell['execution_count']}] {lines[0]} raised {error['ename']}: {error['evalue']}"
+    return " ".join(what.split())[:500]
 
 
 def may_be_chance(records: Iterable[Record]) -> bool:

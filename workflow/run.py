@@ -208,7 +208,7 @@ def conclude(result: report.Report, pages: Path | None) -> int:
         first = result.problems[0]
         print(report.table(result.problems))
         logs = Run(run["profile"], run["seed"]).logs
-        for log in sorted([*logs.glob("*.ipynb"), *logs.glob("*.log")]):
+        for log in [each for each in sorted(logs.glob("*")) if each.stat().st_size]:
             print(f"What failed, with its traceback: {log.relative_to(ROOT)}")
         cause = " ".join(filter(None, (first.claim, first.what)))
         measured = f" (measured {first.measured}, band {first.band})" if first.measured else ""
