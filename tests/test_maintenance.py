@@ -25,6 +25,7 @@ from maintenance import __main__ as command
 from maintenance import alarms, mutants, platforms, same
 from nbutils import claims
 from workflow import Run, report
+from workflow.job import STOPPED
 
 RUN = Run("smoke", 1, chapters=("01-one",))
 
@@ -37,7 +38,8 @@ def code(monkeypatch, tmp_path):
     monkeypatch.setattr(alarms.sources, "hashes", lambda: dict(hashes))
     monkeypatch.setattr(alarms.book, "chapters", lambda: list(hashes))
     monkeypatch.setattr(report, "alarms_file", lambda profile, device="cpu": tmp_path / "alarms.json")
-    monkeypatch.setattr(report, "why_not", lambda run, chapter: "no result: its job did not start")
+    monkeypatch.setattr(report.sources, "trainings_of", lambda chapter: ["lm-one"])
+    monkeypatch.setattr(report.sources, "families", lambda: [["lm-one"]])
     return hashes
 
 
@@ -91,20 +93,24 @@ def test_a_run_of_other_code_or_device_is_not_judged(code, stats_of):
 
 
 @pytest.mark.parametrize(
-    ("why", "verdict"),
+    ("log", "last", "error", "verdict"),
     [
-        ("cell [3] f(x) raised ValueError: x", "red"),
-        ("cell [3] f(x) raised OSError: no space left", None),
-        ("not run: the training lm-one failed: ValueError: x", "red"),
-        ("not run: the training lm-one failed: TimeoutError: not finished after 9 s", None),
-        (f"not run: the training lm-one failed: {report.KILLED}", None),
-        (report.KILLED, None),
-        ("TimeoutError: not finished after 9 s", None),
-        ("no result: its job did not start", None),
+        ("01-one", f"{STOPPED}01-one: PapermillExecutionError: x", "ValueError", "red"),
+        ("01-one", f"{STOPPED}01-one: PapermillExecutionError: x", "OSError", None),
+        ("01-one", f"{STOPPED}01-one: TimeoutError: not finished after 9 s", "", None),
+        ("01-one", "half a li", "", None),
+        ("lm-one", f"{STOPPED}lm-one: ValueError: x", "", "red"),
+        ("lm-one", f"{STOPPED}lm-one: TimeoutError: not finished after 9 s", "", None),
+        ("lm-one", "half a li", "", None),
+        ("another", f"{STOPPED}another: ValueError: x", "", None),
     ],
 )
-def test_code_that_raised_is_a_red_run_and_what_was_stopped_says_nothing(code, monkeypatch, why, verdict):
-    monkeypatch.setattr(report, "why_not", lambda run, chapter: why)
+def test_code_that_raised_is_a_red_run_and_what_was_stopped_says_nothing(code, log, last, error, verdict):
+    RUN.logs.mkdir(parents=True)
+    (RUN.logs / f"{log}.log").write_text(f"a warning\n{last}")
+    cell = nbformat.v4.new_code_cell("f(x)", execution_count=3)
+    cell.outputs = [nbformat.v4.new_output("error", ename=error, evalue="x", traceback=[])]
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), RUN.logs / f"{log}.ipynb")
     assert outcome() == verdict
 
 
