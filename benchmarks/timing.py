@@ -14,7 +14,7 @@ Work = Callable[[], object]
 
 
 def cpu_seconds(work: Work) -> float:
-    """CPU time of a call, without garbage collection: a pass takes 0.3 s with torch loaded, on whichever side it falls."""
+    """CPU time of a call, without garbage collection: a pass takes 0.3 s, on whichever side it falls."""
     gc.disable()
     try:
         start = time.process_time()
