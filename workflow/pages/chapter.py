@@ -1,0 +1,213 @@
+"""An executed chapter arranged for its page: card, checks as one line a section, what is folded in one, explorables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+from nbutils.claims import KINDS, MIME
+from nbutils.claims.records import Record
+from workflow import ROOT, book, notebooks
+from workflow.pages import figures, render, verdicts
+from workflow.pages.verdicts import Claim
+from workflow.report import Report
+
+SCHEMATICS = ROOT / "book" / "_static" / "schematics"
+FOLDED = {"hide-input", "hide-cell"}
+
+
+def grafted(chapter: str, executed: Path) -> NotebookNode:
+    """Today's text of a chapter with the outputs of its executed notebook, code cell by code cell.
+
+    Raises:
+        ValueError: the two have not the same number of code cells.
+    """
+    node, ran = notebooks.executable(book.source(chapter)), nbformat.read(executed, as_version=4)
+    cells = [cell for cell in node.cells if cell.cell_type == "code"]
+    done = [cell for cell in ran.cells if cell.cell_type == "code" and "injected-parameters" not in _tags(cell)]
+    if len(cells) != len(done):
+        raise ValueError(f"{chapter}: its text has {len(cells)} code cells, its result {len(done)}: run it again")
+    for cell, old in zip(cells, done, strict=True):
+        cell.outputs, cell.execution_count = old.outputs, old.execution_count
+    node.metadata = {"kernelspec": ran.metadata.kernelspec, "language_info": ran.metadata.get("language_info", {})}
+    return node
+
+
+def bind(node: NotebookNode, chapter: str, claims: Mapping[str, Claim]) -> None:
+    """Leave out of text and captions what the run does not bear."""
+    surprising = [claim for claim in claims.values() if chapter in claim.listed["chapters"] and claim.surprising]
+    for cell in node.cells:
+        if cell.cell_type == "markdown":
+            cell.source = verdicts.bind(cell.source, claims, left_out)
+        elif surprising and "figure" in (shown := cell.metadata.get("mystnb", {})):
+            drawn, _, seen = shown["figure"].get("caption", "").partition("What to see")
+            if seen:
+                shown["figure"]["caption"] = render("caption.md.j2", drawn=drawn, surprising=surprising)
+
+
+def left_out(claim: Claim) -> str:
+    """What stands in the place of a finding that the run does not bear."""
+    return render("left_out.md.j2", claim=claim)
+
+
+def download(node: NotebookNode, chapter: str, executed: Path, banner: str) -> NotebookNode:
+    """What the page of a chapter lets one download: its outputs, in plain Markdown."""
+    node.cells[0].source = below_title(node.cells[0].source, banner)
+    return notebooks.in_plain_words(node, book.source(chapter), notebooks.glued(executed))
+
+
+def page(
+    node: NotebookNode, chapter: str, result: Report, claims: Mapping[str, Claim], banner: str
+) -> tuple[NotebookNode, dict[str, figures.Figure]]:
+    """A chapter as its page shows it, from a notebook of bound text, and its figures by name.
+
+    The checks are shown as the workflow judged them; what it alone has seen, at further seeds, stands with the last.
+    """
+    card = book.card(chapter)
+    records = [record for record in result.records if record.chapter == chapter]
+    explored = {each["after"]: each["name"] for each in card.get("explore", ())}
+    drawn: dict[str, figures.Figure] = {}
+    shown: list[NotebookNode] = []
+    judged, waiting = {record.key: record for record in records}, list[Record]()
+    for cell in _sections(node.cells):
+        if cell.cell_type == "markdown":
+            if cell.source.startswith("## ") and waiting:
+                shown.append(_checks(waiting))
+                waiting = []
+            shown.append(cell)
+            if "schematic" in card and len(shown) == 1:
+                shown.append(_schematic(**card["schematic"]))
+            continue
+        waiting += [judged.pop(_key(output)) for output in cell.outputs if MIME in output.get("data", {})]
+        cell.outputs = [
+            each for each in cell.outputs if MIME not in each.get("data", {}) and each.get("name") != "stderr"
+        ]
+        shown.append(cell)
+        if figure := figures.of_cell(chapter, cell):
+            drawn[figure.name] = figure
+            _refer(cell, figure)
+            if figure.name in explored:
+                shown.append(_markdown(render("explorable.html.j2", name=explored[figure.name])))
+    if waiting := [*waiting, *judged.values()]:
+        shown.append(_checks(waiting))
+    boxes = banner, _card(card, chapter, result, claims, drawn), _box(chapter, claims)
+    shown[0].source = below_title(shown[0].source, *boxes)
+    node.cells = list(_joined(shown))
+    for number, cell in enumerate(node.cells):
+        cell["id"] = f"cell-{number:03d}"
+        if cell.cell_type == "markdown":
+            cell.source = to_notebooks(cell.source)
+    return node, drawn
+
+
+def to_notebooks(text: str) -> str:
+    """Links to chapters: their sources end in .md, what Sphinx reads in .ipynb."""
+    return re.sub(r"\]\((\d\d-[\w-]+)\.md", r"](\1.ipynb", text)
+
+
+def below_title(text: str, *boxes: str) -> str:
+    """A page with boxes below its title.
+
+    Raises:
+        ValueError: it does not begin with a title.
+    """
+    title, _, rest = text.partition("\n")
+    if not title.startswith("# "):
+        raise ValueError(f"a page begins with its title, `# …`; got {title[:60]!r}")
+    return "\n\n".join([title, *filter(None, boxes), rest.lstrip("\n")])
+
+
+def _card(
+    card: Mapping[str, Any],
+    chapter: str,
+    result: Report,
+    claims: Mapping[str, Claim],
+    drawn: Mapping[str, figures.Figure],
+) -> str:
+    """What was asked, what was found and why to believe it, on one screen; "" for a chapter without a card."""
+    if not card:
+        return ""
+    if card["figure"] not in drawn:
+        raise ValueError(f"{chapter}: its card shows {card['figure']}, and the chapter draws {', '.join(drawn)}")
+    records = [record for record in result.records if record.chapter == chapter]
+    decided = [record for record in records if record.role != "open"]
+    kinds = {kind: sum(record.kind == kind for record in decided) for kind in KINDS}
+    rested = [claims[name] for name in card["claims"]]
+    return render(
+        "card.md.j2",
+        card=card,
+        claim=rested[0],
+        missing=next((claim for claim in rested if not claim.borne), None),
+        figure=drawn[card["figure"]],
+        kinds={kind: number for kind, number in kinds.items() if number},
+        held=sum(not record.fails for record in decided),
+        decided=len(decided),
+        open=len(records) - len(decided),
+        small=result.run["profile"] == "smoke",
+    )
+
+
+def _box(chapter: str, claims: Mapping[str, Claim]) -> str:
+    """All claims of a chapter, folded."""
+    mine = [claim for claim in claims.values() if chapter in claim.listed["chapters"]]
+    return render("verdict_box.md.j2", chapter=chapter, claims=mine, counts=verdicts.counts(mine))
+
+
+def _checks(records: Iterable[Record]) -> NotebookNode:
+    """The checks of a section as one line that opens to what each measured; open where one does not hold."""
+    return _markdown(render("checks.html.j2", records=list(records)))
+
+
+def _schematic(name: str, alt: str) -> NotebookNode:
+    """A drawing below a chapter's introduction; its panels stand beside each other where there is room."""
+    panels = [path.read_text(encoding="utf-8").strip() for path in sorted(SCHEMATICS.glob(f"{name}-*.svg"))]
+    return _markdown(render("schematic.html.j2", alt=alt, panels=panels))
+
+
+def _refer(cell: NotebookNode, figure: figures.Figure) -> None:
+    """Show the files of a drawing in its place."""
+    for output in cell.outputs:
+        if figures.SVG in output.get("data", {}):
+            output.data = {"text/html": render("figure.html.j2", figure=figure)}
+
+
+def _joined(cells: Iterable[NotebookNode]) -> Iterator[NotebookNode]:
+    """The cells, with neighbours that are folded and show nothing as one: a reader opens them all or none."""
+    last = None
+    for cell in cells:
+        folded = cell.cell_type == "code" and FOLDED & _tags(cell)
+        silent = folded and all("scrapbook" in output.get("metadata", {}) for output in cell.outputs)
+        if silent and last is not None:
+            last.source += f"\n\n{cell.source}"
+            last.outputs += cell.outputs
+            continue
+        yield cell
+        last = cell if silent else None
+
+
+def _sections(cells: Iterable[NotebookNode]) -> Iterator[NotebookNode]:
+    """The cells, with one of prose divided where a section begins in it."""
+    for cell in cells:
+        if cell.cell_type != "markdown":
+            yield cell
+            continue
+        for part in re.split(r"\n(?=(?:\([\w-]+\)=\n)?## )", cell.source):
+            yield _markdown(part)
+
+
+def _markdown(text: str) -> NotebookNode:
+    return nbformat.v4.new_markdown_cell(text)
+
+
+def _tags(cell: NotebookNode) -> set[str]:
+    return {*cell.metadata.get("tags", ())}
+
+
+def _key(output: Mapping[str, Any]) -> tuple[str, str]:
+    kept = output["data"][MIME]
+    return kept["claim"], kept["check"]
