@@ -126,6 +126,7 @@ def meanings(
 ) -> dict[str, Any]:
     """What pages and their tables may show, by name."""
     parts = TEMPLATES.get_template("parts.html.j2").module
+    known: dict[str, Any] = {}
     glued: dict[str, dict[str, str]] = {}
 
     def number(name: str, key: str) -> str:
@@ -133,7 +134,8 @@ def meanings(
             glued[name] = notebooks.glued(run.notebook(name))
         return glued[name][key]
 
-    return {
+    known |= {
+        "show": lambda table, **more: render(f"{table}.j2", **known, **more),
         "verdict": lambda name: parts.badge(claims[name].verdict),
         "checks": lambda name: parts.link(claims[name]),
         "judged": lambda name: parts.judged(claims[name]),
@@ -155,6 +157,7 @@ def meanings(
         "benchmarks": benchmarks(),
         "modules": modules(),
     }
+    return known
 
 
 def modules() -> list[str]:
