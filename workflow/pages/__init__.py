@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from nbutils.claims.records import Record, format_band, format_measured
+from workflow import book
 
 if TYPE_CHECKING:  # only Sphinx itself needs it
     from sphinx.application import Sphinx
@@ -24,16 +25,7 @@ class Nothing(StrictUndefined):
     @property
     def _undefined_message(self) -> str:
         name = self._undefined_name
-        return f"nothing stands for {{{{ {name} }}}}: no table, no function of pages, no number of a chapter"
-
-
-def digits(x: float) -> str:
-    """Three digits, no exponent.
-
-    >>> [digits(x) for x in (12345.6, 28.06, 0.83333)]
-    ['12,300', '28.1', '0.833']
-    """
-    return f"{float(f'{x:.3g}'):,.0f}" if x >= 100 else f"{x:.3g}"
+        return f"nothing stands for {{{{ {name} }}}}: no claim, no number of a chapter, no table"
 
 
 def state(record: Record) -> str:
@@ -48,7 +40,7 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.filters |= {"measured": format_measured, "band": format_band, "digits": digits, "state": state}
+TEMPLATES.filters |= {"measured": format_measured, "band": format_band, "state": state, "origin": book.origin}
 
 
 def render(template: str, **values: Any) -> str:

@@ -25,7 +25,8 @@ from workflow import ROOT, Run, book, git, notebooks, report, sources
 from workflow.pages import TEMPLATES, chapter, figures, render, verdicts
 from workflow.report import Report
 
-BOOK, MAINTENANCE, BENCHMARKS = ROOT / "book", ROOT / "maintenance", ROOT / "benchmarks" / "kept.json"
+BOOK, STATIC = ROOT / "book", ROOT / "book" / "_static"
+PARTS = '{% from "parts.html.j2" import badge, verdict, checks, judged, number, show, thumbnail, hero with context %}'
 # Of a page alone: chapters that it points at are not there, and its own figures are counted from 1.
 NOT_THERE = ["myst.xref_missing", "myst.xref_ambiguous", "ref.numref", "ref.ref", "toc.not_included"]
 
@@ -67,114 +68,79 @@ def configuration(quiet: Iterable[str] = ()) -> str:
     return "".join(f"{name} = {value!r}\n" for name, value in sorted(values.items()))
 
 
-def staged(run: Run, result: Report) -> tuple[dict[str, bytes], dict[str, figures.Figure]]:
-    """The chapters of a run for Sphinx, with all files that pages load, by path; and the chapters' figures by name."""
+def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
+    """The sources of pages for Sphinx, by path: the run's chapters, other pages, and all files that they load."""
     claims, banner = verdicts.judged(result), red(result)
-    content, drawn = {"references.bib": (BOOK / "references.bib").read_bytes()}, dict[str, figures.Figure]()
-    for path in (BOOK / "_static").rglob("*"):
-        if path.is_file():
-            content[str(path.relative_to(BOOK))] = path.read_bytes()
+    content = {"references.bib": (BOOK / "references.bib").read_bytes()}
+    content |= {str(path.relative_to(BOOK)): path.read_bytes() for path in STATIC.rglob("*") if path.is_file()}
+    drawn, numbers = dict[str, figures.Figure](), dict[str, dict[str, str]]()
     for name in run.chapters:
-        bound = chapter.grafted(name, run.notebook(name))
-        chapter.bind(bound, name, claims)
-        download = chapter.download(copy.deepcopy(bound), name, run.notebook(name), banner)
-        content[f"executed/{name}.ipynb"] = nbformat.writes(download).encode()
-        page, figures_of_page = chapter.page(bound, name, result, claims, banner)
-        content[f"{name}.ipynb"] = nbformat.writes(page).encode()
+        node = chapter.bound(chapter.grafted(name, run.notebook(name)), name, claims)
+        plain = copy.deepcopy(node)
+        node, figures_of_page = chapter.page(node, name, result, claims, banner)
+        content[f"{name}.ipynb"] = nbformat.writes(node).encode()
         drawn |= figures_of_page
+        numbers[name] = notebooks.glued(run.notebook(name))
+        plain.cells[0].source = chapter.below_title(plain.cells[0].source, banner)
+        download = notebooks.in_plain_words(plain, book.source(name), numbers[name])
+        content[f"executed/{name}.ipynb"] = nbformat.writes(download).encode()
     for figure in drawn.values():
         content |= figure.files()
-    return content, drawn
-
-
-def texts(run: Run, result: Report, drawn: Mapping[str, figures.Figure]) -> dict[str, bytes]:
-    """The pages that are no chapters, filled with what the run says."""
-    claims, banner = verdicts.judged(result), red(result)
-    known = meanings(run, result, claims, drawn)
-    found = {}
-    for path in sorted(BOOK.glob("*.md")):
-        if path.stem not in book.chapters() and not path.stem.startswith("_"):
-            text = chapter.below_title(
-                verdicts.bind(path.read_text(encoding="utf-8"), claims, chapter.left_out), banner
-            )
-            found[path.name] = chapter.to_notebooks(filled(path.name, text, known)).encode()
-    return found
+    known = said(result) | {"claims": claims, "figures": drawn, "numbers": numbers}
+    for path in pages:
+        text = chapter.below_title(chapter.bind(path.read_text(encoding="utf-8"), claims), banner)
+        content[path.name] = chapter.to_notebooks(filled(path.name, text, known)).encode()
+    return content
 
 
 def filled(page: str, text: str, known: Mapping[str, Any]) -> str:
-    """A page whose placeholders show what the run says.
+    """A page whose placeholders show what the run says; ``parts.html.j2`` has those that take a name.
 
     Raises:
         ValueError: a placeholder that stands for nothing.
     """
     try:
-        return TEMPLATES.from_string(text).render(known)
-    except (TemplateError, KeyError) as error:
+        return TEMPLATES.from_string(PARTS + text).render(known)
+    except TemplateError as error:
         raise ValueError(f"{page}: {error}") from None
 
 
 def red(result: Report) -> str:
     """The box at the top of every page of a red run, with a link to each check that failed; "" for a green one."""
-    if result.run["green"]:
-        return ""
     failed = [record for record in result.records if record.fails]
-    return render("banner.md.j2", problems=result.problems, failed=failed)
+    return "" if result.run["green"] else render("banner.md.j2", problems=result.problems, failed=failed)
 
 
-def meanings(
-    run: Run, result: Report, claims: Mapping[str, verdicts.Claim], drawn: Mapping[str, figures.Figure]
-) -> dict[str, Any]:
-    """What pages and their tables may show, by name."""
-    parts = TEMPLATES.get_template("parts.html.j2").module
-    known: dict[str, Any] = {}
-    glued: dict[str, dict[str, str]] = {}
-
-    def number(name: str, key: str) -> str:
-        if name not in glued:
-            glued[name] = notebooks.glued(run.notebook(name))
-        return glued[name][key]
-
-    known |= {
-        "show": lambda table, **more: render(f"{table}.j2", **known, **more),
-        "verdict": lambda name: parts.badge(claims[name].verdict),
-        "checks": lambda name: parts.link(claims[name]),
-        "judged": lambda name: parts.judged(claims[name]),
-        "badge": parts.badge,
-        "number": number,
-        "thumbnail": lambda name: parts.thumbnail(drawn[name]),
-        "hero": lambda name: parts.hero(drawn[name]),
-        "claims": claims,
-        "figures": drawn,
-        "cards": {name: book.card(name) for name in book.chapters()},
-        "title": book.title,
+def said(result: Report) -> dict[str, Any]:
+    """What tables of pages show besides claims and figures."""
+    names = [name for name in sources.modules() if name not in ("nbutils", "nbutils.__main__")]
+    return {
         "run": result.run,
         "records": result.records,
         "stats": result.stats,
+        "cards": {name: book.card(name) for name in book.chapters()},
+        "title": book.title,
         "counts": verdicts.counts,
         "order": verdicts.ORDER,
         "kinds": KINDS,
         "red_runs": red_runs(),
         "benchmarks": benchmarks(),
-        "modules": modules(),
+        "modules": sorted(names, key=lambda name: (name.startswith("nbutils.chapters"), name)),  # what is shared first
     }
-    return known
-
-
-def modules() -> list[str]:
-    """What the page on the module shows: what chapters share, then what one alone needs."""
-    names = [name for name in sources.modules() if name not in ("nbutils", "nbutils.__main__")]
-    return sorted(names, key=lambda name: (name.startswith("nbutils.chapters"), name))
 
 
 def red_runs() -> dict[str, dict[str, Any]]:
     """How often a run is red although nothing is wrong, by profile; see ``verdicts.red_share``."""
     hashes = sources.hashes()
-    return {name: verdicts.red_share(_kept(MAINTENANCE / f"alarms-{name}.json"), hashes) for name in ("smoke", "book")}
+    return {
+        name: verdicts.red_share(_kept(ROOT / "maintenance" / f"alarms-{name}.json"), hashes)
+        for name in ("smoke", "book")
+    }
 
 
 def benchmarks() -> list[dict[str, Any]]:
     """The kept benchmarks of modules that are today as they were when they were measured."""
-    rows = _kept(BENCHMARKS).get("pairs", [])
+    rows = _kept(ROOT / "benchmarks" / "kept.json").get("pairs", [])
     return [row for row in rows if row.get("made_from") == sources.of_modules(row["modules"])]
 
 
@@ -220,9 +186,8 @@ def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
 def pages(run: Run, log: Path) -> Path:
     """Render all pages of a run; its chapters are all there are. Returns the first page."""
     folder = run.reports / "pages"
-    result = report.load(run.reports)
-    content, drawn = staged(run, result)
-    content |= texts(run, result, drawn)
+    others = [path for path in sorted(BOOK.glob("[!_]*.md")) if path.stem not in run.chapters]
+    content = staged(run, report.load(run.reports), others)
     content["_toc.yml"] = (ROOT / "_toc.yml").read_bytes()
     content["conf.py"] = configuration().encode()
     write(folder / "source", content)
@@ -236,8 +201,7 @@ def page(run: Run, log: Path) -> Path:
     if not run.notebook(name).exists():
         raise ValueError(f"{name} has no result: `make {run.profile} SEED={run.seed} CHAPTERS={name}` executes it")
     folder = run.reports / "page"
-    content, _ = staged(run, report.collect(run))
-    content["bibliography.md"] = (BOOK / "bibliography.md").read_bytes()
+    content = staged(run, report.collect(run), [BOOK / "bibliography.md"])
     toc = {"format": "jb-book", "root": name, "chapters": [{"file": "bibliography"}]}
     content["_toc.yml"] = yaml.safe_dump(toc, sort_keys=False).encode()
     content["conf.py"] = configuration(NOT_THERE).encode()

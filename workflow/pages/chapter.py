@@ -38,27 +38,39 @@ def grafted(chapter: str, executed: Path) -> NotebookNode:
     return node
 
 
-def bind(node: NotebookNode, chapter: str, claims: Mapping[str, Claim]) -> None:
+def bind(text: str, claims: Mapping[str, Claim]) -> str:
+    """Show each ``:::{finding} claim …`` only if the run bears it; ``claim=verdict`` asks for another verdict.
+
+    What the run does not bear is left out with a word in its place, unless the block asks for another verdict.
+
+    Raises:
+        ValueError: a claim that ``claims.yml`` does not list.
+    """
+
+    def shown(match: re.Match[str]) -> str:
+        for name, _, asked in (word.partition("=") for word in match[1].split()):
+            if name not in claims:
+                raise ValueError(f":::{{finding}} {match[1]}: claims.yml lists no claim {name!r}")
+            if asked and claims[name].verdict != asked:
+                return ""
+            if not asked and not claims[name].borne:
+                return render("left_out.md.j2", claim=claims[name])
+        return match[2]
+
+    return notebooks.FINDING.sub(shown, text)
+
+
+def bound(node: NotebookNode, chapter: str, claims: Mapping[str, Claim]) -> NotebookNode:
     """Leave out of text and captions what the run does not bear."""
     surprising = [claim for claim in claims.values() if chapter in claim.listed["chapters"] and claim.surprising]
     for cell in node.cells:
         if cell.cell_type == "markdown":
-            cell.source = verdicts.bind(cell.source, claims, left_out)
+            cell.source = bind(cell.source, claims)
         elif surprising and "figure" in (shown := cell.metadata.get("mystnb", {})):
-            drawn, _, seen = shown["figure"].get("caption", "").partition("What to see")
-            if seen:
+            drawn, see, _ = shown["figure"]["caption"].partition("What to see")
+            if see:
                 shown["figure"]["caption"] = render("caption.md.j2", drawn=drawn, surprising=surprising)
-
-
-def left_out(claim: Claim) -> str:
-    """What stands in the place of a finding that the run does not bear."""
-    return render("left_out.md.j2", claim=claim)
-
-
-def download(node: NotebookNode, chapter: str, executed: Path, banner: str) -> NotebookNode:
-    """What the page of a chapter lets one download: its outputs, in plain Markdown."""
-    node.cells[0].source = below_title(node.cells[0].source, banner)
-    return notebooks.in_plain_words(node, book.source(chapter), notebooks.glued(executed))
+    return node
 
 
 def page(

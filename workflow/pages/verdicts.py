@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nbutils.claims.records import Record
 from workflow import book
-from workflow.notebooks import FINDING
 from workflow.report import Report
 
 ORDER = ("confirmed", "refined", "refuted", "open", "failed", "undecided")
@@ -22,8 +21,8 @@ class Claim:
     """A claim of ``claims.yml`` as one run judged it."""
 
     name: str
-    rank: int  # its place in the list, the order among equals
-    listed: Mapping[str, Any]
+    rank: int  # its place in the list
+    listed: dict[str, Any]  # as there
     verdict: str
     records: tuple[Record, ...]
 
@@ -50,10 +49,6 @@ class Claim:
     @property
     def ours(self) -> bool:
         return bool(self.listed.get("ours"))
-
-    @property
-    def origin(self) -> str:
-        return book.origin(dict(self.listed))
 
     @property
     def href(self) -> str:
@@ -96,28 +91,6 @@ def counts(claims: Iterable[Claim]) -> dict[str, int]:
     """How many claims have which verdict, in the order of verdicts; those that none has are left out."""
     number = Counter(claim.verdict for claim in claims)
     return {verdict: number[verdict] for verdict in ORDER if number[verdict]}
-
-
-def bind(text: str, claims: Mapping[str, Claim], left_out: Callable[[Claim], str]) -> str:
-    """Show each ``:::{finding} claim …`` only if the run bears it; ``claim=verdict`` asks for another verdict.
-
-    What the run does not bear is ``left_out``; a block that asks for another verdict is left out without a word.
-
-    Raises:
-        ValueError: a claim that ``claims.yml`` does not list.
-    """
-    return FINDING.sub(lambda match: _bound(match[1], match[2], claims, left_out), text)
-
-
-def _bound(names: str, text: str, claims: Mapping[str, Claim], left_out: Callable[[Claim], str]) -> str:
-    for name, _, asked in (word.partition("=") for word in names.split()):
-        if name not in claims:
-            raise ValueError(f":::{{finding}} {names}: claims.yml lists no claim {name!r}")
-        if asked and claims[name].verdict != asked:
-            return ""
-        if not asked and not claims[name].borne:
-            return left_out(claims[name])
-    return text
 
 
 def red_share(kept: Mapping[str, Any], hashes: Mapping[str, str]) -> dict[str, Any]:
