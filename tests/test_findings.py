@@ -137,7 +137,7 @@ def pieces(run):
     facts = {"counts": verdicts.counts, "order": verdicts.ORDER, "kinds": ("exact", "derived")}
     row = {"what": "a", "ratio": 40321.0, "ratio_min": 1.5, "ratio_max": 2, "bound": 1, "holds": True, "hardware": "m"}
     for name, result in (("green", green), ("red", red)):
-        claims = verdicts.judged(result)
+        claims, mine = verdicts.judged(result), [each for each in result.records if each.chapter == "01-one"]
         known = {
             "claims": claims,
             "run": result.run,
@@ -148,9 +148,9 @@ def pieces(run):
         }
         known |= {"red_runs": {"smoke": {"chapters": 1, "seeds": 9, "share": 0.5, "noted": 2}}, "benchmarks": [row]}
         known |= {"red_runs": {}, "benchmarks": []} if name == "red" else {}
-        yield f"{name}: card", chapter._card(CARD, "01-one", result, claims, DRAWN)
+        yield f"{name}: card", chapter._card(CARD, result, mine, claims, DRAWN)
         yield f"{name}: box", chapter._box("01-one", claims)
-        yield f"{name}: checks", chapter._checks(result.records).source
+        yield f"{name}: checks", chapter._html("checks", records=result.records).source
         yield f"{name}: banner", build.red(result)
         tables = (
             "scorecard.html",

@@ -22,7 +22,7 @@ def main() -> int:
     log = run.logs / "pages.log"
     log.unlink(missing_ok=True)
     try:
-        print((build.page if arguments.page else build.pages)(run, log))
+        print(build.make(run, log, arguments.page))
     except Exception as error:
         expected = isinstance(error, ValueError | build.NotRendered)
         reason = " ".join(str(error if expected else f"{type(error).__name__}: {error}").split())

@@ -27,7 +27,7 @@ from workflow.report import Report
 
 BOOK, STATIC = ROOT / "book", ROOT / "book" / "_static"
 PARTS = '{% from "parts.html.j2" import badge, verdict, checks, judged, number, show, thumbnail, hero with context %}'
-# Of a page alone: chapters that it points at are not there, and its own figures are counted from 1.
+# Warnings that a page alone gives, since what it points at is not there.
 NOT_THERE = ["myst.xref_missing", "myst.xref_ambiguous", "ref.numref", "ref.ref", "toc.not_included"]
 
 
@@ -132,10 +132,8 @@ def said(result: Report) -> dict[str, Any]:
 def red_runs() -> dict[str, dict[str, Any]]:
     """How often a run is red although nothing is wrong, by profile; see ``verdicts.red_share``."""
     hashes = sources.hashes()
-    return {
-        name: verdicts.red_share(_kept(ROOT / "maintenance" / f"alarms-{name}.json"), hashes)
-        for name in ("smoke", "book")
-    }
+    kept = {name: _kept(ROOT / "maintenance" / f"alarms-{name}.json") for name in ("smoke", "book")}
+    return {name: verdicts.red_share(each, hashes) for name, each in kept.items()}
 
 
 def benchmarks() -> list[dict[str, Any]]:
@@ -177,34 +175,37 @@ def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
         shutil.rmtree(doctrees, ignore_errors=True)  # what was read with a warning would be taken as read without
         print("\n".join(found or lines[-30:]), file=sys.stderr)
         raise NotRendered(f"not rendered: {(found or lines[-1:] or ['no message'])[0]}")
-    print("\n".join(found), file=sys.stderr)
-    shutil.rmtree(target, ignore_errors=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    print(*found, sep="\n", end="", file=sys.stderr)
+    old = folder / "old"
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():  # renamed and not deleted, so that there are whole pages whenever this ends
+        target.rename(old)
     part.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
 
 
-def pages(run: Run, log: Path) -> Path:
-    """Render all pages of a run; its chapters are all there are. Returns the first page."""
-    folder = run.reports / "pages"
-    others = [path for path in sorted(BOOK.glob("[!_]*.md")) if path.stem not in run.chapters]
-    content = staged(run, report.load(run.reports), others)
-    content["_toc.yml"] = (ROOT / "_toc.yml").read_bytes()
-    content["conf.py"] = configuration().encode()
-    write(folder / "source", content)
-    sphinx(folder, run.html, log, "-W", "--keep-going", "-n")
-    return run.html / "index.html"
+def make(run: Run, log: Path, page: str | None = None) -> Path:
+    """Render all pages of a run, or the page of one chapter from its executed notebook alone. Returns the first page.
 
-
-def page(run: Run, log: Path) -> Path:
-    """Render the page of the one chapter of a run, from its executed notebook alone. Links to others lead nowhere."""
-    (name,) = run.chapters
-    if not run.notebook(name).exists():
-        raise ValueError(f"{name} has no result: `make {run.profile} SEED={run.seed} CHAPTERS={name}` executes it")
-    folder = run.reports / "page"
-    content = staged(run, report.collect(run), [BOOK / "bibliography.md"])
-    toc = {"format": "jb-book", "root": name, "chapters": [{"file": "bibliography"}]}
+    Links of a page alone lead to no other, and its figures are counted from 1.
+    """
+    folder, target = (
+        (run.reports / "page", run.reports / "page" / "html") if page else (run.reports / "pages", run.html)
+    )
+    missing = [name for name in run.chapters if not run.notebook(name).exists()]
+    if missing:
+        raise ValueError(
+            f"no result of {missing[0]}: `make {run.profile} SEED={run.seed} CHAPTERS={missing[0]}` makes it"
+        )
+    if page:
+        toc = {"format": "jb-book", "root": page, "chapters": [{"file": "bibliography"}]}
+        content = staged(run, report.collect(run), [BOOK / "bibliography.md"])
+    else:
+        toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
+        others = [path for path in sorted(BOOK.glob("[!_]*.md")) if path.stem not in run.chapters]
+        content = staged(run, report.load(run.reports), others)
     content["_toc.yml"] = yaml.safe_dump(toc, sort_keys=False).encode()
-    content["conf.py"] = configuration(NOT_THERE).encode()
+    content["conf.py"] = configuration(NOT_THERE if page else ()).encode()
     write(folder / "source", content)
-    sphinx(folder, folder / "html", log)
-    return folder / "html" / f"{name}.html"
+    sphinx(folder, target, log, *(() if page else ("-W", "--keep-going", "-n")))
+    return target / f"{page or 'index'}.html"

@@ -18,6 +18,7 @@ from workflow.pages.verdicts import Claim
 from workflow.report import Report
 
 SCHEMATICS = ROOT / "book" / "_static" / "schematics"
+Figures = dict[str, figures.Figure]  # by name
 FOLDED = {"hide-input", "hide-cell"}
 
 
@@ -75,39 +76,34 @@ def bound(node: NotebookNode, chapter: str, claims: Mapping[str, Claim]) -> Note
 
 def page(
     node: NotebookNode, chapter: str, result: Report, claims: Mapping[str, Claim], banner: str
-) -> tuple[NotebookNode, dict[str, figures.Figure]]:
-    """A chapter as its page shows it, from a notebook of bound text, and its figures by name.
+) -> tuple[NotebookNode, Figures]:
+    """A chapter as its page shows it, from a notebook of bound text, and its figures.
 
     The checks are shown as the workflow judged them; what it alone has seen, at further seeds, stands with the last.
     """
     card = book.card(chapter)
-    records = [record for record in result.records if record.chapter == chapter]
     explored = {each["after"]: each["name"] for each in card.get("explore", ())}
-    drawn: dict[str, figures.Figure] = {}
-    shown: list[NotebookNode] = []
+    records = [record for record in result.records if record.chapter == chapter]
     judged, waiting = {record.key: record for record in records}, list[Record]()
+    shown, drawn = list[NotebookNode](), Figures()
     for cell in _sections(node.cells):
-        if cell.cell_type == "markdown":
-            if cell.source.startswith("## ") and waiting:
-                shown.append(_checks(waiting))
-                waiting = []
-            shown.append(cell)
-            if "schematic" in card and len(shown) == 1:
-                shown.append(_schematic(**card["schematic"]))
-            continue
-        waiting += [judged.pop(_key(output)) for output in cell.outputs if MIME in output.get("data", {})]
-        cell.outputs = [
-            each for each in cell.outputs if MIME not in each.get("data", {}) and each.get("name") != "stderr"
-        ]
+        if cell.cell_type == "markdown" and cell.source.startswith("## ") and waiting:
+            shown.append(_html("checks", records=waiting))
+            waiting = []
         shown.append(cell)
-        if figure := figures.of_cell(chapter, cell):
-            drawn[figure.name] = figure
-            _refer(cell, figure)
-            if figure.name in explored:
-                shown.append(_markdown(render("explorable.html.j2", name=explored[figure.name])))
+        if "schematic" in card and len(shown) == 1:
+            shown.append(_schematic(**card["schematic"]))
+        if cell.cell_type == "code":
+            checks = [output.data[MIME] for output in cell.outputs if MIME in output.get("data", {})]
+            waiting += [judged.pop((each["claim"], each["check"])) for each in checks]
+            cell.outputs = [output for output in cell.outputs if not _unseen(output)]
+            if figure := figures.of_cell(chapter, cell):
+                drawn[figure.name] = figure
+                if figure.name in explored:
+                    shown.append(_html("explorable", name=explored[figure.name]))
     if waiting := [*waiting, *judged.values()]:
-        shown.append(_checks(waiting))
-    boxes = banner, _card(card, chapter, result, claims, drawn), _box(chapter, claims)
+        shown.append(_html("checks", records=waiting))
+    boxes = banner, _card(card, result, records, claims, drawn), _box(chapter, claims)
     shown[0].source = below_title(shown[0].source, *boxes)
     node.cells = list(_joined(shown))
     for number, cell in enumerate(node.cells):
@@ -115,6 +111,11 @@ def page(
         if cell.cell_type == "markdown":
             cell.source = to_notebooks(cell.source)
     return node, drawn
+
+
+def _unseen(output: NotebookNode) -> bool:
+    """Whether a page shows an output elsewhere, as it does checks, or not at all, as bars of progress."""
+    return MIME in output.get("data", {}) or output.get("name") == "stderr"
 
 
 def to_notebooks(text: str) -> str:
@@ -135,33 +136,17 @@ def below_title(text: str, *boxes: str) -> str:
 
 
 def _card(
-    card: Mapping[str, Any],
-    chapter: str,
-    result: Report,
-    claims: Mapping[str, Claim],
-    drawn: Mapping[str, figures.Figure],
+    card: Mapping[str, Any], result: Report, records: list[Record], claims: Mapping[str, Claim], drawn: Figures
 ) -> str:
     """What was asked, what was found and why to believe it, on one screen; "" for a chapter without a card."""
     if not card:
         return ""
     if card["figure"] not in drawn:
-        raise ValueError(f"{chapter}: its card shows {card['figure']}, and the chapter draws {', '.join(drawn)}")
-    records = [record for record in result.records if record.chapter == chapter]
-    decided = [record for record in records if record.role != "open"]
-    kinds = {kind: sum(record.kind == kind for record in decided) for kind in KINDS}
+        raise ValueError(f"a card shows {card['figure']}, and its chapter draws {', '.join(drawn)}")
     rested = [claims[name] for name in card["claims"]]
-    return render(
-        "card.md.j2",
-        card=card,
-        claim=rested[0],
-        missing=next((claim for claim in rested if not claim.borne), None),
-        figure=drawn[card["figure"]],
-        kinds={kind: number for kind, number in kinds.items() if number},
-        held=sum(not record.fails for record in decided),
-        decided=len(decided),
-        open=len(records) - len(decided),
-        small=result.run["profile"] == "smoke",
-    )
+    missing = next((claim for claim in rested if not claim.borne), None)
+    known = {"claim": rested[0], "missing": missing, "figure": drawn[card["figure"]], "kinds": KINDS}
+    return render("card.md.j2", card=card, run=result.run, records=records, **known)
 
 
 def _box(chapter: str, claims: Mapping[str, Claim]) -> str:
@@ -170,22 +155,10 @@ def _box(chapter: str, claims: Mapping[str, Claim]) -> str:
     return render("verdict_box.md.j2", chapter=chapter, claims=mine, counts=verdicts.counts(mine))
 
 
-def _checks(records: Iterable[Record]) -> NotebookNode:
-    """The checks of a section as one line that opens to what each measured; open where one does not hold."""
-    return _markdown(render("checks.html.j2", records=list(records)))
-
-
 def _schematic(name: str, alt: str) -> NotebookNode:
     """A drawing below a chapter's introduction; its panels stand beside each other where there is room."""
     panels = [path.read_text(encoding="utf-8").strip() for path in sorted(SCHEMATICS.glob(f"{name}-*.svg"))]
-    return _markdown(render("schematic.html.j2", alt=alt, panels=panels))
-
-
-def _refer(cell: NotebookNode, figure: figures.Figure) -> None:
-    """Show the files of a drawing in its place."""
-    for output in cell.outputs:
-        if figures.SVG in output.get("data", {}):
-            output.data = {"text/html": render("figure.html.j2", figure=figure)}
+    return _html("schematic", alt=alt, panels=panels)
 
 
 def _joined(cells: Iterable[NotebookNode]) -> Iterator[NotebookNode]:
@@ -212,14 +185,13 @@ def _sections(cells: Iterable[NotebookNode]) -> Iterator[NotebookNode]:
             yield _markdown(part)
 
 
+def _html(template: str, **values: Any) -> NotebookNode:
+    return _markdown(render(f"{template}.html.j2", **values))
+
+
 def _markdown(text: str) -> NotebookNode:
     return nbformat.v4.new_markdown_cell(text)
 
 
 def _tags(cell: NotebookNode) -> set[str]:
     return {*cell.metadata.get("tags", ())}
-
-
-def _key(output: Mapping[str, Any]) -> tuple[str, str]:
-    kept = output["data"][MIME]
-    return kept["claim"], kept["check"]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from nbformat import NotebookNode
 
+from workflow.pages import render
+
 SVG = "image/svg+xml"
 # The colours of the book's figures on light pages, and what each is on dark ones.
 TEXT, GROUND, GRID, GREY = "#ced6dd", "#121212", "#343a42", "#9aa4ae"
@@ -54,10 +56,13 @@ def dark(svg: str) -> str:
 
 
 def of_cell(chapter: str, cell: NotebookNode) -> Figure | None:
-    """The figure that a code cell draws; None where it draws none."""
+    """The figure that a code cell draws, whose files the cell shows from now on; None where it draws none."""
     shown = cell.metadata.get("mystnb", {})
-    drawn = [output.data[SVG] for output in cell.outputs if SVG in output.get("data", {})]
+    drawn = [output for output in cell.outputs if SVG in output.get("data", {})]
     if "figure" not in shown or not drawn:
         return None
     image = shown.get("image", {})
-    return Figure(chapter, shown["figure"]["name"], image.get("alt", ""), image.get("width", "100%"), drawn[-1])
+    svg, name = drawn[-1].data[SVG], shown["figure"]["name"]
+    figure = Figure(chapter, name, image.get("alt", ""), image.get("width", "100%"), svg)
+    drawn[-1].data = {"text/html": render("figure.html.j2", figure=figure)}
+    return figure
