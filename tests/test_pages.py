@@ -215,7 +215,7 @@ SCROLLS = "pre, div.math, mjx-container, .pst-scrollable-table-container, .cell_
 # Elements of prose that stick out of the window, and places that scroll sideways but should not.
 SIDEWAYS = """scrolls => {
   const name = e => e.tagName + "." + e.className + ": " + e.textContent.trim().slice(0, 60);
-  const prose = "main article :is(p, li, h1, h2, h3, h4, dt, dd, figcaption, img, svg, table)";
+  const prose = "main article :is(p, li, td, h1, h2, h3, h4, dt, dd, figcaption, img, svg, table)";
   const out = [...document.querySelectorAll(prose)]
     .filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(scrolls) && !e.closest(".headerlink"));
   const moving = [...document.querySelectorAll("main article, main article *")]
@@ -411,22 +411,6 @@ def test_scorecard_sorts(window):
     page.get_by_role("button", name="verdict", exact=True).click()
     ranks = [ORDER.index(verdict) for verdict in page.locator(".claims-table .verdict").all_inner_texts()]
     assert ranks == sorted(ranks) and window.said == []
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_scorecard_fits_its_window(window, width):
-    """Nothing of the table is cut off or has to be scrolled to, and at 1280 px a claim has room."""
-    page = window.open("scorecard.html", width)
-    wide = """() => {
-      const edge = document.querySelector("main article").getBoundingClientRect().right;
-      return [...document.querySelectorAll(".claims-table, .claims-table *, .claims-filter *")]
-        .filter(e => e.getBoundingClientRect().right > edge || (e.clientWidth && e.scrollWidth > e.clientWidth + 1))
-        .map(e => e.outerHTML.slice(0, 80));
-    }"""
-    assert page.evaluate(wide) == []
-    if width == 1280:
-        assert page.locator("td[data-label=claim]").first.bounding_box()["width"] > 350
-        assert page.evaluate("document.documentElement.scrollHeight") < 20 * 900
 
 
 def test_scorecard_is_cards_on_a_phone(window):

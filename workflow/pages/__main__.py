@@ -24,7 +24,7 @@ def main() -> int:
     try:
         print(build.make(run, log, arguments.page))
     except Exception as error:
-        expected = isinstance(error, ValueError | build.NotRendered)
+        expected = isinstance(error, ValueError | RuntimeError)
         reason = " ".join(str(error if expected else f"{type(error).__name__}: {error}").split())
         with open(log, "a", encoding="utf-8") as text:
             text.write("\n" + ("" if expected else traceback.format_exc()) + reason + "\n")

@@ -31,10 +31,6 @@ PARTS = '{% from "parts.html.j2" import badge, verdict, checks, judged, number, 
 NOT_THERE = ["myst.xref_missing", "myst.xref_ambiguous", "ref.numref", "ref.ref", "toc.not_included"]
 
 
-class NotRendered(Exception):
-    """Sphinx found an error or a warning; what it wrote is in the log."""
-
-
 def hosted(remote: str) -> str | None:
     """Web address of a git remote on a host, None for a path on this machine.
 
@@ -162,7 +158,7 @@ def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
     """Render the sources of a folder beside their place, and put the pages there when they are whole.
 
     Raises:
-        NotRendered: there was an error or, with ``-W``, a warning.
+        RuntimeError: there was an error or, with ``-W``, a warning.
     """
     part, doctrees = folder / "part" / "html", folder / "doctrees"
     shutil.rmtree(part, ignore_errors=True)
@@ -174,7 +170,7 @@ def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
     if done.returncode:
         shutil.rmtree(doctrees, ignore_errors=True)  # what was read with a warning would be taken as read without
         print("\n".join(found or lines[-30:]), file=sys.stderr)
-        raise NotRendered(f"not rendered: {(found or lines[-1:] or ['no message'])[0]}")
+        raise RuntimeError(f"not rendered: {(found or lines[-1:] or ['no message'])[0]}")
     print(*found, sep="\n", end="", file=sys.stderr)
     old = folder / "old"
     shutil.rmtree(old, ignore_errors=True)

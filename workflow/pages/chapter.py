@@ -97,7 +97,7 @@ def page(
             checks = [output.data[MIME] for output in cell.outputs if MIME in output.get("data", {})]
             waiting += [judged.pop((each["claim"], each["check"])) for each in checks]
             cell.outputs = [output for output in cell.outputs if not _unseen(output)]
-            if figure := figures.of_cell(chapter, cell):
+            if figure := figures.of_cell(cell):
                 drawn[figure.name] = figure
                 if figure.name in explored:
                     shown.append(_html("explorable", name=explored[figure.name]))

@@ -24,7 +24,6 @@ COLOUR = re.compile("|".join(DARK), re.I)
 class Figure:
     """A figure of a chapter, by the name that pages refer to; ``width`` is its share of the page's."""
 
-    chapter: str
     name: str
     alt: str
     width: str
@@ -35,7 +34,7 @@ class Figure:
         """Width and height in points: a browser keeps room for them before the file is there."""
         found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', self.svg)
         if found is None:
-            raise ValueError(f"{self.chapter}: {self.name} is no drawing of matplotlib's: it has no viewBox")
+            raise ValueError(f"{self.name} is no drawing of matplotlib's: it has no viewBox")
         return round(float(found[1])), round(float(found[2]))
 
     def files(self) -> dict[str, bytes]:
@@ -55,7 +54,7 @@ def dark(svg: str) -> str:
     return COLOUR.sub(lambda found: DARK[found[0].lower()], svg).replace("<svg ", f'<svg fill="{TEXT}" ', 1)
 
 
-def of_cell(chapter: str, cell: NotebookNode) -> Figure | None:
+def of_cell(cell: NotebookNode) -> Figure | None:
     """The figure that a code cell draws, whose files the cell shows from now on; None where it draws none."""
     shown = cell.metadata.get("mystnb", {})
     drawn = [output for output in cell.outputs if SVG in output.get("data", {})]
@@ -63,6 +62,6 @@ def of_cell(chapter: str, cell: NotebookNode) -> Figure | None:
         return None
     image = shown.get("image", {})
     svg, name = drawn[-1].data[SVG], shown["figure"]["name"]
-    figure = Figure(chapter, name, image.get("alt", ""), image.get("width", "100%"), svg)
+    figure = Figure(name, image.get("alt", ""), image.get("width", "100%"), svg)
     drawn[-1].data = {"text/html": render("figure.html.j2", figure=figure)}
     return figure
