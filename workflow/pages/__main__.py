@@ -1,4 +1,4 @@
-"""``python -m workflow.pages``; see ``build``. The last line of its log says why it failed, if it did."""
+"""``python -m workflow.pages``; see ``build``. Where it fails, the last line of ``logs/pages.log`` says why."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--page", choices=book.chapters(), metavar="CHAPTER", help="this page alone")
     arguments = parser.parse_args()
-    chapters = (arguments.page,) if arguments.page else tuple(book.chapters())
-    run = Run(arguments.profile, arguments.seed, chapters=chapters)
-    run.logs.mkdir(parents=True, exist_ok=True)
+    run = Run(arguments.profile, arguments.seed, chapters=tuple(book.chapters()))
     log = run.logs / "pages.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
     try:
-        print(build.make(run, log, arguments.page))
+        print(build.page(run, arguments.page) if arguments.page else build.pages(run))
     except Exception as error:
         expected = isinstance(error, ValueError | RuntimeError)
         reason = " ".join(str(error if expected else f"{type(error).__name__}: {error}").split())
         with open(log, "a", encoding="utf-8") as text:
-            text.write("\n" + ("" if expected else traceback.format_exc()) + reason + "\n")
+            text.write("" if expected else traceback.format_exc())
+            text.write(f"\n{reason}\n")
         print(reason, file=sys.stderr)
         return 1
+    log.unlink(missing_ok=True)
     return 0
 
 

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
     part, doctrees = folder / "part" / "html", folder / "doctrees"
     shutil.rmtree(part, ignore_errors=True)
     command = [sys.executable, "-m", "sphinx", "-a", "-d", str(doctrees), *options, str(folder / "source"), str(part)]
-    with open(log, "a", encoding="utf-8") as text:
+    with open(log, "w", encoding="utf-8") as text:
         done = subprocess.run(command, cwd=ROOT, stdout=text, stderr=subprocess.STDOUT)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     found = [line for line in lines if "WARNING" in line or "ERROR" in line]
@@ -180,28 +181,31 @@ def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def make(run: Run, log: Path, page: str | None = None) -> Path:
-    """Render all pages of a run, or the page of one chapter from its executed notebook alone. Returns the first page.
-
-    Links of a page alone lead to no other, and its figures are counted from 1.
-    """
-    folder, target = (
-        (run.reports / "page", run.reports / "page" / "html") if page else (run.reports / "pages", run.html)
-    )
-    missing = [name for name in run.chapters if not run.notebook(name).exists()]
-    if missing:
-        raise ValueError(
-            f"no result of {missing[0]}: `make {run.profile} SEED={run.seed} CHAPTERS={missing[0]}` makes it"
-        )
-    if page:
-        toc = {"format": "jb-book", "root": page, "chapters": [{"file": "bibliography"}]}
-        content = staged(run, report.collect(run), [BOOK / "bibliography.md"])
-    else:
-        toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
-        others = [path for path in sorted(BOOK.glob("[!_]*.md")) if path.stem not in run.chapters]
-        content = staged(run, report.load(run.reports), others)
-    content["_toc.yml"] = yaml.safe_dump(toc, sort_keys=False).encode()
-    content["conf.py"] = configuration(NOT_THERE if page else ()).encode()
+def pages(run: Run) -> Path:
+    """Render all pages of a run, whose chapters are all there are. Returns the first page."""
+    others = [path for path in sorted(BOOK.glob("[!_]*.md")) if path.stem not in run.chapters]
+    content = staged(run, report.load(run.reports), others)
+    content["_toc.yml"] = (ROOT / "_toc.yml").read_bytes()
+    content["conf.py"] = configuration().encode()
+    folder = run.reports / "pages"
     write(folder / "source", content)
-    sphinx(folder, target, log, *(() if page else ("-W", "--keep-going", "-n")))
-    return target / f"{page or 'index'}.html"
+    sphinx(folder, run.html, run.logs / "pages.log", "-W", "--keep-going", "-n")
+    return run.html / "index.html"
+
+
+def page(run: Run, name: str) -> Path:
+    """Render the page of one chapter from its executed notebook alone.
+
+    Its links lead to no other, and its figures are counted from 1.
+    """
+    alone, folder = replace(run, chapters=(name,)), run.reports / "page"
+    result = report.collect(alone)
+    if not run.notebook(name).exists():
+        raise ValueError(f"no result of {name}: `make {run.profile} SEED={run.seed} CHAPTERS={name}` makes it")
+    content = staged(alone, result, [BOOK / "bibliography.md"])
+    toc = {"format": "jb-book", "root": name, "chapters": [{"file": "bibliography"}]}
+    content["_toc.yml"] = yaml.safe_dump(toc, sort_keys=False).encode()
+    content["conf.py"] = configuration(NOT_THERE).encode()
+    write(folder / "source", content)
+    sphinx(folder, folder / "html", folder / "sphinx.log")
+    return folder / "html" / f"{name}.html"
