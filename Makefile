@@ -3,14 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 SEED ?= 0
-SEEDS ?=
-FIRST ?= 9000
-ONLY ?=
-SAMPLE ?=
 A ?= _build/smoke
 B ?=
 REPORT ?=
-RUNS ?=
 PROFILE ?= smoke
 CHAPTERS ?=
 JOBS ?=
@@ -19,30 +14,24 @@ WORKERS ?= 2
 EXECUTOR ?=
 EXECUTOR_ARGS ?=
 TIME_LIMIT ?=
-HOW = $(if $(JOBS),--jobs $(JOBS)) $(if $(TIME_LIMIT),--time-limit $(TIME_LIMIT)) $(if $(DEVICE),--device $(DEVICE)) \
+HOW = --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(TIME_LIMIT),--time-limit $(TIME_LIMIT)) $(if $(DEVICE),--device $(DEVICE)) \
       $(if $(EXECUTOR),--executor $(EXECUTOR)) $(if $(EXECUTOR_ARGS),--executor-args="$(EXECUTOR_ARGS)")
-RUN = $(PY) -m workflow run --seed $(SEED) $(HOW)
-BENCH ?=
+RUN = $(PY) -m workflow run $(HOW)
 
-.PHONY: help env book smoke gpu test test-colab test-all notebooks alarms report trend mutants upgrades bench pdf platforms lint clean
+.PHONY: help env book page smoke gpu test test-colab test-all notebooks report pdf lint clean
 
 help:
 	@echo "make env        the environment alone, in .venv; every other command makes it first"
 	@echo "make book       everything: environment, all chapters, claims checked, pages in _build/html"
-	@echo "make pdf        the whole book as one PDF, printed by a Chromium: _build/book/norm-growth.pdf"
+	@echo "make page       one chapter and its page alone (CHAPTERS=01-random-walk, PROFILE=smoke), for whoever writes"
+	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=04-t5 for some, SEED=7, JOBS=4)"
 	@echo "make test       environment, unit tests, all chapters in the smoke profile, the built pages checked"
 	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
-	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=04-t5 for some, SEED=7, JOBS=4)"
-	@echo "make alarms     the share of red runs at fresh seeds (PROFILE=smoke FIRST=9000 SEEDS=100, CHAPTERS=04-t5 for some); goes on where it was broken off"
-	@echo "make platforms  the profile as on other processors, emulated, and what moved (PROFILE=smoke SEED=0)"
 	@echo "make report     what a run has lost against another (A=_build/smoke B=other/metrics.json, REPORT='--json f --junit f')"
-	@echo "make trend      any number of kept runs as a page (RUNS='a b c')"
-	@echo "make mutants    plant defects; the tests must turn red (SAMPLE=100 SEED=3 for generated ones, ONLY=norms for some)"
-	@echo "make upgrades   smoke with the newest packages in our ranges, against smoke with the pinned ones"
-	@echo "                any run on a cluster: EXECUTOR=slurm JOBS=20 EXECUTOR_ARGS='--default-resources slurm_partition=…'"
-	@echo "make bench      ours against the plain way (BENCH=--book the whole book, --curves how cost grows; --keep for the page)"
+	@echo "make pdf        the whole book as one PDF, printed by a Chromium: _build/book/norm-growth.pdf"
 	@echo "make notebooks  book/notebooks from the sources; make lint; make clean"
-	@echo "also            PYTHON=python3.12 makes .venv with that Python; DEVICE=cuda and TIME_LIMIT=7200 (seconds a notebook) for runs; WORKERS=4 for make test"
+	@echo "also            PYTHON=python3.12 makes .venv with that Python; DEVICE=cuda and TIME_LIMIT=7200 (seconds a notebook) for runs;"
+	@echo "                EXECUTOR=slurm JOBS=20 EXECUTOR_ARGS='…' runs on a cluster; WORKERS=4 for make test; maintenance/ has its own Makefile"
 
 env: $(VENV)/.ready
 
@@ -57,10 +46,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 book: env
 	$(RUN) --profile book --html $(CHAPTERS)
 
-pdf: env
-	@$(PY) -m workflow pdf --check
-	$(MAKE) book CHAPTERS=
-	$(PY) -m workflow pdf --profile book
+page: env
+	$(PY) -m workflow page $(HOW) --profile $(PROFILE) $(CHAPTERS)
 
 smoke: env
 	$(RUN) --profile smoke $(CHAPTERS)
@@ -77,29 +64,16 @@ test-colab: env
 test-all: env
 	$(PY) -m pytest
 
-notebooks: env
-	$(PY) -m workflow sync
-
-upgrades: env
-	bash .ci/upgrades
-
-alarms: env
-	$(PY) -m workflow alarms --profile $(PROFILE) --first $(FIRST) --seeds $(or $(SEEDS),$(if $(filter book,$(PROFILE)),20,100)) $(HOW) $(CHAPTERS)
-
-platforms: env
-	$(PY) -m workflow.platforms --profile $(PROFILE) --seed $(SEED)
-
 report: env
 	@$(PY) -m workflow report "$(A)" "$(B)" $(REPORT)
 
-trend: env
-	@$(PY) -m workflow trend $(RUNS)
+pdf: env
+	@$(PY) -m workflow pdf --check
+	$(MAKE) book CHAPTERS=
+	$(PY) -m workflow pdf --profile book
 
-mutants: env
-	$(PY) -m workflow.mutants $(ONLY) $(if $(SAMPLE),--sample $(SAMPLE) --seed $(SEED))
-
-bench: env
-	$(PY) -m benchmarks $(BENCH)
+notebooks: env
+	$(PY) -m workflow notebooks
 
 lint: env
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .

@@ -1,17 +1,35 @@
-# Chapter → executed notebook → staged book → HTML. Started by `python -m workflow run …` (see the Makefile), which
-# holds the lock, passes the configuration and prints what a red run is red for.
-import hashlib
+# Shared trainings → executed chapters → pages. Started by `python -m workflow run …` (see the Makefile), which holds the lock,
+# passes the configuration and prints what a run is red for. `made` decides what runs again: it has the hash of all that the numbers
+# of a chapter or of a training depend on; a result of another hash is removed before (workflow/sources.py).
+import os
 import sys
 
-from workflow import cluster, dependencies, render
+from workflow import ROOT, Run, sources
 
-PROFILE = config["profile"]
-SEEDS = str(config["seeds"]).split()
+PROFILE, DEVICE = config["profile"], config["device"]
 CHAPTERS = config["chapters"].split()
-HTML = "_build/html" if PROFILE == "book" else f"_build/{PROFILE}/html"
+RUNS = [Run(PROFILE, int(seed), DEVICE) for seed in str(config["seeds"]).split()]
+HASHES = sources.hashes()
 PYTHON = sys.executable
-# What a job's result does not depend on: not among its params, so that another value of it makes nothing run again.
-JOB = "--threads {threads} --time-limit {time_limit} --run {run} --executor {executor} --gpus={gpus}".format(**config)
+# What a result does not depend on: not in the rules' text, so that another value of it makes nothing run again.
+HOW = (
+    f"--threads {config['threads']} --time-limit {config['time_limit']} --executor {config['executor']}"
+    f" --gpus={config['gpus']} --parent {os.getpid()}"
+)
+JOB = " --profile {wildcards.profile} --seed {wildcards.seed} --device {params.device} {HOW} 2>{log}"
+FOLDER = "_build/{profile}/seed-{seed}"
+
+
+def path(file):
+    return str(file.relative_to(ROOT))
+
+
+def memory_mb(wildcards, attempt):
+    return 2000 * attempt
+
+
+def minutes(count):
+    return count * int(config["time_limit"]) // 60 + 5
 
 
 wildcard_constraints:
@@ -28,74 +46,63 @@ localrules:
 
 rule html:
     input:
-        f"{HTML}/index.html",
+        path(RUNS[0].html / "index.html"),
 
 
 rule notebooks:
     input:
-        expand("_build/{profile}/seed-{seed}/{chapter}.ipynb", profile=PROFILE, seed=SEEDS, chapter=CHAPTERS),
+        [path(run.notebook(chapter)) for run in RUNS for chapter in CHAPTERS],
 
 
-# Trainings that chapters share, each once for a profile and seed.
-for names in cluster.batches(PROFILE):
+for names in sources.families():
 
     rule:
         name:
             "train_" + names[0].replace("-", "_")
-        input:
-            dependencies.HOW_IT_IS_RUN,  # of text and modules workflow.stale judges, before anything is started
         output:
-            expand("_build/{{profile}}/seed-{{seed}}/trainings/{training}/history.csv", training=names),
-            expand("_build/{{profile}}/seed-{{seed}}/trainings/{training}/stats.json", training=names),
+            expand(FOLDER + "/trainings/{training}/stats.json", training=names, allow_missing=True),
         log:
-            expand("_build/{{profile}}/seed-{{seed}}/logs/{training}.log", training=names),
+            FOLDER + f"/logs/{names[0]}.log",
         params:
-            device=config["device"],
+            made=" ".join(f"{name}={HASHES[name]}" for name in names),
+            device=DEVICE,
         threads: 1
         resources:
-            gpu=1 if config["device"] == "cuda" else 0,
-            mem_mb=cluster.memory_mb(names, PROFILE),
-            runtime=cluster.minutes(names, PROFILE, int(config["time_limit"])),
+            gpu=1 if DEVICE == "cuda" else 0,
+            mem_mb=memory_mb,
+            runtime=minutes(len(names)),
         shell:
-            "exec {PYTHON} -m workflow.train --profile {wildcards.profile} --seed {wildcards.seed}"
-            " --device {params.device} {JOB} {output}"
+            "exec {PYTHON} -m workflow.job training {params.made}" + JOB
 
 
 rule execute:
-    """One chapter through papermill. The failed notebook stays in logs/ with its traceback."""
     input:
-        dependencies.HOW_IT_IS_RUN,
-        trainings=lambda wildcards: expand(
-            "_build/{{profile}}/seed-{{seed}}/trainings/{training}/history.csv",
-            training=dependencies.trainings_of(wildcards.chapter),
+        lambda w: expand(
+            FOLDER + "/trainings/{training}/stats.json", training=sources.trainings_of(w.chapter), allow_missing=True
         ),
     output:
-        notebook="_build/{profile}/seed-{seed}/{chapter}.ipynb",
-        stats="_build/{profile}/seed-{seed}/{chapter}.json",
+        FOLDER + "/{chapter}.ipynb",
+        FOLDER + "/{chapter}.json",
     log:
-        "_build/{profile}/seed-{seed}/logs/{chapter}.ipynb",
+        FOLDER + "/logs/{chapter}.log",
     params:
-        device=config["device"],
+        made=lambda w: f"{w.chapter}={HASHES[w.chapter]}",
+        device=DEVICE,
     threads: 1
     resources:
-        gpu=1 if config["device"] == "cuda" else 0,
-        mem_mb=lambda wildcards: cluster.memory_mb([wildcards.chapter], PROFILE),
-        runtime=lambda wildcards: cluster.minutes([wildcards.chapter], PROFILE, int(config["time_limit"])),
+        gpu=1 if DEVICE == "cuda" else 0,
+        mem_mb=memory_mb,
+        runtime=minutes(1),
     shell:
-        "exec {PYTHON} -m workflow.run_notebook {wildcards.chapter} --profile {wildcards.profile} --seed {wildcards.seed}"
-        " --device {params.device} {JOB} {output.notebook} {output.stats} {log}"
+        "exec {PYTHON} -m workflow.job chapter {params.made}" + JOB
 
 
 rule pages:
-    """The rendered book: staged sources, then Jupyter Book. The old pages are replaced in one step at the end."""
     input:
-        expand(rules.notebooks.input),
-        f"_build/{PROFILE}/metrics.json",  # verdicts are collected once, before
-        dependencies.of_pages(),
+        rules.notebooks.input,
+        path(RUNS[0].reports / "metrics.json"),  # verdicts are collected once, before
+        sources.of_pages(),
     output:
-        f"{HTML}/index.html",
-    params:
-        packages=hashlib.sha256(render.packages().encode()).hexdigest(),
-    threads: 1
+        path(RUNS[0].html / "index.html"),
     shell:
-        "exec {PYTHON} -m workflow.stage --profile {PROFILE} --seed {SEEDS[0]} --run {config[run]}"
+        f"exec {PYTHON} -m workflow.pages --profile {PROFILE} --seed {RUNS[0].seed}"

@@ -1,4 +1,4 @@
-"""Data that the chapters read: the numbers of the paper's published figures, and the seed baselines."""
+"""Data that the chapters read: the numbers of the paper's published figures, their style, and those of the last run."""
 
 from __future__ import annotations
 
@@ -9,36 +9,31 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _PACKAGE = Path(__file__).resolve().parent
-# In a checkout the files lie in book/ and tests/; a wheel carries copies of them.
-_CHECKOUT = {"data": "book/data", "baselines": "tests/baselines", "book.mplstyle": "book/book.mplstyle"}
-
-TABLES = (
-    "t5_norm",
-    "t5_norm_by_layer",
-    "t5_cos_similarity",
-    "t5_cos_similarity_by_layer",
-    "trans_scale",
-    "attn_histograms",
-    "sim_by_layer",
-    "finetune_trans",
-)
+_PLACES = _PACKAGE.parent / "book", _PACKAGE / "_shipped"  # of a checkout; of a wheel, which carries copies
 
 
 def path(name: str) -> Path:
-    """Path of a shipped file such as ``data/t5_norm.csv``: from the checkout where there is one, else from the wheel.
+    """Path of a shipped file or folder, such as ``data/t5_norm.csv``: in the checkout if there is one, else the wheel.
 
     Raises:
-        FileNotFoundError: the file is in neither place.
+        FileNotFoundError: it is in neither place.
 
     >>> path("data/t5_norm.csv").name
     't5_norm.csv'
     """
-    first, _, rest = name.partition("/")
-    checkout = _PACKAGE.parent / _CHECKOUT.get(first, first) / rest
-    for candidate in (checkout, _PACKAGE / "_shipped" / name):
-        if candidate.is_file():
-            return candidate
-    raise FileNotFoundError(f"no file {name!r} in the checkout ({_CHECKOUT.get(first, first)}/) nor in the package")
+    for place in _PLACES:
+        if (place / name).exists():
+            return place / name
+    raise FileNotFoundError(f"no {name!r} in the checkout (book/) nor in the package")
+
+
+def tables() -> list[str]:
+    """Names of the tables that ``published`` reads.
+
+    >>> "t5_norm" in tables()
+    True
+    """
+    return sorted(file.stem for file in path("data").glob("*.csv"))
 
 
 def published(name: str) -> pd.DataFrame:
@@ -52,6 +47,6 @@ def published(name: str) -> pd.DataFrame:
     """
     import pandas as pd
 
-    if name not in TABLES:
-        raise ValueError(f"unknown table {name!r}: choose one of {', '.join(TABLES)}")
+    if name not in tables():
+        raise ValueError(f"unknown table {name!r}: choose one of {', '.join(tables())}")
     return pd.read_csv(path(f"data/{name}.csv"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from workflow import pdf
+from workflow.pages import pdf
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,15 +48,15 @@ CLAIMS = """- id: one
   chapters: [01-one]
   source: "Eq. 1"
   statement: The first claim.
+  expected: confirmed
+  why: a test
 - id: two
   chapters: [02-two]
   source: "Eq. 2"
   statement: The second claim.
+  expected: confirmed
+  why: a test
 """
-VERDICTS = """one: {verdict: confirmed, reason: a test}
-two: {verdict: confirmed, reason: a test}
-"""
-
 
 API = "# The module\n\n```{eval-rst}\n.. automodule:: nbutils.samples\n   :members:\n```\n"
 CHECK = 'claims.check("{}", "a number", {}, (0, 2), kind="exact")'
@@ -125,7 +125,6 @@ def project(tmp_path: Path) -> Path:
         (root / "book" / f"{page}.md").unlink()
     (root / "book" / "running.md").write_text("# Running\n\nAs usual.\n")
     (root / "book" / "api.md").write_text(API)  # the whole page takes longer than all others
-    (root / "tests" / "baselines" / "verdicts.yml").write_text(VERDICTS)
     toc = (root / "_toc.yml").read_text().split("parts:")[0]
     pages = ["01-one", "02-two", "scorecard", "errata", "running", "run", "api", "bibliography"]
     (root / "_toc.yml").write_text(toc + "chapters:\n" + "".join(f"  - file: {page}\n" for page in pages))

@@ -18,7 +18,7 @@ import nbutils
 from nbutils import data, device, profile
 
 
-@pytest.mark.parametrize("name", data.TABLES)
+@pytest.mark.parametrize("name", data.tables())
 def test_published_tables_are_whole(name):
     table = data.published(name)
     rows = {
@@ -36,7 +36,7 @@ def test_published_tables_are_whole(name):
     assert (~np.isfinite(table.select_dtypes("number").to_numpy(float))).sum() == lacking
 
 
-@pytest.mark.parametrize("name", data.TABLES)
+@pytest.mark.parametrize("name", data.tables())
 def test_a_series_of_a_published_table_goes_one_way(name):
     table = data.published(name)
     order = next(column for column in ("step", "scale", "epoch", "bin_left", "layer") if column in table)

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT, copy_project
+from conftest import copy_project
 
 from nbutils import device, models, training
-from workflow import chapters, compare, report
+from workflow import book, compare, report
 from workflow.notebooks import glued
 
 # Sums in another order differ by rounding, and so may a check, by this part of its own scale: the baseline's sd, half
@@ -24,15 +24,17 @@ MATMULS = "02-step-geometry"  # trains networks in float64
 
 
 def execute(chapter, folder, *, seed=3, threads=1, where="cpu"):
-    """Run a chapter cold, in a process of its own. Returns its records and the prose's numbers."""
+    """Run a chapter cold, in a process and a checkout of its own. Returns its records and the prose's numbers."""
     folder.mkdir()
-    notebook = folder / f"{chapter}.ipynb"
-    words = [sys.executable, "-m", "workflow.run_notebook", chapter, "--profile", "smoke", "--seed", str(seed)]
-    words += ["--device", where, "--threads", str(threads), str(notebook), str(folder / "stats.json")]
-    words += [str(folder / "logs" / "log.ipynb")]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500)
+    copy_project(folder)
+    words = [sys.executable, "-m", "workflow.job", "chapter", f"{chapter}=x", "--profile", "smoke", "--seed", str(seed)]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [*words, "--device", where, "--threads", str(threads)],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=1500,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+    notebook = folder / "_build" / "smoke" / f"seed-{seed}" / f"{chapter}.ipynb"
     return report.records_of(notebook), glued(notebook)
 
 
@@ -72,7 +74,7 @@ def test_the_whole_book_gives_the_same_bits(smoke, workflow, tmp_path, monkeypat
     copy_project(tmp_path / "again")
     done = workflow(tmp_path / "again")
     assert done.returncode == 0, done.stdout[-3000:]
-    for chapter in chapters():
+    for chapter in book.chapters():
         first, again = (build / "seed-0" / f"{chapter}.ipynb" for build in (smoke, tmp_path / "again/_build/smoke"))
         assert values(report.records_of(first)) == values(report.records_of(again)), chapter
 

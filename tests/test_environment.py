@@ -211,7 +211,7 @@ def test_wheel_carries_what_a_chapter_reads(tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (
         "from nbutils import data, figures; figures.use_style();"
-        "print(data.__file__, len(data.published('t5_norm')), len(data.path('baselines/resources.json').read_text()))"
+        "print(data.__file__, len(data.published('t5_norm')), len(data.path('numbers.json').read_text()))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},

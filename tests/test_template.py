@@ -27,15 +27,18 @@ UNFILLED = (
 
 
 def unfilled(root):
-    """Words of the template that still stand in a chapter, a claim or a verdict."""
-    files = (root / "book" / "claims.yml", root / "book" / "glance.yml", root / "tests" / "baselines" / "verdicts.yml")
-    files += tuple((root / "book").glob("[0-9][0-9]-*.md"))
+    """Words of the template that still stand in a chapter or a claim."""
+    files = [root / "book" / "claims.yml", *(root / "book").glob("[0-9][0-9]-*.md")]
     return {(file.name, words) for file in files for words in UNFILLED if words in file.read_text(encoding="utf-8")}
 
 
-def new(project, *words):
-    command = [sys.executable, "-m", "workflow", "new-chapter", *words]
+def call(project, *words):
+    command = [sys.executable, "-m", "workflow", *words]
     return subprocess.run(command, cwd=project, capture_output=True, text=True, env={"PATH": "", "PYTHONPATH": ""})
+
+
+def new(project, *words):
+    return call(project, "new-chapter", *words)
 
 
 def test_a_new_chapter_keeps_all_rules_and_runs(project, workflow, monkeypatch):
@@ -45,15 +48,18 @@ def test_a_new_chapter_keeps_all_rules_and_runs(project, workflow, monkeypatch):
     assert {words for _, words in unfilled(project)} == set(UNFILLED)
     run = workflow(project, "15-my-question")
     assert run.returncode == 0 and "1 confirmed" in run.stdout, run.stdout[-3000:]
-    monkeypatch.setattr(rules, "ROOT", project)
+    assert call(project, "notebooks").returncode == 0
+    for module in (rules, rules.book):
+        monkeypatch.setattr(module, "ROOT", project)
     for rule in SHAPE:
         rule("15-my-question")
+    assert "file: 02-two\n  - file: 15-my-question\n" in (project / "_toc.yml").read_text()
     assert "NUMBER" not in (text := (project / "book" / "15-my-question.md").read_text()) and "CLAIM" not in text
 
 
 def test_names_that_are_taken_or_wrong_are_refused(project):
     assert "two digits and words" in new(project, "my-question", "x").stderr
-    assert "there is such a chapter" in new(project, "01-one", "x").stderr
+    assert "there is a claim 'two'" in new(project, "20-two", "x").stderr
     assert "the number 01 is taken by 01-one" in new(project, "01-another", "x").stderr
     assert not (project / "book" / "01-another.md").exists()
 

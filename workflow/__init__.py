@@ -55,7 +55,7 @@ class Run:
         return self.folder / "trainings" / name
 
     def further(self, chapters: tuple[str, ...] = ()) -> tuple[Run, Run]:
-        """The same at the two seeds at which a check that chance may have failed is judged, far from any of a person."""
+        """The same at the two seeds, far from any of a person's, that judge a check which chance may have failed."""
         first, second = ((self.seed + step) % 2**31 for step in (1_000_003, 2_000_006))
         again = replace(self, chapters=chapters or self.chapters)
         return replace(again, seed=first), replace(again, seed=second)

@@ -6,17 +6,15 @@ Both have the same code cells. Colab shows MyST directives raw, so there the pro
 from __future__ import annotations
 
 import ast
-import contextlib
-import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workflow import BUILD, ROOT, chapters, run_folder
+from workflow import ROOT, Run, book, sources
 
 if TYPE_CHECKING:  # at run time where they are used: a run with nothing to do needs none of them
     from nbformat import NotebookNode
@@ -25,7 +23,8 @@ if TYPE_CHECKING:  # at run time where they are used: a run with nothing to do n
 NUMBERS = ROOT / "book" / "numbers.json"  # what the text of each chapter says of the last green run that was kept
 # sentences that pages show only for the verdict they belong to: claims, each with "=verdict" or the expected one; text
 FINDING = re.compile(r"^:::\{finding\}[ ]+([^\n]+)\n(.*?)^:::$", re.M | re.S)
-HIDDEN = ("jupytext",)  # metadata that says how the text was written, not what the notebook is
+README_FIGURE = ("04-t5", "fig-t5-norm", ROOT / "book" / "_static" / "t5-norm.svg")
+HIDDEN = ("jupytext", "card")  # metadata that says how the text was written, not what the notebook is
 
 
 def executable(source: Path) -> NotebookNode:
@@ -61,18 +60,6 @@ def plain(source: Path) -> NotebookNode:
 INSTALL = "[*pip, book]"  # the newest, where this version is gone
 
 
-def executed(notebook: Path, source: Path, bound: Callable[[NotebookNode], NotebookNode]) -> NotebookNode:
-    """What the page of a chapter lets one download: the notebook with its outputs, in plain Markdown.
-
-    ``bound`` leaves out what the run does not bear.
-    """
-    import nbformat
-
-    node = nbformat.read(notebook, as_version=4)
-    node.cells = [cell for cell in node.cells if "injected-parameters" not in cell.metadata.get("tags", ())]
-    return in_plain_words(bound(node), source, glued(notebook))
-
-
 def glued(notebook: Path) -> dict[str, str]:
     """The numbers that an executed chapter keeps for prose, by name."""
     import nbformat
@@ -87,29 +74,41 @@ def glued(notebook: Path) -> dict[str, str]:
 
 
 def keep_numbers() -> None:
-    """Keep what the last whole ``book`` run told the prose, if it was green, for the notebooks."""
-    metrics = BUILD / "metrics.json"
-    run = json.loads(metrics.read_text(encoding="utf-8"))["run"] if metrics.exists() else {"green": False}
-    if not run["green"]:
+    """Keep what the last whole ``book`` run gave the prose, if it was green, its times, and the README's figure."""
+    run = Run("book")
+    metrics = run.reports / "metrics.json"
+    facts = json.loads(metrics.read_text(encoding="utf-8"))["run"] if metrics.exists() else {"green": False}
+    if not facts["green"]:
         print("no whole green run of profile book: the numbers in the notebooks stay as they are")
         return
-    folder = run_folder(run["profile"], run["seed"])
-    told = f"profile {run['profile']}, seed {run['seed']}, on {run['hardware']}"
-    kept = {"run": told, "chapters": {name: glued(folder / f"{name}.ipynb") for name in chapters()}}
+    run = Run("book", facts["seed"])
+    kept = {
+        "run": f"profile book, seed {run.seed}, on {facts['hardware']}",
+        "hardware": facts["hardware"],
+        "seconds": {name: _seconds(run, name) for name in book.chapters()},
+        "chapters": {name: glued(run.notebook(name)) for name in book.chapters()},
+    }
     NUMBERS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    chapter, name, target = README_FIGURE
+    target.write_text(figure(run.notebook(chapter), name), encoding="utf-8")
+
+
+def _seconds(run: Run, chapter: str) -> float:
+    """Seconds of a chapter with its trainings, as where it runs by itself."""
+    files = [run.stats(chapter), *(run.training(name) / "stats.json" for name in sources.trainings_of(chapter))]
+    return round(sum(json.loads(file.read_text(encoding="utf-8"))["seconds"] for file in files), 1)
 
 
 def _card(source: Path, run: str, numbers: Mapping[str, str]) -> str:
     """The card of a page in plain words, with a link to it; "why believe it" only where there are numbers of a run."""
     import yaml
 
-    book = source.parent
-    told = yaml.safe_load((book / "glance.yml").read_text(encoding="utf-8")).get(source.stem, {})
-    address = yaml.safe_load((book.parent / "_config.yml").read_text(encoding="utf-8"))["html"]["baseurl"]
+    card = book.card(source.stem)
+    address = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["html"]["baseurl"]
     words = {"asks": "Asked", "found": "Found", "remember": "Remember", "because": "Why believe it"}
     if not numbers:
         del words["because"]
-    texts = {name: to_markdown(" ".join(told[name].split()), {}, {}, numbers) for name in words if told}
+    texts = {name: to_markdown(" ".join(card[name].split()), {}, {}, numbers) for name in words if card}
     lines = [f"> **{words[name]}.** {text}" for name, text in texts.items()]
     where = f"> [The page of this chapter]({address}{source.stem}.html) has its verdicts and figures."
     where += f" Numbers in the text are those of a green run ({run}); yours print their own." if numbers else ""
@@ -218,53 +217,22 @@ def figure(notebook: Path, name: str) -> str:
     raise KeyError(f"{notebook.name} has no figure {name!r}")
 
 
-README_FIGURE = ("04-t5", "fig-t5-norm", ROOT / "book" / "_static" / "t5-norm.svg")
+def write_all() -> list[Path]:
+    """Write ``book/notebooks/`` from the sources, with the numbers of the last green ``book`` run; keep these.
 
-
-def write_readme_figure(run: Path) -> None:
-    """Keep the README's figure in step with the run; a run without that chapter leaves it as it is."""
-    chapter, name, target = README_FIGURE
-    if (run / f"{chapter}.ipynb").exists():
-        text = figure(run / f"{chapter}.ipynb", name)
-        if not target.exists() or target.read_text(encoding="utf-8") != text:
-            target.write_text(text, encoding="utf-8")
-
-
-def sync() -> list[Path]:
-    """Write ``book/notebooks/`` from the sources; only files that change are touched. Returns those.
-
-    Where sources and notebooks are those of the last time, by SHA-256, nothing is parsed: a run with nothing to do
-    would spend a fifth of its time on it.
+    Returns:
+        The files that changed.
     """
-    folder, mark = ROOT / "book" / "notebooks", BUILD / ".notebooks"
-    folder.mkdir(exist_ok=True)
-    if mark.exists() and mark.read_text(encoding="utf-8") == _digest(folder):
-        return []
+    keep_numbers()
     import nbformat
 
-    changed = []
-    wanted = {f"{chapter}.ipynb" for chapter in chapters()}
-    for chapter in chapters():
-        target = folder / f"{chapter}.ipynb"
-        text = nbformat.writes(plain(ROOT / "book" / f"{chapter}.md")) + "\n"
-        if not target.exists() or target.read_text(encoding="utf-8") != text:
-            target.write_text(text, encoding="utf-8")
-            changed.append(target)
-    for stale in set(folder.glob("*.ipynb")) - {folder / name for name in wanted}:
-        stale.unlink()
-        changed.append(stale)
-    with contextlib.suppress(OSError):  # a cache: nothing is lost without it
-        BUILD.mkdir(exist_ok=True)
-        mark.write_text(_digest(folder), encoding="utf-8")
-    return changed
-
-
-def _digest(folder: Path) -> str:
-    """Of the sources, the notebooks in ``folder`` and what turns the one into the other."""
-    others = [ROOT / "book" / name for name in ("references.bib", "glance.yml", "numbers.json")]
-    sources = [*sorted((ROOT / "book").glob("*.md")), *filter(Path.exists, [*others, ROOT / "_config.yml"])]
-    digest = hashlib.sha256(f"{version('jupytext')} {version('nbutils')}".encode())
-    for path in [*sources, *sorted(folder.glob("*.ipynb")), *sorted((ROOT / "workflow").glob("*.py"))]:
-        content = path.read_bytes()
-        digest.update(f"{path.name} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
+    folder = ROOT / "book" / "notebooks"
+    texts = {folder / f"{name}.ipynb": nbformat.writes(plain(book.source(name))) + "\n" for name in book.chapters()}
+    changed = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    folder.mkdir(exist_ok=True)
+    for path in changed:
+        path.write_text(texts[path], encoding="utf-8")
+    gone = sorted(set(folder.glob("*.ipynb")) - set(texts))
+    for path in gone:
+        path.unlink()
+    return changed + gone

@@ -14,19 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from nbutils.claims import MIME, VERDICTS, verdict
+from nbutils.claims import MIME, verdict
 from nbutils.claims.records import Record, format_band, format_number
-from workflow import ROOT, cluster, git, jobs, run_folder
-from workflow import chapters as all_chapters
+from workflow import ROOT, Run, book, git, sources
+from workflow.job import STOPPED
 
-FIELDS = {"id", "chapters", "source", "statement", "corrected", "ours", "planned"}
-
-
-def alarms_file(profile: str, device: str = "cpu") -> Path:
-    """What ``make alarms`` keeps of a profile, for each device apart."""
-    return ROOT / "tests" / "baselines" / f"alarms-{profile}{'' if device == 'cpu' else f'-{device}'}.json"
+KILLED = "its job was killed before its end: by hand, for want of memory, or by a limit of the scheduler"
 
 
 class Problem(NamedTuple):
@@ -50,62 +43,6 @@ class Report(NamedTuple):
     stats: list[dict[str, Any]]
 
 
-@cache
-def load_claims(file: Path = ROOT / "book" / "claims.yml") -> dict[str, dict[str, Any]]:
-    """The listed claims by id, in order.
-
-    Raises:
-        ValueError: a duplicated id, an unknown or missing field; the message names the claim.
-    """
-    claims: dict[str, dict[str, Any]] = {}
-    for entry in _entries(file, list):
-        name = entry.get("id") if isinstance(entry, dict) else None
-        if not name:
-            raise ValueError(f"{file.name}: an entry has no id: {entry}")
-        if name in claims:
-            raise ValueError(f"{file.name}: claim {name!r} is listed twice")
-        unknown, missing = set(entry) - FIELDS, {"chapters", "source", "statement"} - set(entry)
-        if unknown or missing:
-            wrong = [f"unknown field {field!r}" for field in sorted(unknown)] + [
-                f"missing field {field!r}" for field in sorted(missing)
-            ]
-            raise ValueError(f"{file.name}: claim {name!r}: {', '.join(wrong)}")
-        claims[name] = entry
-    return claims
-
-
-def _entries(file: Path, kind: type) -> Any:
-    """What a YAML file lists; an empty one lists nothing.
-
-    Raises:
-        ValueError: it is no YAML, or neither a list nor a mapping as ``kind`` wants.
-    """
-    try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8")) or kind()
-    except yaml.YAMLError as error:
-        raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from None
-    if not isinstance(found, kind):
-        raise ValueError(f"{file.name}: a {kind.__name__} of entries is expected; got {str(found)[:80]}")
-    return found
-
-
-@cache
-def load_verdicts(file: Path = ROOT / "tests" / "baselines" / "verdicts.yml") -> dict[str, str]:
-    """The expected verdict of each claim; ``open or refined`` where it is open only if something cannot be had.
-
-    Raises:
-        ValueError: a verdict that is none of the four, or that gives no reason.
-    """
-    kept = _entries(file, dict)
-    for claim, entry in kept.items():
-        said = entry if isinstance(entry, dict) else {}
-        if not {*str(said.get("verdict")).split(" or ")} <= {*VERDICTS} or not said.get("reason"):
-            raise ValueError(
-                f"{file.name}: {claim!r} needs a verdict ({', '.join(VERDICTS)}) and a reason; got {entry}"
-            )
-    return {claim: entry["verdict"] for claim, entry in kept.items()}
-
-
 def records_of(notebook: Path) -> list[Record]:
     """The records of the checks in an executed notebook, in order."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]  # nbformat would check each cell, 15 ms a chapter
@@ -114,8 +51,7 @@ def records_of(notebook: Path) -> list[Record]:
 
 
 def audit(
-    claims: dict[str, dict[str, Any]],
-    expected: dict[str, str],
+    claims: Mapping[str, Mapping[str, Any]],
     records: Sequence[Record],
     chapters: Iterable[str],
     existing: Iterable[str] = (),
@@ -124,76 +60,63 @@ def audit(
 
     A claim that another of the ``existing`` chapters decides too has no verdict until that one has run as well.
     """
-    ran, problems = set(chapters), []
+    ran, problems = set(chapters), [_failed(record) for record in records if record.fails]
     by_claim: dict[str, list[Record]] = {}
     for record in records:
         by_claim.setdefault(record.claim, []).append(record)
-        if record.fails:
-            what = f"{record.role} check does not hold: {record.check}{_again_text(record)}"
-            problems.append(
-                Problem(
-                    record.chapter,
-                    record.claim,
-                    what,
-                    format_number(record.measured),
-                    format_band(record),
-                    format_baseline(record),
-                )
-            )
     for name, found in by_claim.items():
-        where = found[0].chapter
         if name not in claims:
-            problems.append(Problem(where, name, "checked, but not listed in claims.yml"))
-        elif claims[name].get("planned"):
-            problems.append(Problem(where, name, "checked, but marked as planned in claims.yml"))
-        else:
-            for chapter in {record.chapter for record in found} - set(claims[name]["chapters"]):
-                problems.append(Problem(chapter, name, "checked in a chapter that claims.yml does not name for it"))
+            problems.append(Problem(found[0].chapter, name, "checked, but not listed in claims.yml"))
+            continue
+        for chapter in {record.chapter for record in found} - set(claims[name]["chapters"]):
+            problems.append(Problem(chapter, name, "checked in a chapter that claims.yml does not name for it"))
     verdicts = {}
     for name, claim in claims.items():
         here = ran & set(claim["chapters"])
-        if claim.get("planned") or not here:
-            continue
         for chapter in sorted(here - {record.chapter for record in by_claim.get(name, ())}):
             problems.append(Problem(chapter, name, "listed in claims.yml, but the chapter does not check it"))
-        if set(claim["chapters"]) & set(existing) - ran:
+        if not here or set(claim["chapters"]) & set(existing) - ran:
             continue
         verdicts[name] = verdict(by_claim.get(name, ()))
-        if name not in expected:
-            problems.append(Problem(sorted(here)[0], name, f"verdict {verdicts[name]} has no entry in verdicts.yml"))
-        elif verdicts[name] not in expected[name].split(" or "):
-            what = f"verdict {verdicts[name]}, but verdicts.yml has {expected[name]}"
+        if verdicts[name] not in claim["expected"].split(" or "):
+            what = f"verdict {verdicts[name]}, but claims.yml expects {claim['expected']}"
             problems.append(Problem(sorted(here)[0], name, what))
     return verdicts, problems
 
 
-def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
+def _failed(record: Record) -> Problem:
+    again = ", ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further)
+    what = f"{record.role} check does not hold: {record.check}" + (f" (looked at again: {again})" if again else "")
+    measured, band = format_number(record.measured), format_band(record)
+    return Problem(record.chapter, record.claim, what, measured, band, format_baseline(record))
+
+
+def collect(run: Run) -> Report:
     """Read what the executed notebooks of one run say. A chapter without a result is a problem that names its cell.
 
-    Where a chapter was looked at again, its notebooks at ``further(seed)`` are read too.
+    A result that is not of today's code is removed and refused: the next run makes it anew.
     """
-    folder = run_folder(profile, seed)
+    edited = sources.discard_older(run)
     records, stats, ran, failed = [], [], [], []
-    said = jobs.errors(folder / "logs")
-    failed += [Problem(job, "", what) for job, what in said.items() if job not in all_chapters()]  # shared trainings
-    for chapter in chapters:
-        notebook, missing = folder / f"{chapter}.ipynb", sorted(set(said) & cluster.trained_for(chapter, profile))
-        if chapter in said:
-            failed.append(Problem(chapter, "", said[chapter]))
-        elif missing:
-            failed.append(Problem(chapter, "", f"not run: the training {missing[0]} failed"))
-        elif notebook.exists():
-            ran.append(chapter)
-            records += map(with_baseline, looked_at(profile, seed, chapter))
-            stats.append(json.loads((folder / f"{chapter}.json").read_text(encoding="utf-8")))
+    for chapter in run.chapters:
+        try:
+            found = json.loads(run.stats(chapter).read_text(encoding="utf-8"))
+            records += map(with_baseline, judged(run, chapter))
+        except FileNotFoundError:
+            meanwhile = "it, or a module of it, changed while the run went on: run it again"
+            failed.append(Problem(chapter, "", meanwhile if chapter in edited else why_not(run, chapter)))
+        except ValueError as error:
+            failed.append(Problem(chapter, "", f"its result is damaged ({error}): run it again"))
+            run.notebook(chapter).unlink()
         else:
-            failed.append(Problem(chapter, "", "no result: its job did not start, or left no word"))
-    verdicts, problems = audit(load_claims(), load_verdicts(), records, ran, all_chapters())
-    run = {
-        "profile": profile,
-        "seed": seed,
-        "commit": commit(),
-        "device": stats[0]["device"] if stats else None,
+            ran.append(chapter)
+            stats.append({"chapter": chapter, **found})
+    verdicts, problems = audit(book.claims(), records, ran, book.chapters())
+    facts = {
+        "profile": run.profile,
+        "seed": run.seed,
+        "commit": git("describe", "--always", "--dirty"),
+        "device": run.device,
         "hardware": stats[0]["hardware"] if stats else None,
         "versions": stats[0]["versions"] if stats else {},
         "chapters": ran,
@@ -203,45 +126,63 @@ def collect(profile: str, seed: int, chapters: Sequence[str]) -> Report:
         "noted": sum(record.noted for record in records),
         "green": not (failed or problems),
     }
-    return Report(run, records, verdicts, failed + problems, stats)
+    return Report(facts, records, verdicts, failed + problems, stats)
 
 
-def further(seed: int) -> list[int]:
-    """The two seeds at which a chapter is looked at again, far from any that a person would name.
+def why_not(run: Run, chapter: str) -> str:
+    """Why a chapter has no result: from its failed notebook, or the last line of its log or of its trainings'."""
+    if (log := run.logs / f"{chapter}.log").exists():
+        words = _last_words(log).removeprefix(f"{chapter}: ")
+        return _failed_cell(run.logs / f"{chapter}.ipynb") if words.startswith("PapermillExecutionError") else words
+    needed = set(sources.trainings_of(chapter))
+    for family in sources.families():
+        if needed & set(family) and (log := run.logs / f"{family[0]}.log").exists():
+            return f"not run: of its trainings, {_last_words(log)}"
+    return "no result: its job did not start"
 
-    >>> further(0)
-    [1000003, 2000006]
-    """
-    return [(seed + step) % 2**31 for step in (1_000_003, 2_000_006)]
+
+def _last_words(log: Path) -> str:
+    last = (log.read_text(encoding="utf-8", errors="replace").splitlines() or [""])[-1]
+    return last.removeprefix(STOPPED) if last.startswith(STOPPED) else KILLED
 
 
-def doubtful(records: Iterable[Record]) -> bool:
-    """Whether a chapter is to be looked at again: only checks fail in it that chance may have failed."""
+def _failed_cell(notebook: Path) -> str:
+    """The cell that raised, by its number and first line of code."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    found = ((cell, output) for cell in cells for output in cell.get("outputs", ()) if output["output_type"] == "error")
+    cell, error = next(found)
+    lines = [line for line in "".join(cell["source"]).splitlines() if line.strip() and line[0] != "#"]
+    what = f"cell [{cell['execution_count']}] {lines[0]} raised {error['ename']}: {error['evalue']}"
+    return " ".join(what.split())[:500]
+
+
+def may_be_chance(records: Iterable[Record]) -> bool:
+    """Whether a chapter is to be judged at further seeds: only checks fail in it that chance may have failed."""
     failed = [record for record in records if record.holds is False]
     return bool(failed) and all(record.kind != "exact" for record in failed)
 
 
-def looked_at(profile: str, seed: int, chapter: str) -> list[Record]:
-    """The records of a chapter. One that failed by chance, perhaps, has what ``further`` seeds say, if they were run.
+def judged(run: Run, chapter: str) -> list[Record]:
+    """The records of a chapter. One that failed by chance, perhaps, has what ``run.further`` says, if that was run.
 
     It is ``noted``, and counts as held, if it holds at both: of three seeds one failed. A check that held here and
     fails at both further seeds, or is exact and fails at one, is added: it is as red as any.
     """
-    records = records_of(run_folder(profile, seed) / f"{chapter}.ipynb")
-    if not doubtful(records):
+    records = records_of(run.notebook(chapter))
+    runs = (run, *run.further())
+    if not may_be_chance(records) or not all(each.notebook(chapter).exists() for each in runs):
         return records
-    runs = [run_folder(profile, each) for each in (seed, *further(seed))]
-    if not all((run / f"{chapter}.ipynb").exists() for run in runs) or len(_texts(runs, chapter)) > 1:
-        return records  # not looked at, or not the same text: nothing is excused
-    others = [{r.key: r for r in records_of(run / f"{chapter}.ipynb")} for run in runs[1:]]
-    judged = [record if record.holds is not False else _with(record, others) for record in records]
+    if len({json.loads(each.stats(chapter).read_text(encoding="utf-8"))["made_from"] for each in runs}) > 1:
+        return records  # not of the same code: nothing is excused
+    others = [{record.key: record for record in records_of(each.notebook(chapter))} for each in runs[1:]]
+    found = [record if record.holds is not False else _with(record, others) for record in records]
     failed = {record.key for record in records if record.holds is False}
     for key in [key for key in others[0] if key in others[1] and key not in failed]:
-        found = [other[key] for other in others if other[key].holds is False]
-        if len(found) == len(others) or (found and found[0].kind == "exact"):
-            told = ", ".join(str(each.seed) for each in found)
-            judged.append(replace(found[0], check=f"{found[0].check} (at seed {told})", anchor=None))
-    return judged
+        wrong = [other[key] for other in others if other[key].holds is False]
+        if len(wrong) == len(others) or (wrong and wrong[0].kind == "exact"):
+            seeds = ", ".join(str(each.seed) for each in wrong)
+            found.append(replace(wrong[0], check=f"{wrong[0].check} (at seed {seeds})", anchor=None))
+    return found
 
 
 def _with(record: Record, others: Sequence[Mapping[tuple[str, str], Record]]) -> Record:
@@ -249,17 +190,6 @@ def _with(record: Record, others: Sequence[Mapping[tuple[str, str], Record]]) ->
     found = [other[record.key] for other in others if record.key in other]
     further = tuple({"seed": each.seed, "measured": each.measured, "holds": each.holds} for each in found)
     return replace(record, further=further, noted=sum(each.holds is True for each in found) == len(others))
-
-
-def _texts(runs: Iterable[Path], chapter: str) -> set[str]:
-    """What the executed notebooks of a chapter were made from."""
-    return {json.loads((run / f"{chapter}.json").read_text(encoding="utf-8"))["made_from"] for run in runs}
-
-
-def _again_text(record: Record) -> str:
-    """What further seeds said of a check that stays red, for its problem."""
-    values = [f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further]
-    return f" (looked at again: {', '.join(values)})" if values else ""
 
 
 def load(folder: Path) -> Report:
@@ -279,8 +209,8 @@ def load(folder: Path) -> Report:
 
 def stopped(report: Report, why: str) -> Report:
     """The report of a run whose workflow did not reach its end; red, whatever the notebooks say."""
-    told = [Problem("workflow", "", why)] if why else []
-    return report._replace(problems=told + report.problems, run={**report.run, "green": False})
+    more = [Problem("workflow", "", why)] if why else []
+    return report._replace(problems=more + report.problems, run={**report.run, "green": False})
 
 
 def table(problems: Sequence[Problem]) -> str:
@@ -307,9 +237,14 @@ def with_baseline(record: Record) -> Record:
     return replace(record, baseline=found.get(f"{record.claim}/{record.check}"))
 
 
+def alarms_file(profile: str, device: str = "cpu") -> Path:
+    """What ``maintenance`` has measured at fresh seeds of a profile, for each device apart."""
+    return ROOT / "maintenance" / f"alarms-{profile}{'' if device == 'cpu' else f'-{device}'}.json"
+
+
 @cache
 def _over_fresh_seeds(profile: str) -> dict[str, dict[str, dict[str, float]]]:
-    """Of each chapter: mean, sd and number of seeds by ``claim/check``, where ``make alarms`` measured this profile."""
+    """Of each chapter: mean, sd and number of seeds by ``claim/check``, where this profile was measured."""
     file = alarms_file(profile)
     found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"chapters": {}}
     return {chapter: entry["measured"] for chapter, entry in found["chapters"].items()}
@@ -317,25 +252,22 @@ def _over_fresh_seeds(profile: str) -> dict[str, dict[str, dict[str, float]]]:
 
 def shown_by(problem: Problem) -> list[str]:
     """Chapters that show a problem again: its own and, as a verdict needs them all, those that decide its claim too."""
-    decide = load_claims().get(problem.claim, {}).get("chapters", ())
-    return sorted({problem.chapter} | set(decide) & set(all_chapters()))
+    decide = book.claims().get(problem.claim, {}).get("chapters", ())
+    return sorted({problem.chapter} | set(decide) & set(book.chapters()))
 
 
-def again(profile: str, seed: int, device: str | None, chapters: Iterable[str]) -> str:
-    """The command that runs these chapters again as they were run. What is no chapter, a training, takes the whole run.
+def rerun_command(run: Mapping[str, Any], chapters: Iterable[str]) -> str:
+    """The command that runs these chapters again as they were run. What is no chapter takes the whole run.
 
-    >>> again("smoke", 7, "cpu", ["04-t5"]), again("book", 0, "cuda", ["t5-null"])
-    ('make smoke SEED=7 CHAPTERS=04-t5', 'make book SEED=0 DEVICE=cuda')
+    >>> rerun_command({"profile": "smoke", "seed": 7, "device": "cpu"}, ["04-t5"])
+    'make smoke SEED=7 CHAPTERS=04-t5'
+    >>> rerun_command({"profile": "book", "seed": 0, "device": "cuda"}, ["workflow"])
+    'make book SEED=0 DEVICE=cuda'
     """
     names = list(chapters)
-    words = [f"make {profile} SEED={seed}"]
-    if device and device != ("cuda" if profile == "gpu" else "cpu"):
-        words.append(f"DEVICE={device}")
+    words = [f"make {run['profile']} SEED={run['seed']}"]
+    if run.get("device") and run["device"] != ("cuda" if run["profile"] == "gpu" else "cpu"):
+        words.append(f"DEVICE={run['device']}")
     if all(name[:2].isdigit() for name in names):
         words.append(f"CHAPTERS={shlex.quote(' '.join(names))}")
     return " ".join(words)
-
-
-def commit() -> str | None:
-    """The commit of this checkout, with ``-dirty`` where files differ from it; None outside of a git checkout."""
-    return git("describe", "--always", "--dirty")

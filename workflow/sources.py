@@ -10,9 +10,10 @@ import hashlib
 import json
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
 from nbutils import device, trainings
-from workflow import ROOT, book
+from workflow import ROOT, Run, book
 
 DATA = ("data/*.csv", "book.mplstyle")  # what chapters read beside modules; a change of it is one for all
 TOGETHER = 9  # trainings that share a job: to start Python and import torch takes as long as a small one
@@ -40,8 +41,34 @@ def hashes() -> dict[str, str]:
         used = _closure({module for cell in cells for module in _imports(cell)}, imports)
         trained = [found[name] for name in trainings_of(chapter)]
         code = [_without_words(cell) for cell in cells]
-        found[chapter] = _digest([common.encode(), *(parts[name] for name in used), json.dumps([code, trained]).encode()])
+        found[chapter] = _digest(
+            [common.encode(), *(parts[name] for name in used), json.dumps([code, trained]).encode()]
+        )
     return found
+
+
+def discard_older(run: Run) -> list[str]:
+    """Remove the results of chapters and trainings that are not of today's code, or of another device; their names.
+
+    Before a run, so that what cannot be made anew does not count; and after it, for what was edited meanwhile.
+    """
+    today, gone = hashes(), []
+    results = {name: [run.stats(name), run.notebook(name)] for name in run.chapters}
+    results |= {name: [run.training(name) / "stats.json"] for name in trainings.names()}
+    for name, files in results.items():
+        if files[0].exists() and not _is_of(files[0], today[name], run.device):
+            gone.append(name)
+            for file in files:
+                file.unlink(missing_ok=True)
+    return gone
+
+
+def _is_of(stats: Path, made_from: str, device: str) -> bool:
+    try:
+        kept = json.loads(stats.read_text(encoding="utf-8"))
+        return (kept["made_from"], kept["device"]) == (made_from, device)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def of_modules(names: Iterable[str]) -> str:
@@ -62,6 +89,13 @@ def used_by(chapter: str) -> list[str]:
     imports = {name: _imports((ROOT / file).read_text(encoding="utf-8")) for name, file in modules().items()}
     direct = {module for cell in _cells(chapter) for module in _imports(cell)}
     return _closure({*direct, *map(_module_of, trainings_of(chapter))}, imports)
+
+
+def of_pages() -> list[str]:
+    """Files, relative to the root, that the rendered pages are made from besides the executed notebooks."""
+    code = ("workflow/**/*.py", "workflow/**/*.j2", "nbutils/**/*.py", "_config.yml", "_toc.yml", "constraints.txt")
+    patterns = (*code, "book/*.*", "book/_static/**/*", "maintenance/*.json", "benchmarks/kept.json", "CITATION.cff")
+    return sorted(str(path.relative_to(ROOT)) for each in patterns for path in ROOT.glob(each) if path.is_file())
 
 
 def trainings_of(chapter: str) -> list[str]:
@@ -127,6 +161,8 @@ def _imports(code: str) -> frozenset[str]:
             named |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             named |= {f"{node.module}.{alias.name}" for alias in node.names}
+    if "nbutils" in named:  # whatever is reached as its attribute
+        return frozenset(modules())
     parts = [name.split(".") for name in named]
     return frozenset({".".join(each[:end]) for each in parts for end in range(2, len(each) + 1)} & set(modules()))
 

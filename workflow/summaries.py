@@ -7,177 +7,133 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nbutils.claims.records import Record, format_band, format_number
-from workflow import jobs
-from workflow.report import Problem, Report, again, format_baseline, load_claims, shown_by
+from workflow import BUILD, Run, book, write_atomically
+from workflow.report import Report, format_baseline, rerun_command, shown_by
+
+NAMES = ("junit.xml", "summary.md", "metrics.json")
 
 
-def write(report: Report, folder: Path) -> None:
-    """Write ``junit.xml``, ``summary.md`` and ``metrics.json`` of a run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    jobs.put(folder / "junit.xml", junit(report).decode())
-    jobs.put(folder / "summary.md", markdown(report))
-    jobs.put(folder / "metrics.json", json.dumps(metrics(report), indent=1, ensure_ascii=False) + "\n")
+def write(report: Report, run: Run) -> None:
+    """Write ``junit.xml``, ``summary.md`` and ``metrics.json`` of a run; that of the book in ``_build`` as well."""
+    run.reports.mkdir(parents=True, exist_ok=True)
+    found = json.dumps(metrics(report), indent=1, ensure_ascii=False) + "\n"
+    for name, text in zip(NAMES, (junit(report), markdown(report), found), strict=True):
+        write_atomically(run.reports / name, text)
+    if run.profile == "book":
+        write_atomically(BUILD / "metrics.json", found)
 
 
-def withdraw(folder: Path) -> None:
+def withdraw(run: Run) -> None:
     """Remove the reports of an earlier run, so that one which does not get to its end leaves none."""
-    for name in ("metrics.json", "junit.xml", "summary.md"):
-        (folder / name).unlink(missing_ok=True)
+    for name in NAMES:
+        (run.reports / name).unlink(missing_ok=True)
+    if run.profile == "book":
+        (BUILD / "metrics.json").unlink(missing_ok=True)
 
 
-def say_red(folder: Path) -> bool:
-    """Whether the ``metrics.json`` of a folder says that its run was red; one that cannot be read does not."""
+def is_green(run: Run) -> bool:
+    """Whether there are reports of all chapters that do not say that their run was red."""
+    file = run.reports / "metrics.json"
     try:
-        return json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["run"]["green"] is False
+        return json.loads(file.read_text(encoding="utf-8"))["run"]["green"] is not False
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        return file.exists()
 
 
 def metrics(report: Report) -> dict[str, Any]:
     """All that a run says, as JSON. A record has its source, baseline and command beside what the chapter wrote."""
-    sources = _sources()
     return {
         "run": report.run,
         "records": [
-            {
-                **record.as_dict(),
-                "source": sources.get(record.claim),
-                "again": _again(report, [record.chapter]),
-            }
-            for record in report.records
+            {**each.as_dict(), "source": _source(each.claim), "again": rerun_command(report.run, [each.chapter])}
+            for each in report.records
         ],
         "verdicts": report.verdicts,
         "problems": [
             {
-                **problem._asdict(),
-                "source": sources.get(problem.claim),
+                **each._asdict(),
+                "source": _source(each.claim),
                 "seed": report.run["seed"],
-                "again": _again(report, shown_by(problem)),
+                "again": rerun_command(report.run, shown_by(each)),
             }
-            for problem in report.problems
+            for each in report.problems
         ],
     }
 
 
-def junit(report: Report) -> bytes:
+def junit(report: Report) -> str:
     """JUnit XML: a suite a chapter, a case a check; other problems are cases of their own."""
     root = ET.Element("testsuites", name="claims")
     suites: dict[str, ET.Element] = {}
-    sources = _sources()
 
     def case(chapter: str, name: str, shown: Sequence[str], **properties: Any) -> ET.Element:
         if chapter not in suites:
             suites[chapter] = ET.SubElement(root, "testsuite", name=chapter)
         element = ET.SubElement(suites[chapter], "testcase", classname=chapter, name=name)
-        known = {**properties, "seed": report.run["seed"], "again": _again(report, shown)}
+        known = {**properties, "seed": report.run["seed"], "again": rerun_command(report.run, shown)}
         listed = ET.SubElement(element, "properties")
         for key, value in known.items():
-            ET.SubElement(listed, "property", name=key, value=str(value or "") if value != 0 else "0")
+            ET.SubElement(listed, "property", name=key, value=str(value))
         return element
 
     for record in report.records:
-        said = _facts(record, sources)
-        name, shown = f"{record.claim}: {record.check}", [record.chapter]
-        element = case(record.chapter, name, shown, claim=record.claim, **said)
+        facts = _facts(record)
+        element = case(record.chapter, f"{record.claim}: {record.check}", [record.chapter], claim=record.claim, **facts)
         if record.role == "open":
-            ET.SubElement(element, "skipped", message=record.reason)
+            ET.SubElement(element, "skipped", message=record.reason or "")
         elif record.fails:
-            message = f"measured {said['measured']}, band {said['band']}"
+            message = f"measured {facts['measured']}, band {facts['band']}"
             failure = ET.SubElement(element, "failure", message=message)
-            failure.text = "\n".join(f"{key}: {value}" for key, value in said.items() if value)
-            failure.text += f"\nseed: {report.run['seed']}\nrun again: {_again(report, shown)}"
+            lines = [f"{each.get('name')}: {each.get('value')}" for each in element.iter("property")]
+            failure.text = "\n".join(line for line in lines if not line.endswith(": "))
     for problem in report.problems:
         if not problem.measured:
-            source = sources.get(problem.claim, "")
             name, shown = problem.claim or "notebook", shown_by(problem)
-            element = case(problem.chapter, name, shown, claim=problem.claim, source=source)
+            element = case(problem.chapter, name, shown, claim=problem.claim, source=_source(problem.claim))
             ET.SubElement(element, "error", message=problem.what)
     for suite in suites.values():
-        for count, tag in (
-            ("tests", "testcase"),
-            ("failures", ".//failure"),
-            ("errors", ".//error"),
-            ("skipped", ".//skipped"),
-        ):
+        tags = {"tests": "testcase", "failures": ".//failure", "errors": ".//error", "skipped": ".//skipped"}
+        for count, tag in tags.items():
             suite.set(count, str(len(suite.findall(tag))))
-    return ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def markdown(report: Report) -> str:
     """A summary for a CI page: the problems first, then the verdicts, then every check, folded up by chapter."""
-    run, sources = report.run, _sources()
-    lines = [f"## Claims, profile {run['profile']}, seed {run['seed']}: {'green' if run['green'] else 'red'}", ""]
-    if report.problems:
-        heads = ["chapter", "claim", "source", "problem", "measured", "band", "baseline", "seed", "run again"]
-        lines += rows(heads, (_problem_row(report, problem, sources) for problem in report.problems))
-        lines.append("")
-    checks = {claim: [record for record in report.records if record.claim == claim] for claim in report.verdicts}
-    lines += rows(
-        ["claim", "source", "verdict", "checks"],
-        (
-            (
-                name,
-                sources.get(name, ""),
-                found,
-                f"{sum(r.holds is True for r in checks[name])} of {len(checks[name])} hold",
-            )
-            for name, found in report.verdicts.items()
-        ),
+    from jinja2 import Environment, FileSystemLoader
+
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True)
+    environment.filters["cell"] = lambda value: str(value).replace("|", "\\|")
+    checks = {
+        chapter: [(each, _facts(each)) for each in report.records if each.chapter == chapter]
+        for chapter in dict.fromkeys(record.chapter for record in report.records)
+    }
+    hold = {claim: [each.holds is True for each in report.records if each.claim == claim] for claim in report.verdicts}
+    template = environment.get_template("summary.md.j2")
+    return template.render(
+        report._asdict(), checks=checks, hold=hold, source=_source, again=rerun_command, shown_by=shown_by
     )
-    for chapter in dict.fromkeys(record.chapter for record in report.records):
-        mine = [record for record in report.records if record.chapter == chapter]
-        lines += ["", "<details>", f"<summary>{chapter}: {len(mine)} checks, seed {run['seed']}</summary>", ""]
-        lines += [f"Run again: `{_again(report, [chapter])}`", ""]
-        marks = {True: "yes", "noted": "noted", False: "**no**", None: "open"}
-        lines += rows(
-            ["claim", "source", "check", "kind", "role", "measured", "band", "baseline", "looked at again", "holds"],
-            (
-                (
-                    record.claim,
-                    *_facts(record, sources).values(),
-                    marks["noted" if record.noted else record.holds],
-                )
-                for record in mine
-            ),
-        )
-        lines += ["", "</details>"]
-    return "\n".join(lines) + "\n"
 
 
-def rows(heads: Iterable[str], cells: Iterable[Iterable[Any]]) -> list[str]:
-    """Lines of a Markdown table."""
-    heads = list(heads)
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    return lines + ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells]
-
-
-def _problem_row(report: Report, problem: Problem, sources: dict[str, str]) -> tuple[Any, ...]:
-    chapter, claim, what, measured, band, baseline = problem
-    command = f"`{_again(report, shown_by(problem))}`"
-    return chapter, claim, sources.get(claim, ""), what, measured, band, baseline, report.run["seed"], command
-
-
-def _facts(record: Record, sources: dict[str, str]) -> dict[str, str]:
+def _facts(record: Record) -> dict[str, str]:
+    decided = record.role != "open"
     return {
-        "source": sources.get(record.claim, ""),
+        "source": _source(record.claim),
         "check": record.check,
         "kind": record.kind or "",
         "role": record.role,
-        "measured": "" if record.role == "open" else format_number(record.measured),
-        "band": "" if record.role == "open" else format_band(record),
+        "measured": format_number(record.measured) if decided else "",
+        "band": format_band(record) if decided else "",
         "baseline": format_baseline(record),
-        "noted": ", ".join(f"{format_number(r['measured'])} at seed {r['seed']}" for r in record.further),
+        "noted": ", ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further),
     }
 
 
-def _sources() -> dict[str, str]:
-    return {name: "our question" if claim.get("ours") else claim["source"] for name, claim in load_claims().items()}
-
-
-def _again(report: Report, chapters: Sequence[str]) -> str:
-    return again(report.run["profile"], report.run["seed"], report.run.get("device"), chapters)
+def _source(claim: str) -> str:
+    found = book.claims().get(claim)
+    return book.origin(found) if found else ""

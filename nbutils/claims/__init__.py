@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nbutils import data
+from nbutils import device as devices
+from nbutils import profile as profiles
 from nbutils import samples as intervals
-from nbutils.claims.records import Band, Record, as_html, finite, line
+from nbutils.claims.records import Band, Record, finite, line
 
 MIME = "application/vnd.nbutils.claim+json"
 ROLES = ("stated", "corrected", "counterexample")
@@ -53,9 +56,6 @@ class Ledger:
     """
 
     def __init__(self, chapter: str, *, profile: str, seed: int, device: str) -> None:
-        from nbutils import device as devices
-        from nbutils import profile as profiles
-
         self.run = {
             "chapter": chapter,
             "profile": profiles.resolve(profile),
@@ -91,10 +91,8 @@ class Ledger:
             ValueError: unknown role or kind, a name used twice, an empty band, a counterexample that the claim would
                 pass, an empirical check that does not name its ``n``.
         """
-        band = _band(claim, name, role, band, claimed)
-        holds = inside(measured, *band)
-        record = Record(claim, name, role, "band", kind, finite(measured), finite(expected), band, holds)
-        return self._keep(replace(record, n=n, claimed=claimed))
+        record = Record(claim, name, role, "band", kind, finite(measured), finite(expected), band, claimed=claimed, n=n)
+        return self._keep(record, inside(measured, *band))
 
     def check_all(
         self,
@@ -116,15 +114,14 @@ class Ledger:
         """
         if at_least is None and at_most is None:
             at_least = 0.0
-        band = _band(claim, name, "stated", (at_least, at_most), None)  # may be the premise of a counterexample
+        form = "smallest" if at_most is None else "largest" if at_least is None else "nearest"
+        low, high = -math.inf if at_least is None else at_least, math.inf if at_most is None else at_most
         values = np.asarray(values, dtype=np.float64).ravel()
-        low, high = -math.inf if band[0] is None else band[0], math.inf if band[1] is None else band[1]
         with np.errstate(invalid="ignore"):  # ∞ − ∞ on an open side is no number, and fmin leaves it
-            room = np.where(np.isnan(values), math.nan, np.fmin(values - low, high - values))
+            room = np.fmin(values - low, high - values)
         worst = float(values[np.argmin(room)]) if values.size else math.nan  # a NaN is the least of all
-        form = "largest" if at_least is None else "smallest" if at_most is None else "nearest"
-        record = Record(claim, name, role, form, kind, finite(worst), band=band, holds=low <= worst <= high)
-        return self._keep(replace(record, samples=values.size, n=n))
+        record = Record(claim, name, role, form, kind, finite(worst), band=(low, high), n=n, samples=values.size)
+        return self._keep(record, low <= worst <= high)
 
     def check_mean(
         self,
@@ -140,7 +137,8 @@ class Ledger:
         """Check that the mean over independent replicates is the one that theory gives, ``expected``; a derived check.
 
         The band is the theory give or take the sampling error that the replicates themselves show: Student's two-sided
-        0.1 % point times their standard error. It may be at most ``resolution`` to each side, or nothing is told.
+        0.1 % point times their standard error. That may be at most ``resolution``, or the check fails as too vague; as
+        a counterexample it fails, too, if its band has the value that the paper ``claimed``.
 
         Raises:
             ValueError: fewer than 8 replicates, or as ``check``.
@@ -148,12 +146,10 @@ class Ledger:
         found = intervals.mean(samples, 1 - intervals.FALSE_ALARM)
         half = found.value - found.low
         band = expected - half, expected + half
-        if role == "counterexample" and claimed is None:
-            raise ValueError(f"counterexample {name!r} of {claim!r}: name the value that the paper claimed")
-        told = role != "counterexample" or not inside(claimed, *band)  # else too noisy to refute
-        holds = inside(found.value, *band) and half <= resolution and told
-        record = Record(claim, name, role, "mean", "derived", finite(found.value), float(expected), band, holds)
-        return self._keep(replace(record, n=found.n, resolution=resolution, claimed=claimed))
+        vague = role == "counterexample" and claimed is not None and inside(claimed, *band)
+        holds = inside(found.value, *band) and half <= resolution and not vague
+        record = Record(claim, name, role, "mean", "derived", finite(found.value), float(expected), band)
+        return self._keep(replace(record, n=found.n, resolution=resolution, claimed=claimed), holds)
 
     def check_population(
         self,
@@ -177,98 +173,52 @@ class Ledger:
         if statistic not in intervals.STATISTICS:
             raise ValueError(f"unknown statistic {statistic!r}: choose one of {', '.join(intervals.STATISTICS)}")
         found = intervals.STATISTICS[statistic](values)
-        band, interval = _band(claim, name, role, band, claimed), (finite(found.low), finite(found.high))
         holds = inside(found.low, *band) and inside(found.high, *band)
-        record = Record(claim, name, role, "population", "empirical", finite(found.value), band=band, holds=holds)
-        return self._keep(replace(record, n=found.n, statistic=statistic, interval=interval, claimed=claimed))
-
-    def check_exponent(
-        self,
-        claim: str,
-        name: str,
-        estimate: float,
-        interval: tuple[float, float],
-        *,
-        expected: float,
-        max_width: float,
-        kind: str,
-        role: str = "stated",
-        n: int | None = None,
-    ) -> bool:
-        """Check that a fitted exponent's confidence interval has the expected value and is at most ``max_width`` wide.
-
-        The width is part of the check: an interval wide enough holds anything.
-        """
-        low, high = map(float, interval)
-        if low > high:
-            raise ValueError(f"check {name!r} of {claim!r}: empty interval [{low}, {high}]")
-        holds = math.isfinite(estimate) and low <= expected <= high and high - low <= max_width
-        # as a band for the estimate: the expected value, give or take the interval's own arms, if narrow enough
-        band = expected - (high - estimate), expected + (estimate - low)
-        record = Record(claim, name, role, "exponent", kind, finite(estimate), float(expected), band, holds)
-        return self._keep(replace(record, n=n, interval=(finite(low), finite(high)), max_width=max_width))
-
-    def check_order(
-        self,
-        claim: str,
-        name: str,
-        values: Sequence[float],
-        *,
-        kind: str,
-        role: str = "stated",
-        margin: float = 0.0,
-        n: int | None = None,
-    ) -> bool:
-        """Check that finite ``values`` increase, each by more than ``margin``; measured is the smallest step."""
-        values = np.asarray(values, dtype=np.float64)
-        smallest = float(np.min(np.diff(values))) if np.isfinite(values).all() and len(values) > 1 else math.nan
-        band, holds = (float(margin), None), smallest > margin
-        return self._keep(Record(claim, name, role, "order", kind, finite(smallest), band=band, holds=holds, n=n))
+        interval = finite(found.low), finite(found.high)
+        record = Record(claim, name, role, "population", "empirical", finite(found.value), band=band, claimed=claimed)
+        return self._keep(replace(record, n=found.n, statistic=statistic, interval=interval), holds)
 
     def leave_open(self, claim: str, reason: str) -> None:
         """Say that this run cannot test the claim, and why. Never counted as passed."""
         self._keep(Record(claim, "open", "open", "open", reason=reason))
 
-    def _keep(self, record: Record) -> bool:
-        """Show a record and leave it in the notebook's output."""
-        claim, name = record.key
-        if record.role not in (*ROLES, "open"):
-            raise ValueError(f"unknown role {record.role!r} of check {name!r}: choose one of {', '.join(ROLES)}")
-        if record.kind not in KINDS and record.role != "open":
-            raise ValueError(f"unknown kind {record.kind!r} of check {name!r}: choose one of {', '.join(KINDS)}")
-        if record.kind == "empirical" and not record.n:
-            raise ValueError(f"empirical check {name!r} of {claim!r}: say by n=… on how many trainings it rests")
-        if record.key in self._names:
-            raise ValueError(f"claim {claim!r} has a check {name!r} already: names of checks are unique in a chapter")
-        first = claim not in {known for known, _ in self._names}
+    def _keep(self, record: Record, holds: bool = False) -> bool:
+        """Complete a record, show it, and leave it in the notebook's output."""
+        if record.band:
+            band = tuple(None if end is None or math.isinf(end) else float(end) for end in record.band)
+            record = replace(record, band=band, holds=bool(holds))
+        fault = _fault(record) or ("names are unique in a chapter" if record.key in self._names else None)
+        if fault:
+            raise ValueError(f"check {record.check!r} of claim {record.claim!r}: {fault}")
+        first, anchor = record.claim not in {claim for claim, _ in self._names}, None
         self._names.add(record.key)
-        holds, anchor = bool(record.holds), None
-        if first or not (holds or record.role == "open"):
-            anchor = f"claim-{claim}" if first else f"failed-{claim}-{len(self._names)}"
-        record = replace(record, **self.run, holds=None if record.holds is None else holds, anchor=anchor)
+        if first or record.holds is False:
+            anchor = f"claim-{record.claim}" if first else f"failed-{record.claim}-{len(self._names)}"
+        record = replace(record, **self.run, anchor=anchor)
         _show(record)
         if self._kept:
             with open(self._kept, "a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record.as_dict(), ensure_ascii=False) + "\n")
-        return holds
+        return bool(record.holds)
 
 
 def announcement(run: Mapping[str, Any]) -> str:
     """What a reader who runs a chapter alone should know first: profile, device, and how long it took when last timed.
 
+    Profile ``book`` alone is timed: by the last green run that ``book/numbers.json`` keeps, with its shared trainings.
+
     >>> announcement({"chapter": "99-none", "profile": "gpu", "device": "cuda"})
     '99-none, profile gpu on cuda: not timed yet; progress bars show what runs'
     """
-    from nbutils import device as devices
-
     name = f"{run['chapter']}, profile {run['profile']} on {run['device']}"
     try:
-        kept = json.loads(data.path("baselines/resources.json").read_text(encoding="utf-8"))[run["profile"]]
-        seconds = kept["jobs"][run["chapter"]]["alone_seconds"]
+        kept = json.loads(data.path("numbers.json").read_text(encoding="utf-8"))
+        seconds, hardware = kept["seconds"][run["chapter"]], kept["hardware"]
     except (FileNotFoundError, KeyError):
+        seconds = None
+    if run["profile"] != "book" or seconds is None:
         return f"{name}: not timed yet; progress bars show what runs"
-    took = f"{max(seconds / 60, 0.1):.1f} min on {', '.join(kept['hardware'])}"
-    return f"{name} ({devices.hardware(run['device'])}): took {took}"
+    return f"{name} ({devices.hardware(run['device'])}): took {max(seconds / 60, 0.1):.1f} min on {hardware}"
 
 
 def _kept_file(run: Mapping[str, Any]) -> Path | None:
@@ -282,18 +232,23 @@ def _kept_file(run: Mapping[str, Any]) -> Path | None:
     return file
 
 
-def _band(claim: str, name: str, role: str, band: Band, claimed: float | None) -> Band:
-    """A band as it is kept: it bounds something, and that of a counterexample excludes what the paper ``claimed``."""
-    low, high = (None if edge is None or math.isinf(edge) else float(edge) for edge in band)
-    if low is None and high is None:
-        raise ValueError(f"check {name!r} of {claim!r}: a band without bounds {band} would pass anything")
-    if low is not None and high is not None and low > high:
-        raise ValueError(f"check {name!r} of {claim!r}: empty band [{low}, {high}]")
-    if role == "counterexample" and claimed is None:
-        raise ValueError(f"counterexample {name!r} of {claim!r}: name the value that the paper claimed")
-    if role == "counterexample" and inside(claimed, low, high):
-        raise ValueError(f"counterexample {name!r} of {claim!r}: [{low}, {high}] has the claimed {claimed}")
-    return low, high
+def _fault(record: Record) -> str | None:
+    """Why a record is no check, whatever was measured."""
+    if record.form == "open":
+        return None
+    (low, high), claimed = record.band, record.claimed
+    refutes = record.role == "counterexample" and record.samples is None  # many values may be the premise of one
+    has_it = claimed is not None and record.form != "mean" and inside(claimed, low, high)  # such a mean does not hold
+    faults = (
+        (record.role not in ROLES, f"unknown role {record.role!r}, choose one of {', '.join(ROLES)}"),
+        (record.kind not in KINDS, f"unknown kind {record.kind!r}, choose one of {', '.join(KINDS)}"),
+        (record.kind == "empirical" and not record.n, "say by n=… on how many trainings this empirical check rests"),
+        (low is None and high is None, "a band without bounds would pass anything"),
+        (low is not None and high is not None and low > high, f"empty band [{low}, {high}]"),
+        (refutes and claimed is None, "a counterexample excludes what the paper claimed: name the value, claimed=…"),
+        (refutes and has_it, f"the band of a counterexample, [{low}, {high}], has the claimed {claimed}"),
+    )
+    return next((fault for found, fault in faults if found), None)
 
 
 def inside(value: float, low: float | None, high: float | None) -> bool:
@@ -325,7 +280,7 @@ def verdict(records: Iterable[Record]) -> str:
     """
     records = list(records)
     tested = [record for record in records if record.role != "open"]
-    if not all(record.holds or record.noted for record in tested) or not records:
+    if not all(record.holds or record.noted for record in tested):
         return "failed"
     if len(tested) < len(records):  # one open part leaves the whole claim open
         return "open"
@@ -343,12 +298,9 @@ def _show(record: Record) -> None:
     """One line for the reader, and the record for the machine, in the notebook's output."""
     mark, body = line(record)
     text = f"{mark} {record.claim} {body}"
-    try:
-        from IPython import get_ipython
-        from IPython.display import display
-    except ImportError:
-        get_ipython = lambda: None  # noqa: E731
-    if get_ipython() is None:
+    if "IPython" not in sys.modules or sys.modules["IPython"].get_ipython() is None:  # a notebook has loaded it
         print(text)
-    else:
-        display({"text/html": as_html(record), "text/plain": text, MIME: record.as_dict()}, raw=True)
+        return
+    from IPython.display import display
+
+    display({"text/plain": text, MIME: record.as_dict()}, raw=True)

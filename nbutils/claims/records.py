@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,9 +15,9 @@ Value = float | str | None  # JSON has no NaN: what is not finite is kept as tex
 class Record:
     """One check: what was measured, the band it must lie in, whether it holds, and in which run.
 
-    ``form`` is how it was checked (``band``, ``smallest``, ``largest``, ``nearest``, ``order``, ``mean``,
-    ``population``, ``exponent``, ``open``); ``kind`` and ``role`` are those of ``Ledger``. The fields after
-    ``versions`` are there for some forms; the last three are the workflow's, which may look again at two further seeds.
+    ``form`` is how it was checked (``band``, ``smallest``, ``largest``, ``nearest``, ``mean``, ``population``,
+    ``open``); ``kind`` and ``role`` are those of ``Ledger``. Only some forms have the fields after ``versions``; the
+    last three are the workflow's, which may run the chapter again at two further seeds.
     """
 
     claim: str
@@ -40,7 +39,6 @@ class Record:
     samples: int | None = None  # of which the worst was measured
     statistic: str | None = None
     interval: tuple[Value, Value] | None = None
-    max_width: float | None = None
     resolution: float | None = None
     reason: str | None = None  # why it is open
     anchor: str | None = None  # where pages link to
@@ -60,12 +58,8 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; what only some forms have is left out where it is not there."""
-        always = ("kind", "measured", "expected", "band", "holds")
-
-        def there(x: object) -> bool:
-            return x is not None and x is not False and x != ()  # 0 is there, and equals False
-
-        return {key: x for key, x in asdict(self).items() if key in always or there(x)}
+        always = ("kind", "measured", "expected", "band", "holds")  # 0 is there, too, and equals False
+        return {key: x for key, x in asdict(self).items() if key in always or not (x is None or x is False or x == ())}
 
     @property
     def key(self) -> tuple[str, str]:
@@ -103,21 +97,18 @@ def format_number(value: Value) -> str:
 def format_band(record: Record) -> str:
     """The band of a record as text.
 
-    >>> format_band(Record("c", "a", "stated", "order", band=(0.0, None)))
-    '> 0'
+    >>> format_band(Record("c", "a", "stated", band=(0.0, None)))
+    '≥ 0'
     """
-    if record.band is None or record.band == (None, None):
+    low, high = record.band or (None, None)
+    if low is None and high is None:
         return "no band"
-    low, high = record.band
-    if high is None:
-        return f"{'>' if record.form == 'order' else '≥'} {format_number(low)}"
-    if low is None:
-        return f"≤ {format_number(high)}"
+    if low is None or high is None:
+        return f"≤ {format_number(high)}" if low is None else f"≥ {format_number(low)}"
     return f"[{format_number(low)}, {format_number(high)}]"
 
 
-# of many values the one that was measured: the worst
-WHICH = {"smallest": "smallest ", "largest": "largest ", "nearest": "nearest an end ", "order": "smallest step "}
+WHICH = {"smallest": "smallest ", "largest": "largest ", "nearest": "nearest an end "}  # of many values, the worst
 
 
 def format_measured(record: Record) -> str:
@@ -126,16 +117,14 @@ def format_measured(record: Record) -> str:
     >>> format_measured(Record("c", "a", "stated", "largest", measured=2e-9, band=(None, 1e-6)))
     'largest 2e-09'
     """
-    said = WHICH.get(record.form, "")
-    if record.form == "population":
-        said = f"{record.statistic} of {record.n}: "
-    said += format_number(record.measured)
+    text = f"{record.statistic} of {record.n}: " if record.form == "population" else WHICH.get(record.form, "")
+    text += format_number(record.measured)
     if record.interval:
-        said += f", interval {format_band(replace(record, band=record.interval))}"
+        text += f", interval {format_band(replace(record, band=record.interval))}"
     if record.further:
-        said += "; it does not hold at this seed, and held at two others: " if record.noted else "; looked at again: "
-        said += " and ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further)
-    return said
+        text += "; it does not hold at this seed, and held at two others: " if record.noted else "; looked at again: "
+        text += " and ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further)
+    return text
 
 
 def line(record: Record) -> tuple[str, str]:
@@ -148,20 +137,3 @@ def line(record: Record) -> tuple[str, str]:
         return "○", f"open: {record.reason}"
     body = f"({record.role}) {record.check}: {format_measured(record)}; band {format_band(record)}"
     return "✓" if record.holds else "◐" if record.noted else "✗", body
-
-
-COLOURS = {"✓": "#1a7f37", "✗": "#cf222e", "○": "#8a6d00", "◐": "#8a6d00"}
-
-
-def as_html(record: Record) -> str:
-    """The same as a line of a page, with the anchors that verdicts and banners link to.
-
-    >>> as_html(Record("public-series", "open", "open", reason="no network")).endswith("open: no network</div>")
-    True
-    """
-    mark, body = line(record)
-    anchor = f' id="{html.escape(record.anchor)}"' if record.anchor else ""
-    return (
-        f'<div class="nb-check"{anchor}><span style="color:{COLOURS[mark]};font-weight:bold">{mark}</span> '
-        f"<code>{html.escape(record.claim)}</code> {html.escape(body)}</div>"
-    )

@@ -1,0 +1,209 @@
+"""One job of the workflow: a chapter through papermill, or the shared trainings of one family.
+
+``python -m workflow.job chapter 04-t5=HASH --profile book --seed 0 --device cpu 2>logs/04-t5.log``
+
+Each NAME=HASH is what to make and the hash of what it is made from, as the workflow saw it. A job dies with its run,
+has a GPU of its own or none, keeps to its time, and leaves no result where it did not finish. Why it did not stands in
+the failed notebook, or in the last line of the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from nbutils import device
+from workflow import BUILD, ROOT, Run, book, write_atomically
+
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+STOPPED = "stopped: "  # begins the last line of a log that says why
+
+
+def chapter(name: str, run: Run, how: argparse.Namespace) -> None:
+    """Execute a chapter in ``logs/``; the whole notebook then moves to its place in one step.
+
+    Raises:
+        PapermillExecutionError: a cell raised; it stands in the notebook in ``logs/``.
+        TimeoutError: time was up.
+        RuntimeError: the kernel died or did not start.
+    """
+    import nbformat
+    import papermill
+
+    from workflow import notebooks
+
+    started, log = datetime.now(UTC), run.logs / f"{name}.ipynb"
+    os.environ["NBUTILS_TRAININGS"] = str(run.folder / "trainings")
+    with tempfile.TemporaryDirectory() as scratch, time_limit(how.time_limit):
+        source = Path(scratch) / f"{name}.ipynb"
+        nbformat.write(notebooks.executable(book.source(name)), source)
+        papermill.execute_notebook(
+            source,
+            log,
+            parameters={"profile": run.profile, "seed": run.seed, "device": run.device},
+            kernel_name="python3",
+            cwd=scratch,
+            progress_bar=False,
+            start_timeout=120,
+            config=_transport(scratch),
+        )
+    keep_stats(name, run.stats(name), how, started, resource.RUSAGE_CHILDREN)
+    os.replace(log, run.notebook(name))
+
+
+def _transport(folder: str) -> Any:
+    """How to speak with the kernel: by sockets in ``folder``, which is this job's alone.
+
+    Jupyter's default is five TCP ports that are free when it looks; another program may take one before the kernel
+    does, and then the kernel dies. A socket's path has at most 107 bytes (man 7 unix): in a longer folder it is TCP.
+    """
+    from traitlets.config import Config
+
+    socket = os.path.join(folder, "kernel")
+    return Config(KernelManager={"transport": "ipc", "ip": socket} if len(os.fsencode(socket)) < 100 else {})
+
+
+def training(name: str, run: Run, how: argparse.Namespace) -> None:
+    """Train, then move the result into place in one step."""
+    import torch
+
+    from nbutils import trainings
+    from nbutils.trainings import runs
+
+    started, before = datetime.now(UTC), time.process_time()
+    torch.set_num_threads(how.threads)
+    with time_limit(how.time_limit):
+        made = trainings.make(name, profile=run.profile, seed=run.seed, device=run.device)
+        runs.save_run(made, run.training(name))
+    keep_stats(name, run.training(name) / "stats.json", how, started, resource.RUSAGE_SELF, before)
+
+
+def keep_stats(
+    name: str, file: Path, how: argparse.Namespace, started: datetime, who: int, before: float = 0.0
+) -> None:
+    """Write time, memory, hardware and versions of a job; ``before`` is the CPU time its process had spent already."""
+    usage = resource.getrusage(who)
+    stats = {
+        "profile": how.profile,
+        "seed": how.seed,
+        "device": how.device,
+        "threads": how.threads,
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round((datetime.now(UTC) - started).total_seconds(), 2),
+        "cpu_seconds": round(usage.ru_utime + usage.ru_stime - before, 2),
+        "peak_mb": round(usage.ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2), 1),
+        "hardware": device.hardware(how.device),
+        "versions": device.versions(),
+        "made_from": how.made[name],
+    }
+    write_atomically(file, json.dumps(stats, indent=1) + "\n")
+    print(f"{name}, seed {how.seed}: {stats['seconds']:.1f} s, {stats['peak_mb']:.0f} MB", flush=True)
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    """Raise ``TimeoutError`` in this process after so many seconds."""
+
+    def end(signum: int, frame: object) -> None:
+        raise TimeoutError(f"not finished after {seconds} s")
+
+    signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel of the system kill this process once its parent is gone: a killed run leaves no writers behind.
+
+    A notebook's kernel watches its parent by itself. Other systems than Linux have no such means.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, man 2 prctl
+    if os.getppid() != parent:  # gone before
+        sys.exit("the run that started this job is gone")
+
+
+@contextmanager
+def gpu_slot(names: Sequence[str]) -> Iterator[str]:
+    """Hold one GPU for this job: the first whose lock is free, shown as the only one.
+
+    Before anything of this process asks CUDA for its devices: afterwards it does not look at the variable again.
+    """
+    BUILD.mkdir(exist_ok=True)
+    while True:
+        for name in names:
+            lock = FileLock(BUILD / f".gpu-{name}.lock")
+            with suppress(Timeout):
+                lock.acquire(timeout=0)
+            if lock.is_locked:
+                with lock:
+                    os.environ["CUDA_VISIBLE_DEVICES"] = name
+                    yield name
+                return
+        time.sleep(1)
+
+
+def gpu(how: argparse.Namespace) -> AbstractContextManager[Any]:
+    """The GPU of a job: one of this machine, none, or what a cluster's scheduler has chosen."""
+    if how.device != "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif how.executor == "local":
+        return gpu_slot(how.gpus.split(","))
+    return nullcontext()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=("chapter", "training"))
+    parser.add_argument("made", nargs="+", metavar="NAME=HASH")
+    parser.add_argument("--profile", required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--time-limit", type=int, default=3600, help="seconds for one chapter or training")
+    parser.add_argument("--gpus", default="0", help="those of this machine, by comma, as in CUDA_VISIBLE_DEVICES")
+    parser.add_argument(
+        "--executor", default="local", help="who starts the jobs; another than local also gives the GPU"
+    )
+    parser.add_argument("--parent", type=int, default=0, help="process of the run; this job ends with it")
+    how = parser.parse_args()
+    how.made = dict(each.split("=") for each in how.made)
+    if how.executor == "local" and how.parent:
+        die_with(how.parent)
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    os.environ.update({name: str(how.threads) for name in THREADS})
+    os.environ.update(PYTHONPATH=path, PYTHONHASHSEED="0", NBUTILS_BOOK="1", JUPYTER_PREFER_ENV_PATH="1")
+    run, make = Run(how.profile, how.seed, how.device), chapter if how.kind == "chapter" else training
+    run.logs.mkdir(parents=True, exist_ok=True)
+    with gpu(how):
+        for name in how.made:
+            try:
+                make(name, run, how)
+            except Exception as error:
+                traceback.print_exc()
+                reason = " ".join(f"{name}: {type(error).__name__}: {error}".split())
+                sys.exit(f"{STOPPED}{reason[:500]}")
+    (run.logs / f"{next(iter(how.made))}.log").unlink(missing_ok=True)  # what is left there is of jobs that failed
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""A new chapter from ``book/_template.md``: ``python -m workflow new-chapter 20-name \"Title\"``."""
+
+from __future__ import annotations
+
+import re
+
+from workflow import ROOT, book
+
+
+def write(name: str, title: str) -> None:
+    """Write ``book/<name>.md``, list a claim of its name in ``claims.yml``, and put the chapter into ``_toc.yml``.
+
+    Raises:
+        ValueError: a name that is no chapter's, or that is taken.
+    """
+    if not re.fullmatch(r"\d\d-[a-z][a-z-]*", name):
+        raise ValueError(f"{name!r}: a chapter is named by two digits and words, such as 20-my-question")
+    claim, taken = name[3:], [known for known in book.chapters() if known[:2] == name[:2]]
+    if taken or claim in book.claims():
+        what = f"the number {name[:2]} is taken by {taken[0]}" if taken else f"there is a claim {claim!r}"
+        raise ValueError(f"{name}: {what}; choose another name")
+    text = (ROOT / "book" / "_template.md").read_text(encoding="utf-8")
+    glued = claim.replace("-", "_")
+    for word, value in (("CLAIM_end", f"{glued}_end"), ("NUMBER", str(int(name[:2]))), ("TITLE", title),
+                        ("CHAPTER", name), ("CLAIM", claim)):  # fmt: skip
+        text = text.replace(word, value)
+    book.source(name).write_text(text, encoding="utf-8")
+    with open(book.CLAIMS, "a", encoding="utf-8") as lines:
+        lines.write(
+            f'\n- id: {claim}\n  chapters: [{name}]\n  source: "§N"\n  statement: >-\n    In your own words.\n'
+            "  expected: confirmed\n  why: Say why.\n"
+        )
+    contents = (ROOT / "_toc.yml").read_text(encoding="utf-8")
+    last = list(re.finditer(r"^( *- file: )\d\d-[\w-]+\n", contents, re.M))[-1]
+    contents = f"{contents[: last.end()]}{last[1]}{name}\n{contents[last.end() :]}"
+    (ROOT / "_toc.yml").write_text(contents, encoding="utf-8")
+    print(
+        f"wrote book/{name}.md, with its card at its head; its claim in book/claims.yml; its place in _toc.yml\n"
+        f"next: fill in both, look at the page with `make page CHAPTERS={name}`, then `make notebooks`"
+    )

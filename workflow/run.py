@@ -1,0 +1,238 @@
+"""Execute, judge, keep, render: one run at a time in a checkout, and what it says in its last lines."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from nbutils import device as devices
+from nbutils import profile as profiles
+from workflow import BUILD, ROOT, Run, book, report, sources, summaries
+
+STOPPED = "the workflow stopped before its end: see the messages above"
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def positive(text: str) -> int:
+    """A whole number from 1, for the parser."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: at least 1")
+    return number
+
+
+OPTIONS = argparse.ArgumentParser(add_help=False)  # how jobs are run: on which machine, how many at once, how long
+OPTIONS.add_argument("--device", default="", help="auto, cpu or cuda; cpu unless the profile is gpu")
+OPTIONS.add_argument("--jobs", type=positive, default=min(2, cores()), help="notebooks at once")
+OPTIONS.add_argument("--executor", default="local", help="a Snakemake executor plugin, such as slurm")
+OPTIONS.add_argument("--executor-args", default="", help="more arguments for Snakemake, as on its command line")
+OPTIONS.add_argument("--time-limit", type=positive, default=3600, help="seconds for one notebook")
+
+
+def asked(profile: str, seed: int, chapters: Sequence[str], options: argparse.Namespace) -> Run:
+    """The run that a command line asks for; all chapters where none is named.
+
+    Raises:
+        ValueError: a profile, device, seed or chapter that is none.
+        RuntimeError: CUDA was asked for, and there is none here.
+    """
+    profile, known = profiles.resolve(profile), book.chapters()
+    wanted = options.device or ("cuda" if profile == "gpu" else "cpu")
+    # on a cluster only the scheduler knows where the GPUs are, so there nothing is looked for
+    device = wanted if options.executor != "local" and wanted == "cuda" else devices.resolve(wanted)
+    if unknown := [name for name in chapters if name not in known]:
+        raise ValueError(f"unknown chapter {unknown[0]!r}: choose from {', '.join(known)}")
+    if not 0 <= seed < 2**31:
+        raise ValueError(f"seed {seed}: a seed is a whole number from 0 to {2**31 - 1}")
+    return Run(profile, seed, device, tuple(chapters or known))
+
+
+@contextlib.contextmanager
+def checkout(wait: float = 3.0) -> Iterator[None]:
+    """This checkout for one run; it is free again when the process ends, however it does.
+
+    Raises:
+        RuntimeError: another run has it.
+    """
+    BUILD.mkdir(exist_ok=True)
+    lock, holder = FileLock(BUILD / ".lock"), BUILD / ".holder"
+    try:
+        lock.acquire(timeout=wait)
+    except Timeout:
+        other = holder.read_text(encoding="utf-8").strip() if holder.exists() else "a process"
+        raise RuntimeError(f"another run is active in this checkout ({other}): wait for it") from None
+    try:
+        holder.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
+        yield
+    finally:
+        lock.release()
+
+
+def run(asked_for: Run, options: argparse.Namespace, html: bool = False) -> int:
+    """Execute the chapters of a run, judge them and, unless they are some alone, keep reports and render the pages.
+
+    Returns:
+        0 only if all ran and every claim came out as expected.
+    """
+    whole = list(asked_for.chapters) == book.chapters()
+    with checkout():
+        green = summaries.is_green(asked_for)
+        if whole or green:
+            summaries.withdraw(asked_for)
+        if green and not whole:
+            print("the green reports of all chapters are withdrawn: a run of all writes new ones")
+        done = execute([asked_for], options)
+        result = report.collect(asked_for)
+        if done and rejudge(asked_for, options):
+            result = report.collect(asked_for)
+        if not done:
+            result = report.stopped(result, no_room(asked_for) or ("" if result.problems else STOPPED))
+        result = _kept(result, asked_for) if whole else result
+        html = html and whole and done
+        if html and not snakemake("html", [asked_for], options):
+            result = _kept(report.stopped(result, f"no pages: {_last_line(asked_for.logs / 'pages.log')}"), asked_for)
+            html = False
+    return conclude(result, asked_for.html if html else None)
+
+
+def _kept(result: report.Report, asked_for: Run) -> report.Report:
+    """Write the reports of a run of all chapters; pages, last line and exit status follow them."""
+    try:
+        summaries.write(result, asked_for)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            summaries.withdraw(asked_for)
+        return report.stopped(result, f"the reports were not written: {error.strerror}")
+    return result
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    return lines[-1] if lines else STOPPED
+
+
+def execute(runs: Sequence[Run], options: argparse.Namespace) -> bool:
+    """Execute what is not there, or is of an older text, of runs that differ in their seed. True if every job ended."""
+    for each in runs:
+        shutil.rmtree(each.logs, ignore_errors=True)  # a failure of an earlier run says nothing about this one
+        sources.discard_older(each)
+    return snakemake("notebooks", runs, options)
+
+
+def rejudge(first: Run, options: argparse.Namespace) -> bool:
+    """Run each chapter in which only checks fail that chance may have failed at two further seeds.
+
+    Returns:
+        Whether there was one. What does not end there excuses nothing.
+    """
+    there = [name for name in first.chapters if first.notebook(name).exists()]
+    failed = tuple(name for name in there if report.may_be_chance(report.records_of(first.notebook(name))))
+    if failed:
+        print(f"looked at again, at two further seeds: {', '.join(failed)} (seed {first.seed})", flush=True)
+        execute(first.further(failed), options)
+    return bool(failed)
+
+
+def snakemake(target: str, runs: Sequence[Run], options: argparse.Namespace) -> bool:
+    """Run the workflow up to ``target`` (``html`` or ``notebooks``) in this process. True if every job succeeded."""
+    from snakemake.cli import main
+
+    local, first = options.executor == "local", runs[0]
+    gpus = devices.cuda_names() if local and first.device == "cuda" else ["0"]
+    settings = {
+        "profile": first.profile,
+        "seeds": " ".join(str(each.seed) for each in runs),
+        "device": first.device,
+        "chapters": " ".join(first.chapters),
+        "threads": max(1, cores() // options.jobs) if local else 1,
+        "time_limit": options.time_limit,
+        "executor": options.executor,
+        "gpus": ",".join(gpus),
+    }
+    arguments = [target, "--snakefile", str(ROOT / "Snakefile"), "--directory", str(ROOT)]
+    if local:
+        arguments += ["--cores", str(options.jobs), "--resources", f"gpu={len(gpus)}"]
+    else:
+        arguments += ["--executor", options.executor, "--jobs", str(options.jobs), "--local-cores", "1"]
+        arguments += ["--retries", "2"]  # with more memory each time
+    # Our own lock is released when the process dies; Snakemake's is not. Content decides, whatever its size.
+    arguments += ["--keep-going", "--nolock", "--rerun-incomplete", "--max-checksum-file-size", "100MB"]
+    arguments += [
+        "--quiet",
+        "host",
+        "reason",
+        "rules",
+        "--config",
+        *(f"{key}={value}" for key, value in settings.items()),
+    ]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    try:
+        main([*arguments, *shlex.split(options.executor_args)])
+    except SystemExit as end:
+        return not end.code
+    return True
+
+
+def no_room(asked_for: Run) -> str:
+    """Why nothing can be written in the folders of the workflow, the most frequent end of one; "" if it can."""
+    for folder in filter(Path.exists, (BUILD, ROOT / ".snakemake", asked_for.folder)):
+        probe = folder / f".probe-{os.getpid()}"
+        try:
+            probe.write_bytes(bytes(1 << 16))
+        except OSError as error:
+            return f"{error.strerror} ({folder.relative_to(ROOT)})"
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink(missing_ok=True)
+    return ""
+
+
+def conclude(result: report.Report, pages: Path | None) -> int:
+    """Print the last lines of a run and return its exit status.
+
+    The very last line of a red run names the first cause, for those who see no more than that line.
+    """
+    run = result.run
+    if result.problems:
+        first = result.problems[0]
+        print(report.table(result.problems))
+        logs = Run(run["profile"], run["seed"]).logs
+        for log in [each for each in sorted(logs.glob("*")) if each.stat().st_size]:
+            print(f"What failed, with its traceback: {log.relative_to(ROOT)}")
+        cause = " ".join(filter(None, (first.claim, first.what)))
+        measured = f" (measured {first.measured}, band {first.band})" if first.measured else ""
+        names = sorted({name for problem in result.problems for name in report.shown_by(problem)})
+        print(f"to run it again: {report.rerun_command(run, names)}")
+        count = f"{len(result.problems)} problem(s) in profile {run['profile']}"
+        print(f"RED: {count}; the first: {first.chapter}: {cause}{measured}")
+        return 1
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(run["verdict_counts"].items()))
+    hold = sum(record.holds is True for record in result.records)  # one left open does not
+    noted = f", {run['noted']} noted (failed here, held at two further seeds)" if run["noted"] else ""
+    print(f"GREEN: {hold} checks hold{noted}; {counts}")
+    if pages:
+        print(f"The book: {pages.relative_to(ROOT)}/index.html")
+    return 0
+
+
+def page(asked_for: Run, options: argparse.Namespace) -> int:
+    """Execute one chapter where that is needed, and render its page alone."""
+    from workflow.pages import build
+
+    with checkout():
+        if not execute([asked_for], options):
+            return conclude(report.stopped(report.collect(asked_for), no_room(asked_for)), None)
+        for name in asked_for.chapters:
+            print(f"The page: {build.page(asked_for, name).relative_to(ROOT)}")
+    return 0
