@@ -7,6 +7,7 @@ import sys
 import traceback
 
 from workflow import Run, book
+from workflow.job import die_with
 from workflow.pages import build
 
 
@@ -14,14 +15,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow.pages", description=build.__doc__)
     parser.add_argument("--profile", required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--page", choices=book.chapters(), metavar="CHAPTER", help="this page alone")
+    parser.add_argument("--parent", type=int, default=0, help="process of the run; this job ends with it")
     arguments = parser.parse_args()
+    if arguments.parent:
+        die_with(arguments.parent)
     run = Run(arguments.profile, arguments.seed, chapters=tuple(book.chapters()))
     log = run.logs / "pages.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
     try:
-        print(build.page(run, arguments.page) if arguments.page else build.pages(run))
+        build.pages(run)
     except Exception as error:
         expected = isinstance(error, ValueError | RuntimeError)
         reason = " ".join(str(error if expected else f"{type(error).__name__}: {error}").split())

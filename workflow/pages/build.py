@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from jinja2 import TemplateError
 
 from nbutils.claims import KINDS
 from workflow import ROOT, Run, book, git, notebooks, report, sources
+from workflow.job import die_with
 from workflow.pages import TEMPLATES, chapter, figures, render, verdicts
 from workflow.report import Report
 
@@ -165,7 +168,8 @@ def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
     shutil.rmtree(part, ignore_errors=True)
     command = [sys.executable, "-m", "sphinx", "-a", "-d", str(doctrees), *options, str(folder / "source"), str(part)]
     with open(log, "w", encoding="utf-8") as text:
-        done = subprocess.run(command, cwd=ROOT, stdout=text, stderr=subprocess.STDOUT)
+        dies_too = partial(die_with, os.getpid())
+        done = subprocess.run(command, cwd=ROOT, stdout=text, stderr=subprocess.STDOUT, preexec_fn=dies_too)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     found = [line for line in lines if "WARNING" in line or "ERROR" in line]
     if done.returncode:
