@@ -5,8 +5,6 @@ import gzip
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -192,12 +190,9 @@ def test_what_a_page_lets_one_download_is_the_executed_notebook(html):
 
 def test_a_page_alone_is_rendered_from_its_notebook_alone(smoke):
     """From nothing, and with a verdict on those claims alone that no other chapter decides."""
-    name = "01-random-walk"
     shutil.rmtree(smoke / "page", ignore_errors=True)
-    command = [sys.executable, "-m", "workflow.pages", "--profile", "smoke", "--page", name]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0 and not done.stderr.strip(), done.stderr
-    soup = BeautifulSoup(Path(done.stdout.split()[-1]).read_text(encoding="utf-8"), "html.parser")
+    made = build.page(Run("smoke"), "01-random-walk")
+    soup = BeautifulSoup(made.read_text(encoding="utf-8"), "html.parser")
     assert soup.find("h1").get_text().startswith("1. The random walk") and soup.select("figure img")
     shown = {
         row.find("code").get_text(): row.find(class_="verdict").get_text() for row in soup.select(".verdict-box li")

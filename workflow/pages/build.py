@@ -1,6 +1,6 @@
 """From executed notebooks and pages to HTML: fill in what the run says, then Sphinx renders it.
 
-``python -m workflow.pages --profile book --seed 0`` makes all pages; ``--page 04-t5`` that one alone, in seconds.
+``python -m workflow.pages --profile book --seed 0`` makes all pages, ``python -m workflow page 04-t5`` one, in seconds.
 """
 
 from __future__ import annotations
