@@ -21,9 +21,11 @@ def pairs(names: Sequence[str]) -> list[timing.Row]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("files", nargs="*", choices=FILES, help="only the pairs of these")
+    parser.add_argument("files", nargs="*", help=f"only the pairs of these: {', '.join(FILES)}")
     parser.add_argument("--keep", action="store_true", help="in benchmarks/kept.json, for the book")
     arguments = parser.parse_args(argv)
+    if unknown := set(arguments.files) - set(FILES):
+        parser.error(f"unknown file {min(unknown)!r}: choose from {', '.join(FILES)}")
     torch.set_num_threads(1)
     measured = kept.stamped(pairs(arguments.files or list(FILES)))
     if arguments.keep:

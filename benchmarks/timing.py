@@ -14,10 +14,7 @@ Work = Callable[[], object]
 
 
 def cpu_seconds(work: Work) -> float:
-    """CPU time of a call, without garbage collection, as in ``timeit``.
-
-    One pass takes 0.3 s with torch loaded, and falls on whichever side comes to the threshold.
-    """
+    """CPU time of a call, without garbage collection: a pass takes 0.3 s, on whichever side it falls."""
     gc.disable()
     try:
         start = time.process_time()

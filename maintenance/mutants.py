@@ -21,7 +21,6 @@ import yaml
 
 from maintenance import copy_checkout
 from workflow import ROOT
-from workflow.compare import table
 
 LIST = Path(__file__).with_name("mutants.yml")
 LIMIT = 300  # seconds for the tests of a module, which take half a minute: then it never ends
@@ -74,16 +73,16 @@ def misplaced(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
     return lines
 
 
-def tested(root: Path, tests: Sequence[str]) -> str:
+def tested(root: Path, tests: Sequence[str], limit: int = LIMIT) -> str:
     """The first test that fails in a checkout, or what else stopped the tests; "" if all pass."""
     words = [sys.executable, "-m", "pytest", *OPTIONS, *FAST, *tests]
     # a mutant of the same length and second would run from the old bytecode
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     environment = os.environ | threads | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
-        return f"not finished after {LIMIT} s"
+        return f"not finished after {limit} s"
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.M)
     return "" if done.returncode == 0 else failed[1] if failed else f"pytest ended with status {done.returncode}"
 
@@ -102,7 +101,9 @@ def plant(mutants: Sequence[Mutant], jobs: int, root: Path = ROOT) -> list[str]:
         text = file.read_text(encoding="utf-8")
         try:
             file.write_text(text.replace(mutant.text, mutant.becomes), encoding="utf-8")
-            return tested(copy, mutant.tests)
+            by = tested(copy, mutant.tests)
+            print(f"{mutant.id} ({mutant.breaks}): {by or 'seen by NOTHING'}", flush=True)
+            return by
         finally:
             file.write_text(text, encoding="utf-8")
             copies.put(copy)
@@ -115,7 +116,7 @@ def plant(mutants: Sequence[Mutant], jobs: int, root: Path = ROOT) -> list[str]:
         alone = [by.startswith("tests/") and "::" in by for by in found]
         known = zip(mutants, found, alone, strict=True)
         asked = {test for mutant, by, one in known if by for test in ([by] if one else mutant.tests)}
-        if asked and (failed := tested(copies.get(), sorted(asked))):
+        if asked and (failed := tested(copies.get(), sorted(asked), 9 * LIMIT)):
             raise ValueError(f"{failed} fails without a defect, too: no verdict")
     return found
 
@@ -129,8 +130,6 @@ def main(argv: Sequence[str]) -> int:
     mutants = [mutant for mutant in load() if any(word in f"{mutant.id} {mutant.file}" for word in words)]
     if not mutants or misplaced(mutants):
         raise ValueError("\n".join(misplaced(mutants)) or f"no mutant has {' or '.join(words)} in its id or file")
-    pairs = list(zip(mutants, plant(mutants, options.jobs), strict=True))
-    print(table(["mutant", "what it breaks", "seen by"], ((m.id, m.breaks, by or "**nothing**") for m, by in pairs)))
-    left = [mutant.id for mutant, by in pairs if not by]
+    left = [mutant.id for mutant, by in zip(mutants, plant(mutants, options.jobs), strict=True) if not by]
     print(f"RED: nothing sees {', '.join(left)}" if left else f"GREEN: each of {len(mutants)} defects turns a test red")
     return int(bool(left))

@@ -52,6 +52,17 @@ def test_the_table_says_where_ours_is_slower():
     assert lines[3].endswith("| 2 | holds |") and lines[-1].count("torch") == 1
 
 
+def test_the_command_is_red_where_a_pair_does_not_hold(monkeypatch, capsys):
+    from benchmarks import __main__ as command
+
+    asked = []
+    monkeypatch.setattr(command, "pairs", lambda names: asked.append(names) or [ROW | {"holds": "loops" in names[:1]}])
+    assert (command.main([]), command.main(["loops"])) == (1, 0)
+    assert asked == [list(command.FILES), ["loops"]] and "| a pair |" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        command.main(["nothing"])
+
+
 @pytest.mark.slow
 def test_both_sides_of_every_pair_agree(monkeypatch):
     """One turn each: what they assert of their two sides is what counts here, not the time."""
