@@ -134,7 +134,7 @@ def pieces(run):
     )  # fmt: skip
     drawn = {"figures": DRAWN, "numbers": {}, "cards": {"01-one": CARD, "99-none": {}}, "title": lambda name: "One"}
     facts = {"counts": verdicts.counts, "order": verdicts.ORDER, "kinds": ("exact", "derived")}
-    row = {"what": "a", "ratio": 40321.0, "ratio_min": 1.5, "ratio_max": 2, "bound": 1, "holds": True, "hardware": "m"}
+    row = {"what": "a", "ratio": 40321.0, "low": 1.5, "high": 2, "bound": 1, "holds": True, "hardware": "m"}
     for name, result in (("green", green), ("red", red)):
         claims, mine = verdicts.judged(result), [each for each in result.records if each.chapter == "01-one"]
         known = {
