@@ -1,6 +1,6 @@
 """From executed notebooks and pages to HTML: fill in what the run says, then Sphinx renders it.
 
-``python -m workflow.pages --profile book --seed 0`` makes all pages; ``--page 04-t5`` that one alone, in seconds.
+``python -m workflow.pages --profile book --seed 0`` makes all pages, ``python -m workflow page 04-t5`` one, in seconds.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
         content[f"executed/{name}.ipynb"] = nbformat.writes(download).encode()
     for figure in drawn.values():
         content |= figure.files()
-    known = said(result) | {"claims": claims, "figures": drawn, "numbers": numbers}
+    known = facts(result) | {"claims": claims, "figures": drawn, "numbers": numbers}
     for path in pages:
         text = chapter.below_title(chapter.bind(path.read_text(encoding="utf-8"), claims), banner)
         content[path.name] = chapter.to_notebooks(filled(path.name, text, known)).encode()
@@ -111,7 +111,7 @@ def red(result: Report) -> str:
     return "" if result.run["green"] else render("banner.md.j2", problems=result.problems, failed=failed)
 
 
-def said(result: Report) -> dict[str, Any]:
+def facts(result: Report) -> dict[str, Any]:
     """What tables of pages show besides claims and figures."""
     names = [name for name in sources.modules() if name not in ("nbutils", "nbutils.__main__")]
     return {
@@ -123,8 +123,8 @@ def said(result: Report) -> dict[str, Any]:
         "counts": verdicts.counts,
         "order": verdicts.ORDER,
         "kinds": KINDS,
-        "red_runs": red_runs(),
-        "benchmarks": benchmarks(),
+        "red_runs": red_runs,
+        "benchmarks": benchmarks,
         "modules": sorted(names, key=lambda name: (name.startswith("nbutils.chapters"), name)),  # what is shared first
     }
 
