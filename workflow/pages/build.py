@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 import shutil
@@ -123,27 +122,8 @@ def facts(result: Report) -> dict[str, Any]:
         "counts": verdicts.counts,
         "order": verdicts.ORDER,
         "kinds": KINDS,
-        "red_runs": red_runs,
-        "benchmarks": benchmarks,
         "modules": sorted(names, key=lambda name: (name.startswith("nbutils.chapters"), name)),  # what is shared first
     }
-
-
-def red_runs() -> dict[str, dict[str, Any]]:
-    """How often a run is red although nothing is wrong, by profile; see ``verdicts.red_share``."""
-    hashes = sources.hashes()
-    kept = {name: _kept(ROOT / "maintenance" / f"alarms-{name}.json") for name in ("smoke", "book")}
-    return {name: verdicts.red_share(each, hashes) for name, each in kept.items()}
-
-
-def benchmarks() -> list[dict[str, Any]]:
-    """The kept benchmarks of modules that are today as they were when they were measured."""
-    rows = _kept(ROOT / "benchmarks" / "kept.json").get("pairs", [])
-    return [row for row in rows if row.get("made_from") == sources.of_modules(row["modules"])]
-
-
-def _kept(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def write(folder: Path, content: Mapping[str, bytes]) -> None:
