@@ -47,7 +47,7 @@ def browser(chromium):
 
 @pytest.fixture(scope="module")
 def opened(browser, tmp_path_factory):
-    """``opened(names, scripts)``: a page with these figures; what it says and asks for is in ``page.said``."""
+    """``opened(names, scripts)``: a page with these figures; what it says and asks for is in ``page.messages``."""
     look = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"}
     contexts = {javascript: browser.new_context(java_script_enabled=javascript, **look) for javascript in (True, False)}
 
@@ -57,9 +57,9 @@ def opened(browser, tmp_path_factory):
         file = tmp_path_factory.mktemp("explore") / "page.html"
         file.write_text(PAGE.format(folder=EXPLORE.as_uri(), divs=divs, scripts=loads), encoding="utf-8")
         page = contexts[javascript].new_page()
-        page.said, page.asked = [], []
-        page.on("console", lambda m: page.said.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: page.said.append(str(error)))
+        page.messages, page.asked = [], []
+        page.on("console", lambda m: page.messages.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: page.messages.append(str(error)))
         page.on("request", lambda request: page.asked.append(request.url))
         page.goto(file.as_uri())
         return page
@@ -74,7 +74,7 @@ def page(opened):
     """All four, for the tests that only move them. Afterwards nothing was said, and nothing asked of a network."""
     made = opened()
     yield made
-    assert made.said == []
+    assert made.messages == []
     assert [url for url in made.asked if not url.startswith(("file:", "data:"))] == []
 
 
@@ -99,13 +99,13 @@ class Figure:
         return self
 
     @property
-    def said(self):
+    def readout(self):
         return self.root.locator("output").inner_text().replace("\u00a0", " ")
 
     def number(self, before):
         """The number read out after these words."""
-        found = re.search(re.escape(before) + r" ([-−]?[\d.]+(?:e[-−+]?\d+)?|∞)", self.said)
-        assert found, f"{before!r} is not in {self.said!r}"
+        found = re.search(re.escape(before) + r" ([-−]?[\d.]+(?:e[-−+]?\d+)?|∞)", self.readout)
+        assert found, f"{before!r} is not in {self.readout!r}"
         return float(found[1].replace("−", "-").replace("∞", "inf").rstrip("."))
 
 
@@ -133,12 +133,12 @@ def test_walks_are_those_of_numpy(page, law):
     """The slopes of forty draws of twenty walks against a thousand such draws by numpy: means and scatter agree."""
     draws = 40
     figure = Figure(page, "walk").set(dimension_n=2, law_of_the_steps=law)
-    said = figure.root.evaluate(DRAW, draws)
-    slopes = [float(re.search(r"slope (\S+) ", text)[1]) for text in said]
+    texts = figure.root.evaluate(DRAW, draws)
+    slopes = [float(re.search(r"slope (\S+) ", text)[1]) for text in texts]
     norms = walks(law, 3, 20_000, np.random.default_rng(0)).reshape(1000, 20, -1)
     typical = np.median(norms, axis=1) if law == "Cauchy" else norms.mean(axis=1)
     known = np.polyfit(np.log(TIMES[LATE]), np.log(typical[:, LATE]).T, 1)[0]
-    assert len(set(said)) == draws and figure.number("theory") == (1 if law == "Cauchy" else 0.5)
+    assert len(set(texts)) == draws and figure.number("theory") == (1 if law == "Cauchy" else 0.5)
     assert np.mean(slopes) == pytest.approx(known.mean(), abs=4 * known.std() / draws**0.5)
     assert np.ptp(known) / 3 < np.ptp(slopes) < np.ptp(known) * 1.1
 
@@ -220,11 +220,11 @@ def test_laws_in_a_window(page):
         figure.set(first_step=1).set(last_step=last).set(first_step=first)
         exponent, a, b = fitted(first, last)
         assert figure.number("Exponent") == pytest.approx(exponent, abs=6e-3), (first, last)
-        slope, sign, start = re.search(r"Root law ([\d.]+) √t ([+−]) ([\d.]+)\.", figure.said).groups()
+        slope, sign, start = re.search(r"Root law ([\d.]+) √t ([+−]) ([\d.]+)\.", figure.readout).groups()
         assert float(slope) == pytest.approx(a, abs=6e-4)
         assert float(start) * (1 if sign == "+" else -1) == pytest.approx(b, abs=0.06)
         steps = curve()[0]
-        assert f"from step {steps[first]:,} to {steps[last]:,}" in figure.said
+        assert f"from step {steps[first]:,} to {steps[last]:,}" in figure.readout
 
 
 # All four
@@ -268,5 +268,5 @@ def test_every_control_is_reached_by_tab(opened):
 def test_what_cannot_be_drawn_leaves_its_sentence(opened):
     page = opened(["window", "walk", "ways"], [script for script in SCRIPTS if script != "t5.js"])
     assert page.locator(".explore figure").count() == 1 and page.get_by_text("It needs scripts.").count() == 2
-    assert page.said == ["explore.js: nothing is called ways"] * 2  # at once, and when the page is there
+    assert page.messages == ["explore.js: nothing is called ways"] * 2  # at once, and when the page is there
     assert opened(javascript=False).get_by_text("It needs scripts.").count() == 4

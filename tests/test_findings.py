@@ -134,7 +134,6 @@ def pieces(run):
     )  # fmt: skip
     drawn = {"figures": DRAWN, "numbers": {}, "cards": {"01-one": CARD, "99-none": {}}, "title": lambda name: "One"}
     facts = {"counts": verdicts.counts, "order": verdicts.ORDER, "kinds": ("exact", "derived")}
-    row = {"what": "a", "ratio": 40321.0, "ratio_min": 1.5, "ratio_max": 2, "bound": 1, "holds": True, "hardware": "m"}
     for name, result in (("green", green), ("red", red)):
         claims, mine = verdicts.judged(result), [each for each in result.records if each.chapter == "01-one"]
         known = {
@@ -145,8 +144,6 @@ def pieces(run):
             **facts,
             **drawn,
         }
-        known |= {"red_runs": {"smoke": {"chapters": 1, "seeds": 9, "share": 0.5, "noted": 2}}, "benchmarks": [row]}
-        known |= {"red_runs": {}, "benchmarks": []} if name == "red" else {}
         yield f"{name}: card", chapter._card(CARD, result, mine, claims, DRAWN)
         yield f"{name}: box", chapter._box("01-one", claims)
         yield f"{name}: checks", chapter._html("checks", records=result.records).source
@@ -157,9 +154,8 @@ def pieces(run):
             "chapter_cards.md",
             "run_state.md",
             "run_table.md",
-            "red_runs.md",
         )
-        for table in (*tables, "benchmarks.md", "beyond_the_paper.md"):
+        for table in (*tables, "beyond_the_paper.md"):
             yield f"{name}: {table}", TEMPLATES.get_template(f"{table}.j2").render(known, ours=True)
     yield "figure", render("figure.html.j2", figure=DRAWN["fig-a"])
 
@@ -173,15 +169,3 @@ def test_pages_say_what_they_said(run):
         pytest.fail(f"{GOLDEN.name} was not there and is written: read it")
     assert made == GOLDEN.read_text(encoding="utf-8")
     assert "<network>" not in made and "<E>" not in made, "what a run says is no markup"
-
-
-def test_red_runs_are_counted_over_chapters_as_they_are_today():
-    failed, noted = [{"red": True}], [{"red": False}]
-    kept = {"chapters": {
-        "a": {"made_from": "1", "runs": {"1": [], "2": failed}},
-        "b": {"made_from": "2", "runs": {"1": noted, "2": [], "3": []}},
-        "c": {"made_from": "of old", "runs": {"1": failed}},
-    }}  # fmt: skip
-    found = verdicts.red_share(kept, {"a": "1", "b": "2", "c": "3"})
-    assert found == {"chapters": 2, "seeds": 2, "share": 0.5, "noted": 1}
-    assert verdicts.red_share({}, {}) == {"chapters": 0, "seeds": 0, "share": 0, "noted": 0}

@@ -5,8 +5,6 @@ import gzip
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -76,12 +74,12 @@ def test_no_markup_is_left_raw(soups):
 
 @pytest.mark.parametrize("chapter", book.chapters())
 def test_a_chapter_has_its_card_its_verdicts_its_checks_and_its_figures(metrics, soups, chapter):
-    soup, told, verdicts = soups[chapter], CARDS[chapter], metrics["verdicts"]
+    soup, given, verdicts = soups[chapter], CARDS[chapter], metrics["verdicts"]
     card = soup.find(class_="glance")
-    assert card.find(class_="verdict").get_text() == verdicts[told["claims"][0]]
-    assert card.select_one("a.glance-figure")["href"] == f"#{told['figure']}"
+    assert card.find(class_="verdict").get_text() == verdicts[given["claims"][0]]
+    assert card.select_one("a.glance-figure")["href"] == f"#{given['figure']}"
     drawn = [image["src"] for image in card.select("a.glance-figure img")]
-    assert len(drawn) == 2 and drawn == [image["src"] for image in soup.select(f"figure#{told['figure']} img")]
+    assert len(drawn) == 2 and drawn == [image["src"] for image in soup.select(f"figure#{given['figure']} img")]
     rows = soup.find(class_="verdict-box").find_all("li")
     shown = {row.find("code").get_text(): row.find(class_="verdict").get_text() for row in rows}
     assert shown == {name: verdicts[name] for name, claim in book.claims().items() if chapter in claim["chapters"]}
@@ -135,7 +133,7 @@ def test_the_landing_page_shows_counts_findings_and_chapters(metrics, soups):
     findings, cards = (each.select(":scope > *") for each in page.select(".cards"))
     assert len(findings) == 6 and all(card.find("a", href=True) and len(card.find_all("img")) == 2 for card in findings)
     assert [card.find(class_="verdict").get_text() for card in cards] == [
-        verdicts[told["claims"][0]] for told in CARDS.values()
+        verdicts[given["claims"][0]] for given in CARDS.values()
     ]
     for ours, group in ((False, "claims of the paper"), (True, "questions of ours")):
         counts = Counter(verdicts[name] for name, claim in book.claims().items() if bool(claim.get("ours")) is ours)
@@ -190,15 +188,11 @@ def test_what_a_page_lets_one_download_is_the_executed_notebook(html):
         assert any(cell.get("outputs") for cell in node.cells)
 
 
-def test_a_page_alone_is_rendered_from_its_notebook_alone(smoke, tmp_path):
-    """In a folder without anything else of a run: no report, no other chapter."""
-    name = "01-random-walk"
-    folder = smoke.parent / "smoke" / "page"
-    shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "workflow.pages", "--profile", "smoke", "--page", name]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0 and not done.stderr.strip(), done.stderr
-    soup = BeautifulSoup(Path(done.stdout.split()[-1]).read_text(encoding="utf-8"), "html.parser")
+def test_a_page_alone_is_rendered_from_its_notebook_alone(smoke):
+    """From nothing, and with a verdict on those claims alone that no other chapter decides."""
+    shutil.rmtree(smoke / "page", ignore_errors=True)
+    made = build.page(Run("smoke"), "01-random-walk")
+    soup = BeautifulSoup(made.read_text(encoding="utf-8"), "html.parser")
     assert soup.find("h1").get_text().startswith("1. The random walk") and soup.select("figure img")
     shown = {
         row.find("code").get_text(): row.find(class_="verdict").get_text() for row in soup.select(".verdict-box li")
@@ -275,14 +269,14 @@ class Window:
     """One browser tab that notes what pages say in the console and which files they ask for."""
 
     def __init__(self, browser, html):
-        self.html, self.said, self.asked = html, [], []
+        self.html, self.messages, self.asked = html, [], []
         self.page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
-        self.page.on("console", lambda m: self.said.append(m.text) if m.type in ("error", "warning") else None)
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("console", lambda m: self.messages.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
 
     def open(self, name, width=1280, scheme="light"):
-        self.said.clear()
+        self.messages.clear()
         self.asked.clear()
         self.look(width, scheme)
         path, mark, query = name.partition("#" if "#" in name and "?" not in name else "?")
@@ -316,7 +310,7 @@ def test_figures_to_move_are_fetched_when_they_come_near_or_for_paper(window):
         assert not fetched()
         page.evaluate(bring)
         page.wait_for_selector("div.explore output:not(:empty)", state="attached")
-        assert len(fetched()) == 1 and window.said == []
+        assert len(fetched()) == 1 and window.messages == []
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +341,7 @@ def test_page_in_a_browser(window, html, soups, weights, name):
         if width == 1280 or name in PHONE:
             rules = None if scheme == "light" or name in PHONE else ["color-contrast"]
             assert page.evaluate(AXE, [rules, *ALIKE.get(name, ["div.highlight"])]) == [], (width, scheme)
-    assert window.said == []
+    assert window.messages == []
     assert [url for url in window.asked if not url.startswith(("file:", "data:"))] == []
     files = {unquote(urlparse(url).path) for url in window.asked if url.startswith("file:")}
     files = {file for file in files if "/_static/explore/" not in file or file.endswith(".css")}
@@ -367,7 +361,7 @@ def test_search_from_a_page_finds_a_theorem(window):
     page.wait_for_selector("#search-results ul.search li a", timeout=20_000)
     found = page.locator("#search-results ul.search li a").evaluate_all("links => links.map(l => l.href)")
     assert any("12-vanishing-steps.html" in link for link in found)
-    assert [url for url in window.asked if not url.startswith(("file:", "data:"))] == [] and window.said == []
+    assert [url for url in window.asked if not url.startswith(("file:", "data:"))] == [] and window.messages == []
 
 
 def test_scorecard_filters(window):
@@ -388,7 +382,7 @@ def test_scorecard_filters(window):
     page.get_by_role("button", name="Show all").focus()
     page.keyboard.press("Enter")
     page.wait_for_function("!location.search")
-    assert shown.count() == len(claims) and window.said == []
+    assert shown.count() == len(claims) and window.messages == []
     page = window.open("scorecard.html?verdict=refined&chapter=3&text=norm#all-claims")
     assert shown.count() > 0 and set(shown.locator(".verdict").all_inner_texts()) == {"refined"}
     texts = [text.lower() for text in shown.all_inner_texts()]
@@ -410,7 +404,7 @@ def test_scorecard_sorts(window):
         assert names == sorted(book.claims(), key=natural, reverse=expected == "descending")
     page.get_by_role("button", name="verdict", exact=True).click()
     ranks = [ORDER.index(verdict) for verdict in page.locator(".claims-table .verdict").all_inner_texts()]
-    assert ranks == sorted(ranks) and window.said == []
+    assert ranks == sorted(ranks) and window.messages == []
 
 
 def test_scorecard_is_cards_on_a_phone(window):

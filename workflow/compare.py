@@ -10,16 +10,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
 from nbutils.claims.records import Record, Value, format_band, format_number
 
 MOVED = 15  # rows in the table of checks that moved most
 SEEDS = 8  # fresh seeds that give a standard deviation, at least
-EDGE = 0.05  # of the room to the nearest end of its band that a value had: less is left where it moved to the edge
-EDGES = 0.05  # share of the checks that may move there; between seeds it is less than one in a hundred
-COSTS = {"time": ("cpu_seconds", 10.0), "memory": ("peak_mb", 200.0)}  # a smaller difference is noise
-KINDS = ("problems", "verdicts", "checks", "lost", "bands", "samples", "edges", *COSTS, "new", "made with")
+COSTS = {"time": ("cpu_seconds", 1.5, 10.0), "memory": ("peak_mb", 1.3, 200.0)}  # red factor; below the last: noise
+KINDS = ("problems", "verdicts", "checks", "lost", "bands", "samples", *COSTS, "new", "made with")
 
 Metrics = Mapping[str, Any]
 
@@ -84,12 +81,8 @@ def by_name(run: Metrics) -> dict[tuple[str, str, str], Record]:
     return {(record.chapter, *record.key): record for record in map(Record.of, run["records"])}
 
 
-def compare(a: Metrics, b: Metrics, *, time: float = 1.5, memory: float = 1.3) -> Comparison:
-    """What differs between two runs, as ``load`` gives them.
-
-    Args:
-        time, memory: factors on CPU seconds and peak memory of a chapter that turn it red on the same hardware.
-    """
+def compare(a: Metrics, b: Metrics) -> Comparison:
+    """What differs between two runs, as ``load`` gives them."""
     of_a, of_b = by_name(a), by_name(b)
     both = [(of_a[key], of_b[key]) for key in of_a if key in of_b]
     only_a, only_b = ([x[key] for key in x if key not in y] for x, y in ((of_a, of_b), (of_b, of_a)))
@@ -98,9 +91,7 @@ def compare(a: Metrics, b: Metrics, *, time: float = 1.5, memory: float = 1.3) -
         *_changed("verdicts", a["verdicts"], b["verdicts"]),
         *(_finding("lost", record, record.measured, "–") for record in only_a),
         *(found for pair in both for found in _losses(*pair)),
-        *_edges(both),
-        *_cost("time", a["run"], b["run"], time),
-        *_cost("memory", a["run"], b["run"], memory),
+        *(found for kind in COSTS for found in _cost(kind, a["run"], b["run"])),
         *(_finding("new", record, "–", record.measured, red=False) for record in only_b),
         *_changed("made with", _made_with(a["run"]), _made_with(b["run"]), red=False),
     ]
@@ -171,15 +162,9 @@ def _losses(a: Record, b: Record) -> Iterator[Finding]:
             yield _finding("samples", a, x, y)
 
 
-def _edges(both: Sequence[tuple[Record, Record]]) -> Iterator[Finding]:
-    """Values that still hold and have used up their room. Some always do, by chance; many at once do not."""
-    moved = [(a, b) for a, b in both if 0 <= _room(b) < EDGE * _room(a) < math.inf]
-    yield from (_finding("edges", a, a.measured, b.measured, red=len(moved) > EDGES * len(both)) for a, b in moved)
-
-
-def _cost(kind: str, a: Metrics, b: Metrics, factor: float) -> Iterator[Finding]:
-    """Chapters that cost more than ``factor`` times as much, and the time of all; red on the same hardware."""
-    field, noise = COSTS[kind]
+def _cost(kind: str, a: Metrics, b: Metrics) -> Iterator[Finding]:
+    """Chapters that cost more than a factor times as much, and the time of all; red on the same hardware."""
+    field, factor, noise = COSTS[kind]
     of_a, of_b = ({each["chapter"]: each.get(field) for each in run.get("notebooks", ())} for run in (a, b))
     pairs = {name: (x, of_b[name]) for name, x in of_a.items() if None not in (x, of_b.get(name))}
     if kind == "time":
@@ -243,27 +228,12 @@ def conclusion(found: Comparison) -> str:
     return f"GREEN: {same}; {len(found.moved)} measured value(s) differ"
 
 
-def as_junit(found: Sequence[Finding], name: str) -> str:
-    """The findings as JUnit XML: a test for each kind, which fails where one of it is red."""
-    suite = ElementTree.Element("testsuite", name=name, tests=str(len(KINDS)), errors="0")
-    for kind in KINDS:
-        case = ElementTree.SubElement(suite, "testcase", classname="compare", name=kind, time="0")
-        if lines := [f"{each.where}: {each.a} -> {each.b}" for each in found if each.kind == kind and each.red]:
-            message = f"{len(lines)} of {kind}, such as {lines[0]}"
-            ElementTree.SubElement(case, "failure", message=message).text = "\n".join(lines)
-    suite.set("failures", str(len(suite.findall("testcase/failure"))))
-    ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def run(a: Path, b: Path, *, as_json: Path | None = None, junit: Path | None = None, **factors: float) -> int:
+def run(a: Path, b: Path, as_json: Path | None = None) -> int:
     """Print the comparison of two runs, and write it where asked; 1 where it is red, else 0."""
-    found = compare(load(a), load(b), **factors)
+    found = compare(load(a), load(b))
     print(markdown(found, str(a), str(b)))
     if as_json:
         facts = {"a": str(a), "b": str(b), "red": found.red, "findings": [each._asdict() for each in found.findings]}
         as_json.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    if junit:
-        junit.write_text(as_junit(found.findings, f"{a} and {b}"), encoding="utf-8")
     print(conclusion(found))
     return int(found.red)

@@ -91,7 +91,7 @@ def _closure(names: Iterable[str], codes: Mapping[str, str]) -> set[str]:
 def of_pages() -> list[str]:
     """Files, relative to the root, that the rendered pages are made from besides the executed notebooks."""
     code = ("workflow/**/*.py", "workflow/**/*.j2", "nbutils/**/*.py", "_config.yml", "_toc.yml", "constraints.txt")
-    patterns = (*code, "book/*.*", "book/_static/**/*", "maintenance/*.json", "benchmarks/kept.json", "CITATION.cff")
+    patterns = (*code, "book/*.*", "book/_static/**/*", "CITATION.cff")
     return sorted(str(path.relative_to(ROOT)) for each in patterns for path in ROOT.glob(each) if path.is_file())
 
 

@@ -1,12 +1,11 @@
 """From executed notebooks and pages to HTML: fill in what the run says, then Sphinx renders it.
 
-``python -m workflow.pages --profile book --seed 0`` makes all pages; ``--page 04-t5`` that one alone, in seconds.
+``python -m workflow.pages --profile book --seed 0`` makes all pages, ``python -m workflow page 04-t5`` one, in seconds.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 import shutil
@@ -86,7 +85,7 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
         content[f"executed/{name}.ipynb"] = nbformat.writes(download).encode()
     for figure in drawn.values():
         content |= figure.files()
-    known = said(result) | {"claims": claims, "figures": drawn, "numbers": numbers}
+    known = facts(result) | {"claims": claims, "figures": drawn, "numbers": numbers}
     for path in pages:
         text = chapter.below_title(chapter.bind(path.read_text(encoding="utf-8"), claims), banner)
         content[path.name] = chapter.to_notebooks(filled(path.name, text, known)).encode()
@@ -111,7 +110,7 @@ def red(result: Report) -> str:
     return "" if result.run["green"] else render("banner.md.j2", problems=result.problems, failed=failed)
 
 
-def said(result: Report) -> dict[str, Any]:
+def facts(result: Report) -> dict[str, Any]:
     """What tables of pages show besides claims and figures."""
     names = [name for name in sources.modules() if name not in ("nbutils", "nbutils.__main__")]
     return {
@@ -123,27 +122,8 @@ def said(result: Report) -> dict[str, Any]:
         "counts": verdicts.counts,
         "order": verdicts.ORDER,
         "kinds": KINDS,
-        "red_runs": red_runs(),
-        "benchmarks": benchmarks(),
         "modules": sorted(names, key=lambda name: (name.startswith("nbutils.chapters"), name)),  # what is shared first
     }
-
-
-def red_runs() -> dict[str, dict[str, Any]]:
-    """How often a run is red although nothing is wrong, by profile; see ``verdicts.red_share``."""
-    hashes = sources.hashes()
-    kept = {name: _kept(ROOT / "maintenance" / f"alarms-{name}.json") for name in ("smoke", "book")}
-    return {name: verdicts.red_share(each, hashes) for name, each in kept.items()}
-
-
-def benchmarks() -> list[dict[str, Any]]:
-    """The kept benchmarks of modules that are today as they were when they were measured."""
-    rows = _kept(ROOT / "benchmarks" / "kept.json").get("pairs", [])
-    return [row for row in rows if row.get("made_from") == sources.of_modules(row["modules"])]
-
-
-def _kept(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def write(folder: Path, content: Mapping[str, bytes]) -> None:

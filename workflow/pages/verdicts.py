@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,16 +90,3 @@ def counts(claims: Iterable[Claim]) -> dict[str, int]:
     """How many claims have which verdict, in the order of verdicts; those that none has are left out."""
     number = Counter(claim.verdict for claim in claims)
     return {verdict: number[verdict] for verdict in ORDER if number[verdict]}
-
-
-def red_share(kept: Mapping[str, Any], hashes: Mapping[str, str]) -> dict[str, Any]:
-    """How often a run is red although nothing is wrong, from kept runs at fresh seeds of chapters as they are today.
-
-    A run is red if one of its chapters is.
-    """
-    entries = kept.get("chapters", {}).items()
-    today = {name: [*each["runs"].values()] for name, each in entries if each["made_from"] == hashes.get(name)}
-    red = {name: sum(any(check["red"] for check in run) for run in runs) for name, runs in today.items()}
-    noted = sum(bool(run) and not any(check["red"] for check in run) for runs in today.values() for run in runs)
-    share = 1 - math.prod(1 - red[name] / len(runs) for name, runs in today.items())
-    return {"chapters": len(today), "seeds": min(map(len, today.values()), default=0), "share": share, "noted": noted}
