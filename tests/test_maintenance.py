@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import doctest
 import json
 import os
 import re
@@ -19,8 +18,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import workflow
-from benchmarks import kept as benchmark_rows
-from benchmarks import timing
 from maintenance import __main__ as command
 from maintenance import alarms, mutants, platforms, same
 from nbutils import claims
@@ -328,9 +325,3 @@ def test_every_command_of_the_readme_is_a_target_and_starts():
     for name in command.COMMANDS:
         with pytest.raises(SystemExit, match="0"):
             command.main([name, "--help"])
-
-
-@pytest.mark.parametrize("module", [alarms, benchmark_rows, timing])
-def test_the_examples_hold(module):
-    found = doctest.testmod(module)
-    assert found.attempted and not found.failed
