@@ -49,6 +49,9 @@ BOTH = ("01-one", "02-two")
         (listed("one"), [record(), record(chapter="02-two")], BOTH, {"one": "confirmed"},
          ["checked in a chapter that claims.yml does not name for it"]),
         (listed("one", chapters=BOTH), [record()], ["01-one"], {}, []),  # it waits for the other
+        (listed("one", chapters=BOTH), [FAILS], ["01-one"], {"one": "failed"}, ["does not hold", "verdict failed"]),
+        (listed("one", chapters=[]), [], BOTH, {}, ["names no chapter, or one that is not there"]),
+        (listed("one", chapters=["03-gone"]), [], BOTH, {}, ["names no chapter, or one that is not there"]),
         (listed("one", chapters=BOTH, expected="refined"), [record(), record(chapter="02-two", role="corrected")], BOTH,
          {"one": "refined"}, []),
         (listed("one", chapters=BOTH), [record()], BOTH, {"one": "confirmed"}, ["the chapter does not check it"]),
@@ -87,7 +90,8 @@ def folder(tmp_path, monkeypatch):
     def write(chapter, *records, seed=0, made_from="today", device="cpu"):
         place = Run("smoke", seed)
         place.logs.mkdir(parents=True, exist_ok=True)
-        cells = [{"cell_type": "code", "outputs": [{"data": {MIME: each.as_dict()}}]} for each in records]
+        of_run = [{**each.as_dict(), "seed": seed, "device": device} for each in records]
+        cells = [{"cell_type": "code", "outputs": [{"data": {MIME: each}}]} for each in of_run]
         place.notebook(chapter).write_text(json.dumps({"cells": [*cells, {"cell_type": "markdown"}]}))
         stats = {"device": device, "hardware": "h", "versions": {"torch": "2"}, "made_from": made_from}
         place.stats(chapter).write_text(json.dumps(stats))
@@ -118,6 +122,14 @@ def test_a_result_of_another_code_or_device_is_refused_and_removed(folder, made_
     assert not Run("smoke").notebook("02-two").exists() and not Run("smoke").stats("02-two").exists()
 
 
+def test_records_of_another_run_do_not_count(folder):
+    """A notebook that overwrites its parameters would be judged at one seed three times."""
+    path = Run("smoke").notebook("02-two")
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 7'))
+    found = collected()
+    assert not found.run["green"] and "damaged (a record of 02-two, profile smoke, seed 7" in found.problems[0].what
+
+
 CELL = {"cell_type": "code", "execution_count": 3, "source": ["# why\n", "f(0)\n"], "outputs": []}
 ERROR = {"output_type": "error", "ename": "KeyError", "evalue": "no\nsuch"}
 
@@ -129,8 +141,8 @@ ERROR = {"output_type": "error", "ename": "KeyError", "evalue": "no\nsuch"}
         ("02-two.log", "stopped: 02-two: PapermillExecutionError: ---", "cell [3] f(0) raised KeyError: no such"),
         ("02-two.log", "Traceback\nstopped: 02-two: TimeoutError: time is up\n", "TimeoutError: time is up"),
         ("02-two.log", "", report.KILLED),
-        ("t5-own.log", "Traceback\nstopped: t5-null: KeyError: x\n", "not run: of its trainings, t5-null: KeyError: x"),
-        ("t5-own.log", "30 %", f"not run: of its trainings, {report.KILLED}"),
+        ("t5-own.log", "stopped: t5-null: KeyError: x\n", "not run: in the job of its trainings, t5-null: KeyError: x"),
+        ("t5-own.log", "30 %", f"not run: in the job of its trainings, {report.KILLED}"),
         ("lm-pre-sgd.log", "stopped: lm-pre-sgd: KeyError: x\n", "no result: its job did not start"),  # not of its
     ],
 )  # fmt: skip
@@ -159,8 +171,18 @@ def further(*holds, kind="derived", check="a number", more=()):
         (False, further(False, False), False, ["a number"]),
         (False, further(True), False, ["a number"]),  # one of the two did not end: nothing is excused
         (True, further(False, False), False, []),  # holds here: never judged again
-        (False, further(True, True, more=[record(check="b", kind="exact", holds=False)]), True, ["b (at seed 0, 0)"]),
-        (False, further(True, True, more=[record(check="b", kind="derived", holds=False)]), True, ["b (at seed 0, 0)"]),
+        (
+            False,
+            further(True, True, more=[record(check="b", kind="exact", holds=False)]),
+            True,
+            ["b (at seed 1000003, 2000006)"],
+        ),
+        (
+            False,
+            further(True, True, more=[record(check="b", kind="derived", holds=False)]),
+            True,
+            ["b (at seed 1000003, 2000006)"],
+        ),
     ],
 )
 def test_two_of_three_seeds_decide(folder, first, others, noted, fails):

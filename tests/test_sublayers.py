@@ -1,6 +1,5 @@
 """Sublayers against their definitions."""
 
-
 import numpy as np
 import pytest
 import torch

@@ -109,9 +109,18 @@ CHANGES = (
         (KILLED, "01-one: its job was killed before its end", ()),
         (SLEEP, "01-one: TimeoutError: not finished after 20 s", ("--time-limit", "20")),
         (CHECK.format("three", 1.0), "three checked, but not listed in claims.yml", ()),
-        ("edit = 1\n" + CHANGES, "01-one: it, or a module of it, changed while the run went on", ()),
+        ("import sys\nsys.exit(0)", "01-one: RuntimeError: a cell left the notebook before its end", ()),
+        ("edit = 1\n" + CHANGES, "it, or a module of it, changed while the run went on", ()),
     ],
-    ids=["a cell raises", "the kernel dies", "the job is killed", "time is up", "not listed", "edited meanwhile"],
+    ids=[
+        "a cell raises",
+        "the kernel dies",
+        "the job is killed",
+        "time is up",
+        "not listed",
+        "a cell exits",
+        "edited meanwhile",
+    ],
 )
 def test_a_chapter_that_fails_is_named_leaves_the_others_and_is_repaired(project, workflow, code, reason, options):
     source = project / "book" / "01-one.md"
@@ -167,7 +176,9 @@ def test_chapters_share_a_training(project, workflow):
     ):
         module.write_text(recipes + RECIPES.format(body=body))
         done = workflow(project, *options)
-        assert done.returncode == 1 and done.stdout.count(f"not run: of its trainings, quick-a: {reason}") == 3
+        assert (
+            done.returncode == 1 and done.stdout.count(f"not run: in the job of its trainings, quick-a: {reason}") == 3
+        )
         assert not stamps(project) and "Traceback" in (executed(project) / "logs" / "quick-a.log").read_text()
     module.write_text(recipes + RECIPES.format(body="pass"))
     assert workflow(project).returncode == 0

@@ -149,7 +149,7 @@ def _losses(a: Record, b: Record) -> Iterator[Finding]:
 
     The band of a mean follows its data; it has a ``resolution`` in its place.
     """
-    if (a.holds is False) != (b.holds is False):
+    if a.fails != b.fails:
         yield _finding("checks", a, a.measured, b.measured)
     of_a, of_b = _number(a.resolution, math.inf), _number(b.resolution, math.inf)
     if of_a != of_b:

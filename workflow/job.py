@@ -2,7 +2,8 @@
 
 ``python -m workflow.job chapter 04-t5=HASH --profile book --seed 0 --device cpu 2>logs/04-t5.log``
 
-Each NAME=HASH is what to make and the hash of what it is made from, as the workflow saw it. A job dies with its run,
+Each NAME=HASH is what to make and the hash of what it is made from, as the workflow saw it; where that is another when
+the job begins or ends, there is no result. A job dies with its run,
 has a GPU of its own or none, keeps to its time, and leaves no result where it did not finish. Why it did not stands in
 the failed notebook, or in the last line of the log.
 """
@@ -28,7 +29,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from nbutils import device
-from workflow import BUILD, ROOT, Run, book, write_atomically
+from workflow import BUILD, ROOT, Run, book, sources, write_atomically
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 STOPPED = "stopped: "  # begins the last line of a log that says why
@@ -52,7 +53,7 @@ def chapter(name: str, run: Run, how: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch, time_limit(how.time_limit):
         source = Path(scratch) / f"{name}.ipynb"
         nbformat.write(notebooks.executable(book.source(name)), source)
-        papermill.execute_notebook(
+        made = papermill.execute_notebook(
             source,
             log,
             parameters={"profile": run.profile, "seed": run.seed, "device": run.device},
@@ -62,6 +63,8 @@ def chapter(name: str, run: Run, how: argparse.Namespace) -> None:
             start_timeout=120,
             config=_transport(scratch),
         )
+    if any(output.output_type == "error" for cell in made.cells for output in cell.get("outputs", ())):
+        raise RuntimeError("a cell left the notebook before its end, by sys.exit")  # which papermill takes for success
     keep_stats(name, run.stats(name), how, started, resource.RUSAGE_CHILDREN)
     os.replace(log, run.notebook(name))
 
@@ -100,10 +103,17 @@ def pages(name: str, run: Run, how: argparse.Namespace) -> None:
     build.pages(replace(run, chapters=tuple(book.chapters())))
 
 
+def not_edited(name: str, how: argparse.Namespace) -> None:
+    """Raise ``RuntimeError`` where what a result is made from is no longer what the workflow saw."""
+    if how.kind != "pages" and sources.hash_of(name) != how.made[name]:
+        raise RuntimeError("it, or a module of it, changed while the run went on: run it again")
+
+
 def keep_stats(
     name: str, file: Path, how: argparse.Namespace, started: datetime, who: int, before: float = 0.0
 ) -> None:
     """Write time, memory, hardware and versions of a job; ``before`` is the CPU time its process had spent already."""
+    not_edited(name, how)
     usage = resource.getrusage(who)
     stats = {
         "profile": how.profile,
@@ -206,6 +216,7 @@ def main() -> None:
     with gpu(how):
         for name in how.made:
             try:
+                not_edited(name, how)
                 makes[how.kind](name, run, how)
             except Exception as error:
                 traceback.print_exc()

@@ -75,13 +75,14 @@ def glued(notebook: Path) -> dict[str, str]:
 
 def keep_numbers() -> None:
     """Keep what the last whole ``book`` run gave the prose, if it was green, its times, and the README's figure."""
-    run = Run("book")
-    metrics = run.reports / "metrics.json"
+    from workflow import report
+
+    metrics = Run("book").reports / "metrics.json"
     facts = json.loads(metrics.read_text(encoding="utf-8"))["run"] if metrics.exists() else {"green": False}
-    if not facts["green"]:
+    run = Run("book", facts.get("seed", 0), facts.get("device", "cpu"), tuple(book.chapters()))
+    if not facts["green"] or not report.collect(run).run["green"]:  # of today's code, too
         print("no whole green run of profile book: the numbers in the notebooks stay as they are")
         return
-    run = Run("book", facts["seed"])
     kept = {
         "run": f"profile book, seed {run.seed}, on {facts['hardware']}",
         "hardware": facts["hardware"],

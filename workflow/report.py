@@ -10,7 +10,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,9 +72,12 @@ def audit(
     verdicts = {}
     for name, claim in claims.items():
         here = ran & set(claim["chapters"])
+        if not claim["chapters"] or set(claim["chapters"]) - set(existing):
+            problems.append(Problem("claims.yml", name, "names no chapter, or one that is not there"))
         for chapter in sorted(here - {record.chapter for record in by_claim.get(name, ())}):
             problems.append(Problem(chapter, name, "listed in claims.yml, but the chapter does not check it"))
-        if not here or set(claim["chapters"]) & set(existing) - ran:
+        fails = any(record.fails for record in by_claim.get(name, ()))
+        if not here or (set(claim["chapters"]) & set(existing) - ran and not fails):
             continue
         verdicts[name] = verdict(by_claim.get(name, ()))
         if verdicts[name] not in claim["expected"].split(" or "):
@@ -96,12 +98,14 @@ def collect(run: Run) -> Report:
 
     A result that is not of today's code is removed and refused: the next run makes it anew.
     """
-    edited = sources.discard_older(run)
+    edited, baselines = sources.discard_older(run), _over_fresh_seeds(run)
     records, stats, ran, failed = [], [], [], []
     for chapter in run.chapters:
         try:
             found = json.loads(run.stats(chapter).read_text(encoding="utf-8"))
-            records += map(with_baseline, judged(run, chapter))
+            measured = baselines.get(chapter, {})
+            for record in judged(run, chapter):
+                records.append(replace(record, baseline=measured.get(f"{record.claim}/{record.check}")))
         except FileNotFoundError:
             meanwhile = "it, or a module of it, changed while the run went on: run it again"
             failed.append(Problem(chapter, "", meanwhile if chapter in edited else why_not(run, chapter)))
@@ -137,7 +141,7 @@ def why_not(run: Run, chapter: str) -> str:
     needed = set(sources.trainings_of(chapter))
     for family in sources.families():
         if needed & set(family) and (log := run.logs / f"{family[0]}.log").exists():
-            return f"not run: of its trainings, {last_words(log)}"
+            return f"not run: in the job of its trainings, {last_words(log)}"
     return "no result: its job did not start"
 
 
@@ -169,13 +173,13 @@ def judged(run: Run, chapter: str) -> list[Record]:
     It is ``noted``, and counts as held, if it holds at both: of three seeds one failed. A check that held here and
     fails at both further seeds, or is exact and fails at one, is added: it is as red as any.
     """
-    records = records_of(run.notebook(chapter))
     runs = (run, *run.further())
+    records = _records(run, chapter)
     if not may_be_chance(records) or not all(each.notebook(chapter).exists() for each in runs):
         return records
     if len({json.loads(each.stats(chapter).read_text(encoding="utf-8"))["made_from"] for each in runs}) > 1:
         return records  # not of the same code: nothing is excused
-    others = [{record.key: record for record in records_of(each.notebook(chapter))} for each in runs[1:]]
+    others = [{record.key: record for record in _records(each, chapter)} for each in runs[1:]]
     found = [record if record.holds is not False else _with(record, others) for record in records]
     failed = {record.key for record in records if record.holds is False}
     for key in [key for key in others[0] if key in others[1] and key not in failed]:
@@ -184,6 +188,15 @@ def judged(run: Run, chapter: str) -> list[Record]:
             seeds = ", ".join(str(each.seed) for each in wrong)
             found.append(replace(wrong[0], check=f"{wrong[0].check} (at seed {seeds})", anchor=None))
     return found
+
+
+def _records(run: Run, chapter: str) -> list[Record]:
+    """The records of a chapter, which must be of this run: a notebook may overwrite the parameters it was given."""
+    records = records_of(run.notebook(chapter))
+    for each in records:
+        if (each.chapter, each.profile, each.seed, each.device) != (chapter, run.profile, run.seed, run.device):
+            raise ValueError(f"a record of {each.chapter}, profile {each.profile}, seed {each.seed} on {each.device}")
+    return records
 
 
 def _with(record: Record, others: Sequence[Mapping[tuple[str, str], Record]]) -> Record:
@@ -233,22 +246,16 @@ def format_baseline(record: Record) -> str:
     return f"{found['mean']:.5g} ± {found['sd']:.2g} (sd), n = {found['n']}" if found else ""
 
 
-def with_baseline(record: Record) -> Record:
-    found = _over_fresh_seeds(record.profile).get(record.chapter, {})
-    return replace(record, baseline=found.get(f"{record.claim}/{record.check}"))
-
-
 def alarms_file(profile: str, device: str = "cpu") -> Path:
     """What ``maintenance`` has measured at fresh seeds of a profile, for each device apart."""
     return ROOT / "maintenance" / f"alarms-{profile}{'' if device == 'cpu' else f'-{device}'}.json"
 
 
-@cache
-def _over_fresh_seeds(profile: str) -> dict[str, dict[str, dict[str, float]]]:
-    """Of each chapter: mean, sd and number of seeds by ``claim/check``, where this profile was measured."""
-    file = alarms_file(profile)
-    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"chapters": {}}
-    return {chapter: entry["measured"] for chapter, entry in found["chapters"].items()}
+def _over_fresh_seeds(run: Run) -> dict[str, dict[str, dict[str, float]]]:
+    """Mean, sd and number of seeds by ``claim/check``, of each chapter that was measured so as it is today."""
+    file, today = alarms_file(run.profile, run.device), sources.hashes()
+    kept = json.loads(file.read_text(encoding="utf-8"))["chapters"] if file.exists() else {}
+    return {name: entry["measured"] for name, entry in kept.items() if entry["made_from"] == today.get(name)}
 
 
 def shown_by(problem: Problem) -> list[str]:

@@ -20,7 +20,13 @@ TOGETHER = 9  # trainings that share a job: to start Python and import torch tak
 
 
 def hashes() -> dict[str, str]:
-    """SHA-256 of all that the numbers of each chapter and each shared training depend on, as it is now, by name.
+    """``hash_of`` each chapter and each shared training, by name."""
+    codes = modules()
+    return {name: hash_of(name, codes) for name in (*trainings.names(), *book.chapters())}
+
+
+def hash_of(name: str, codes: Mapping[str, str] | None = None) -> str:
+    """SHA-256 of all that the numbers of a chapter or of a shared training depend on, as it is now.
 
     Its code cells, the modules of nbutils that these import, theirs in turn, its trainings' modules, the published
     data, and the versions of Python and packages. Not of the workflow that runs it.
@@ -28,12 +34,12 @@ def hashes() -> dict[str, str]:
     Raises:
         ValueError: a cell of a chapter is no Python, or a training's name in it is no constant.
     """
+    codes = codes or modules()
     files = [path.read_bytes() for pattern in DATA for path in sorted((ROOT / "book").glob(pattern))]
-    common, codes = _digest([*files, json.dumps(device.versions(), sort_keys=True)]), modules()
-    found = {name: _digest([common, of_modules([_module_of(name)], codes)]) for name in trainings.names()}
-    for chapter in book.chapters():
-        found[chapter] = _digest([common, of_modules(used_by(chapter, codes), codes), *map(_hash, _cells(chapter))])
-    return found
+    common = [*files, json.dumps(device.versions(), sort_keys=True)]
+    if name in trainings.RECIPES:
+        return _digest([*common, of_modules([_module_of(name)], codes)])
+    return _digest([*common, of_modules(used_by(name, codes), codes), *map(_hash, _cells(name))])
 
 
 def discard_older(run: Run) -> list[str]:
@@ -42,10 +48,11 @@ def discard_older(run: Run) -> list[str]:
     Before a run, so that what cannot be made anew does not count; and after it, for what was edited meanwhile.
     """
     today, gone = hashes(), []
-    results = {name: [run.stats(name), run.notebook(name)] for name in run.chapters}
-    results |= {name: [run.training(name) / "stats.json"] for name in trainings.names()}
+    results = {name: [run.training(name) / "stats.json"] for name in trainings.names()}
+    results |= {name: [run.stats(name), run.notebook(name)] for name in run.chapters}
     for name, files in results.items():
-        if files[0].exists() and not _is_of(files[0], today[name], run.device):
+        loaded = trainings_of(name) if name in run.chapters else ()
+        if files[0].exists() and not (_is_of(files[0], today[name], run.device) and set(loaded).isdisjoint(gone)):
             gone.append(name)
             for file in files:
                 file.unlink(missing_ok=True)

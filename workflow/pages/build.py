@@ -69,6 +69,9 @@ def configuration(quiet: Iterable[str] = ()) -> str:
 
 def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
     """The sources of pages for Sphinx, by path: the run's chapters, other pages, and all files that they load."""
+    judged, today = {each["chapter"]: each["made_from"] for each in result.stats}, sources.hashes()
+    if edited := [name for name in run.chapters if judged.get(name) != today[name]]:
+        raise ValueError(f"{edited[0]} changed after it was judged: run it again")
     claims, banner = verdicts.judged(result), red(result)
     content = {"references.bib": (BOOK / "references.bib").read_bytes()}
     content |= {str(path.relative_to(BOOK)): path.read_bytes() for path in STATIC.rglob("*") if path.is_file()}
