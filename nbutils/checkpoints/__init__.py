@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -139,7 +139,7 @@ def _walk(
 
     ref = store.reference = _settled(found, store, opener)
     if ref is None:
-        result.skipped += [Skip(c.label, why) for c in found if (why := _unreadable(c, opener))]
+        result.skipped += [Skip(checkpoint.label, why) for checkpoint, why in _unreadable(found, opener)]
         return {}
     done = set(store.rows)
     counted: dict[Key, list[Row]] = {}
@@ -180,12 +180,12 @@ def _walk(
     return counted
 
 
-def _unreadable(checkpoint: Checkpoint, opener: Opener) -> str | None:
-    try:
-        opener(checkpoint)
-    except ReadError as error:
-        return str(error)
-    return None
+def _unreadable(found: Iterable[Checkpoint], opener: Opener) -> Iterator[tuple[Checkpoint, str]]:
+    for checkpoint in found:
+        try:
+            opener(checkpoint)
+        except ReadError as error:
+            yield checkpoint, str(error)
 
 
 def _why_nothing(sources: Sequence[str | Path], match: str, step: str | None, skipped: Sequence[Skip]) -> str:
@@ -251,11 +251,8 @@ def series(
     found, skipped = find(sources, match, step)
     if not found:
         raise ValueError(f"{', '.join(map(str, sources))}: {_why_nothing(sources, match, step, skipped)}")
-    result, opener = Series(skipped=skipped), Opener(keep)
-    try:
-        counted = _walk(found, store, opener, result, by, progress)
-    finally:
-        opener.close()
+    result = Series(skipped=skipped)
+    counted = _walk(found, store, Opener(keep), result, by, progress)
     if not counted or store.reference is None:
         raise ValueError("no checkpoint could be read:\n" + "\n".join(f"  {line}" for line in grouped(result.skipped)))
     table = pd.DataFrame([row for rows in counted.values() for row in rows], columns=list(COLUMNS))

@@ -45,40 +45,22 @@ def _refusal(table: Sequence[tuple[str, int, str]], names: Collection[str]) -> s
 
 
 def in_parts(names: Collection[str]) -> str | None:
-    """Why a folder cannot be read whose files, or folders, each hold a part of the weights; names what joins them.
-
-    >>> in_parts({".metadata", "__0_0.distcp", "optimizer.pt"})[:45]
-    "PyTorch's distributed checkpoint, in parts: c"
-    >>> in_parts({"model.safetensors", "global_step100"})
-    """
+    """Why a folder cannot be read whose files, or folders, each hold a part of the weights; names what joins them."""
     return _refusal(_PARTS, names)
 
 
 def other_format(names: Collection[str]) -> str | None:
-    """Why a folder of such files cannot be read: another library's format; names what converts it.
-
-    >>> other_format({"README.md", "model.Q4_K_M.gguf"})[:4]
-    'GGUF'
-    """
+    """Why a folder of such files cannot be read: another library's format; names what converts it."""
     return _refusal(_FORMATS, names)
 
 
 def why_empty(shapes: Mapping[str, Sequence[int]]) -> str | None:
-    """Why a state dict of such shapes cannot be read: ZeRO-3 has left weights of no elements in it.
-
-    >>> why_empty({"wte.weight": (0,), "ln_f.weight": (8,)})
-    'wte.weight has no elements, as in parts of ZeRO-3: convert it with zero_to_fp32.py of DeepSpeed'
-    >>> why_empty({"unused": (0,), "ln_f.weight": (8,)})
-    """
+    """Why a state dict of such shapes cannot be read: ZeRO-3 has left weights of no elements in it."""
     empty = [name for name, shape in shapes.items() if tuple(shape) == (0,)]
     weights = [name for name in empty if name.endswith(("weight", "bias"))] or empty[: len(empty) == len(shapes)]
     return f"{weights[0]} has no elements, as in parts of ZeRO-3: {_ZERO_3}" if weights else None
 
 
 def megatron(names: Collection[str]) -> str:
-    """What a refusal of a file, or of tensors, under such names adds where they are Megatron's; or nothing.
-
-    >>> megatron({"model", "optimizer"})
-    ''
-    """
+    """What a refusal of a file, or of tensors, under such names adds where they are Megatron's; or nothing."""
     return f" (Megatron's: {_MEGATRON})" if {"language_model", "model0", "model_optim_rng"} & set(names) else ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import re
-import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,13 +108,7 @@ def find(source: str | Path | Iterable[str | Path], match: str = "*", step: str 
 
 
 def series_below(source: Path) -> list[Path]:
-    """Folders in a folder that hold checkpoints: it was given in place of one of them.
-
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Path(folder, "mine", "step10").mkdir(parents=True)
-    ...     [below.name for below in series_below(Path(folder))]
-    ['mine']
-    """
+    """Folders in a folder that hold checkpoints: it was given in place of one of them."""
     found = []
     for below in sorted(source.iterdir()) if source.is_dir() else []:
         with contextlib.suppress(OSError):
@@ -276,34 +270,27 @@ class Opener:
     def __init__(self, keep: bool) -> None:
         self.keep = keep
         self.pinned: str | None = None
-        self.opened: dict[str, tuple[Weights, Path | None]] = {}
+        self.opened: dict[str, Weights] = {}
 
     def __call__(self, checkpoint: Checkpoint) -> Weights:
-        if checkpoint.label in self.opened:
-            self.opened[checkpoint.label] = self.opened.pop(checkpoint.label)  # the latest used is the last to go
-            return self.opened[checkpoint.label][0]
-        for label in [name for name in self.opened if name != self.pinned][:-1]:
-            self._drop(label)
-        scratch = Path(tempfile.mkdtemp(prefix="nbutils-")) if not (self.keep or checkpoint.place) else None
-        try:
-            weights = read(checkpoint.place or _download(checkpoint, scratch))
-        except BaseException:
-            _delete(scratch)
-            raise
-        self.opened[checkpoint.label] = (weights, scratch)
+        weights = self.opened.pop(checkpoint.label, None)
+        if weights is None:
+            for label in [name for name in self.opened if name != self.pinned][:-1]:
+                del self.opened[label]
+            weights = read(checkpoint.place) if checkpoint.place else _downloaded(checkpoint, self.keep)
+        self.opened[checkpoint.label] = weights  # the latest used is the last to go
         return weights
 
-    def _drop(self, label: str) -> None:
-        _delete(self.opened.pop(label)[1])
 
-    def close(self) -> None:
-        for label in list(self.opened):
-            self._drop(label)
-
-
-def _delete(scratch: Path | None) -> None:
-    if scratch:
-        shutil.rmtree(scratch, ignore_errors=True)
+def _downloaded(checkpoint: Checkpoint, keep: bool) -> Weights:
+    """The weights of a revision; unless they are kept, their files are deleted with them."""
+    with contextlib.ExitStack() as cleaning:
+        scratch = None
+        if not keep:
+            scratch = cleaning.enter_context(tempfile.TemporaryDirectory(prefix="nbutils-", ignore_cleanup_errors=True))
+        weights = read(_download(checkpoint, scratch))
+        weakref.finalize(weights, cleaning.pop_all().close)
+    return weights
 
 
 def header(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]] | None:
@@ -327,7 +314,7 @@ def header(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]] | None:
     return shapes
 
 
-def _download(checkpoint: Checkpoint, scratch: Path | None) -> Path:
+def _download(checkpoint: Checkpoint, scratch: str | None) -> Path:
     """The folder of a revision's files: its weights in one format, and of shards those that the index names."""
     with _asking(checkpoint.label, "its weights"):
         from huggingface_hub import HfApi, snapshot_download

@@ -42,11 +42,7 @@ def _number(digits: str, unit: str) -> int | None:
 
 
 def no_step(names: Iterable[str]) -> str:
-    """Why a checkpoint of such names is in no series.
-
-    >>> no_step(["epoch_3"])
-    'no step (epochs are not steps; rename, such as step500, or give --step)'
-    """
+    """Why a checkpoint of such names is in no series."""
     if any("epoch" in name.lower() or re.fullmatch(r"checkpoint\d+|ep\d+", name) for name in names):
         return "no step (epochs are not steps; rename, such as step500, or give --step)"
     return "no step in its name, or two; --step takes a pattern that finds it"

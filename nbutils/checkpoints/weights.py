@@ -100,11 +100,7 @@ def read(place: Path) -> Weights:
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name without the prefixes of wrappers.
-
-    >>> plain_name("module._orig_mod.h.0.weight")
-    'h.0.weight'
-    """
+    """A tensor's name without the prefixes of wrappers."""
     return _WRAPPER.sub("", name)
 
 
@@ -147,10 +143,7 @@ def _add(found: Weights, name: str, tensor: Tensor, seen: dict[object, str]) -> 
 
 
 def refuse_adapter(names: Collection[str]) -> None:
-    """Raise ReadError if one of the names belongs to an adapter that is not merged.
-
-    >>> refuse_adapter(["h.0.weight"])
-    """
+    """Raise ReadError if one of the names belongs to an adapter that is not merged."""
     for name in filter(_ADAPTER.search, names):
         raise ReadError(f"{name} belongs to an adapter that is not merged: {MERGE}")
 
@@ -166,11 +159,7 @@ def _why_unreadable(tensor: Tensor) -> str | None:
 
 
 def why_left_out(name: str, dtype: torch.dtype, shape: Sequence[int]) -> str | None:
-    """Why a stored tensor is no trainable parameter, from its name, type and shape; or None if it is one.
-
-    >>> why_left_out("transformer.h.0.attn.bias", torch.float32, (1, 1, 1024, 1024))
-    'attention mask'
-    """
+    """Why a stored tensor is no trainable parameter, from its name, type and shape; or None if it is one."""
     if not (dtype.is_floating_point or dtype.is_complex):
         if name.endswith("n_averaged"):
             return "counts averages: the weights beside it are averages (AveragedModel)"
@@ -187,9 +176,6 @@ def why_constant(name: str, tensor: Tensor) -> str | None:
     A causal mask ``(…, n, n)`` under any name: 1 and 0, or 0 and a large negative number, with nothing else on either
     side of the diagonal; the identity, which weights may start from, is none. And position sinusoids under a name
     such as ``pe``, which learned ones have too: position 0 has sin 0 and cos 0, exactly.
-
-    >>> [why_constant("sa.past", x) for x in (torch.ones(3, 3).tril(), torch.eye(3))]
-    ['attention mask', None]
     """
     if tensor.dim() < 2 or not tensor.numel():
         return None
@@ -221,11 +207,7 @@ def _is_causal(tensor: Tensor) -> bool:
 
 
 def blocks(*tensors: Tensor) -> Iterator[NDArray[np.float64]]:
-    """Flat values of tensors of one size in float64, a row a tensor, block by block; the memory is used again.
-
-    >>> [block.tolist() for block in blocks(torch.arange(2, dtype=torch.bfloat16), torch.ones(2, 1))]
-    [[[0.0, 1.0], [1.0, 1.0]]]
-    """
+    """Flat values of tensors of one size in float64, a row a tensor, block by block; the memory is used again."""
     flat = [tensor.reshape(-1) for tensor in tensors]
     size = flat[0].numel()
     room = torch.empty(len(flat), min(BLOCK, size), dtype=torch.float64)
@@ -256,14 +238,7 @@ def _leave_out_averages(found: Weights) -> None:
 
 
 def listing(place: Path) -> list[str]:
-    """Names in a folder, those of folders with a ``/`` at their end.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Path(folder, "model").mkdir()
-    ...     listing(Path(folder))
-    ['model/']
-    """
+    """Names in a folder, those of folders with a ``/`` at their end."""
     return sorted(inside.name + "/" * inside.is_dir() for inside in place.iterdir())
 
 
@@ -316,13 +291,6 @@ def shards_of(index: Path) -> list[str]:
 
     Raises:
         ReadError: the index is corrupt, names none, or files of other folders.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     index = Path(folder, "model.safetensors.index.json")
-    ...     _ = index.write_text('{"weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "1.safetensors"}}')
-    ...     shards_of(index)
-    ['1.safetensors', '2.safetensors']
     """
     try:
         shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
