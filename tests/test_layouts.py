@@ -9,9 +9,9 @@ import pytest
 import torch
 from checkpoint_files import assert_is, make, model, save
 from layouts import READ, REFUSED, net, norm, of_deepspeed, of_fsdp, state
+from nbutils.checkpoints.tensors import why_left_out
 
 from nbutils.checkpoints import series, sources
-from nbutils.checkpoints.tensors import why_left_out
 from nbutils.checkpoints.weights import ReadError, Weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")

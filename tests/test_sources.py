@@ -1,13 +1,14 @@
 """Where checkpoints are: names with steps, folders, the Hub and its cache."""
 
 import sys
+import tempfile
 from dataclasses import FrozenInstanceError
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from checkpoint_files import assert_is, make, model, save, shard
+from hub import Hub
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,7 +45,7 @@ def test_step_of(name, step):
 
 @given(
     st.integers(0, 10**12),
-    st.sampled_from(["step{}", "checkpoint-{}", "global_step{}", "{}", "step={}", "step_{}-tokens4B", "epoch=1-step={}"]),
+    st.sampled_from(["step{}", "checkpoint-{}", "{}", "step={}", "step_{}-tokens4B", "epoch=1-step={}"]),
     st.sampled_from(["{}", "{:010d}", "{:,}", "{:_}"]),
 )
 def test_every_step_is_read_back(step, form, digits):
@@ -70,6 +71,7 @@ def cached(root, repository, **revisions):
 
 
 TWINS = {f"step{s}/{part}/model.safetensors": s + 10 * (part == "vae") for s in (1, 2) for part in ("unet", "vae")}
+GIVE = "weights in 2 folders, unet and vae; give those of one: {}/*/unet"
 NO_STEP = "no step in its name, or two; --step takes a pattern that finds it"
 EPOCHS = "no step (epochs are not steps; rename, such as step500, or give --step)"
 # Files, of the model of a seed or with a text; sources and options; then the seeds by step and what is skipped, or why
@@ -88,15 +90,16 @@ PLACES = {
     "a step within a step": ({f"step{s}/iter_{s}/w.pt": s for s in (1, 2)} | {"final/hf/w.pt": 2}, ["."], {},
                              {1: 1, 2: 2}, [f"final/hf: {NO_STEP}"]),
     "one of two folders of weights": (TWINS, ["step1/unet", "step2/unet"], {}, {1: 1, 2: 2}, []),
-    "two folders of weights": (TWINS, ["."], {}, None, "weights in 2 folders, unet and vae; give those of one: {}/*/unet"),
+    "two folders of weights": (TWINS, ["."], {}, None, GIVE),
     "two folders in one step": (TWINS | {"step3/only/w.pt": 3, "step3/logs/x": "x"}, ["."], {}, {3: 3},
-                                [f"step{s}: weights in 2 folders, unet and vae; give those of one: {{}}/*/unet" for s in (1, 2)]),
+                                [f"step{s}: {GIVE}" for s in (1, 2)]),
     "one checkpoint": ({"step3/model/model.safetensors": 3}, ["step3"], {}, {3: 3}, []),
     "its folder": ({"step3/model/model.safetensors": 3}, ["step3/model"], {}, {3: 3}, []),
     "its file": ({"step3/model/model.safetensors": 3}, ["step3/model/model.safetensors"], {}, {3: 3}, []),
     "match": ({f"{n}-step{s}/w.pt": s for s, n in ((1, "run"), (2, "other"), (3, "run"))}, ["."], {"match": "run*"},
               {1: 1, 3: 3}, []),
-    "a pattern": ({f"phase2_{s}k-best/w.pt": s for s in (1, 2)}, ["."], {"step": r"phase2_(\d+k)"}, {1000: 1, 2000: 2}, []),
+    "a pattern": ({f"phase2_{s}k-best/w.pt": s for s in (1, 2)}, ["."], {"step": r"phase2_(\d+k)"},
+                  {1000: 1, 2000: 2}, []),
     "the same step": ({"a-step1/w.pt": 1, "b-step1/w.pt": 2}, ["."], {}, {1: 1},
                       ["b-step1: step 1 is {}/a-step1 too, other weights"]),
     "an empty folder": ({"step1/w.pt": 1, "step2/": ""}, ["."], {}, {1: 1}, ["step2: empty folder"]),
@@ -110,15 +113,18 @@ PLACES = {
     "a cache without steps": (cached(".", "m", main=5), ["models--lab--m"], {}, None, "no checkpoint with a step"),
     "nothing": ({"notes.txt": "x"}, ["."], {}, None, "such as step1000, checkpoint-1000 or step_20k"),
     "no step": ({"final/w.pt": 1}, ["."], {}, None, f"final: {NO_STEP}"),
-    "no steps": ({f"run{x}-x/w.pt": 1 for x in "abcdef"}, ["."], {}, None, "runa-x: {no} (and 5 more like it, to {}/runf-x)"),
+    "no steps": ({f"run{x}-x/w.pt": 1 for x in "abcdef"}, ["."], {}, None,
+                 "runa-x: {no} (and 5 more like it, to {}/runf-x)"),
     **{f"epochs {name}": ({name.format(i): i for i in (1, 2)}, ["."], {}, None, EPOCHS)
        for name in ("epoch_{}/w.pt", "epoch={}.ckpt", "ep{}/w.pt", "checkpoint{}/w.pt")},
     "folders of series": ({f"{n}/step{s}/w.pt": s for n in "ab" for s in (1, 2)} | {"empty/": ""}, ["."], {}, None,
                           "it has folders that hold series: {}/a, {}/b"),
     "five of them": ({f"{n}/step1/w.pt": 1 for n in "abcde"}, ["."], {}, None, "series: {}/a, {}/b, {}/c and 2 more"),
-    "no match": ({"step1/w.pt": 1, "step2/w.pt": 2}, ["."], {"match": "x*"}, None, "none of its 2 checkpoints matches 'x*'"),
+    "no match": ({"step1/w.pt": 1, "step2/w.pt": 2}, ["."], {"match": "x*"}, None,
+                 "none of its 2 checkpoints matches 'x*'"),
     "one no match": ({"step1/w.pt": 1}, ["."], {"match": "x*"}, None, "none of its 1 checkpoint matches 'x*'"),
-    "no such pattern": ({"step1/w.pt": 1}, ["."], {"step": r"at(\d+)"}, None, r"no name in which 'at(\\d+)' finds a step"),
+    "no such pattern": ({"step1/w.pt": 1}, ["."], {"step": r"at(\d+)"}, None,
+                        r"no name in which 'at(\\d+)' finds a step"),
     "no group": ({"step1/w.pt": 1}, ["."], {"step": "at"}, None, "--step 'at' has 0 groups; put ( ) around the number"),
     "no pattern": ({"step1/w.pt": 1}, ["."], {"step": "("}, None, "--step '(' is no regular expression"),
     "no row": ({"step1/w.pt": 1}, ["."], {"by": "block"}, None, "choose total, layer, type, tensor"),
@@ -207,3 +213,105 @@ def test_where_a_checkpoint_is_loaded_from_and_that_it_does_not_change():
     assert there.key == ("real", "stamp")
     with pytest.raises(FrozenInstanceError):
         here.step = 2
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """The client's own requests, answered on this machine."""
+    from huggingface_hub import constants
+
+    hub = Hub(tmp_path / "hub")
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
+    for name, value in (("ENDPOINT", hub.url), ("HUGGINGFACE_CO_URL_TEMPLATE", template), ("HF_HUB_OFFLINE", False),
+                        ("HF_HUB_CACHE", str(tmp_path / "cache"))):  # fmt: skip
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield hub
+    hub.close()
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_revisions_of_a_repository(hub, tmp_path, keep):
+    """Each is fetched once, and deleted unless it is kept; what a header refuses is not fetched."""
+    states = {step: model(step) for step in (0, 512, 1000, 20_000)}
+    hub.add("lab/model", "main", states[20_000])
+    for step, state in reversed(states.items()):
+        hub.add("lab/model", f"step{step}", state)
+    shard(hub.add("lab/model", "step4k", None), model(4), 3)
+    hub.add("lab/model", "step5k", None)
+    hub.add("lab/model", "step6k", model(6, layers=1))
+    hub.add("lab/model", "step7k", {"h.0.lora_A.weight": torch.ones(2, 8)})
+    hub.add("lab/model", "step8k", {"lora_A.weight": torch.ones(2, 8)}, name="adapter_model.safetensors")
+    hub.add("lab/model", "step9k", model(9), name="pytorch_model.bin")
+    result = series("lab/model", keep=keep)
+    assert_is(result.table, states | {4000: model(4), 9000: model(9)})
+    assert [str(skip) for skip in result.skipped] == [
+        f"lab/model@main: {NO_STEP}",
+        "lab/model@step5k: no .safetensors, .bin, .pt, .pth or .ckpt file in it",
+        "lab/model@step6k: other tensors than lab/model@step20000: no transformer.h.1.mlp.bias, "
+        "no transformer.h.1.mlp.weight",
+        "lab/model@step7k: h.0.lora_A.weight belongs to an adapter that is not merged: merge it into its model first "
+        "(merge_and_unload)",
+        "lab/model@step8k: only an adapter: merge it into its model first (merge_and_unload)",
+    ]
+    whole = ["step0", "step1000", "step20000", *["step4k"] * 4, "step512", "step9k"]  # an index and 3 shards
+    assert sorted(hub.fetched()) == whole and not list(tmp_path.glob("nbutils-*"))
+    assert (tmp_path / "cache").exists() == keep
+
+
+def test_a_hub_series_goes_on_without_downloads(hub, tmp_path):
+    states, out = {step: model(step) for step in (0, 10, 20)}, tmp_path / "norms.csv"
+    for step, state in states.items():
+        hub.add("lab/model", f"step{step}", state)
+    first = series("lab/model", out=out, keep=False)
+    hub.asked.clear()
+    assert series("lab/model", out=out, keep=False).table.equals(first.table) and not hub.asked
+    states[40] = model(40)
+    hub.add("lab/model", "step40", states[40])
+    assert_is(series("lab/model", out=out, keep=False).table, states)
+    assert set(hub.fetched()) == {"step20", "step40"}
+
+
+def test_a_hub_that_fails_midway_loses_nothing(hub, tmp_path):
+    states, out = {step: model(step) for step in (0, 10, 20, 30)}, tmp_path / "norms.csv"
+    folders = {step: hub.add("lab/model", f"step{step}", state) for step, state in states.items()}
+    hub.down = {folders[20].name}
+    with pytest.raises(ConnectionError, match="lab/model@step20: cannot get its"):
+        series("lab/model", out=out)
+    assert len(out.read_text().splitlines()) == 3
+    hub.down = set()
+    hub.asked.clear()
+    assert_is(series("lab/model", out=out).table, states)
+    assert hub.fetched() == ["step20"], "the others are in the cache"
+
+
+def test_several_repositories_and_pinned_revisions(hub):
+    states = {step: model(step) for step in (0, 20_000, 40_000)}
+    for step, state in states.items():
+        hub.add(f"lab/bert-seed_0-step_{step // 1000}k", "main", state, name="pytorch_model.bin")
+    assert_is(series([f"lab/bert-seed_0-step_{k}k" for k in (20, 0, 40)]).table, states)
+    hub.add("lab/model", "step7", states[0])
+    hub.add("lab/model", "step8", states[0])
+    assert list(series("lab/model@step7").table.step) == [7]
+
+
+def test_branches_with_equal_weights_or_commits_are_reported(hub):
+    states = {step: model(step) for step in (0, 10, 30)}
+    folders = {step: hub.add("lab/model", f"step{step}", state) for step, state in states.items()}
+    hub.add("lab/model", "step35", states[30])
+    hub.add("lab/model", "step37", None, commit=folders[30].name)
+    result = series("lab/model")
+    assert_is(result.table, states)
+    whys = "its weights are those of lab/model@step30"
+    assert [(d.label[-6:], d.why) for d in result.duplicates] == [("step35", whys), ("step37", whys)]
+
+
+def test_no_such_repository_no_network_and_no_package(hub, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="lab/none: no such folder; and as a repository: not on the Hub"):
+        series("lab/none")
+    hub.down = {"lab/model"}
+    with pytest.raises(ConnectionError, match=r"as a repository: cannot get the list .*cache"):
+        series("lab/model")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConnectionError, match="needs the package huggingface_hub"):
+        series("lab/model")

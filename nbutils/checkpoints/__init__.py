@@ -13,7 +13,7 @@ import pandas as pd
 
 from nbutils.checkpoints.comparisons import Sums, same, sums, tied
 from nbutils.checkpoints.layouts import ReadError
-from nbutils.checkpoints.sources import Checkpoint, Opener, Skip, find, grouped, header, series_below
+from nbutils.checkpoints.sources import Checkpoint, Opener, Skip, find, grouped, series_below
 from nbutils.checkpoints.store import COLUMNS, Key, Reference, Row, Shapes, Store
 from nbutils.names import layer_of, layer_order, layers, type_of
 
@@ -83,8 +83,6 @@ def _measure(
 ) -> list[Row]:
     """Rows of one checkpoint; ``norms`` are those of ``before``, by layer."""
     previous = opener(before).parameters if before else None  # first: the opener keeps the last two
-    if (shapes := header(checkpoint)) is not None:
-        ref.check_shapes(checkpoint.label, shapes)  # before its values are downloaded
     weights = opener(checkpoint)
     ref.check(checkpoint.label, weights)
     parts: dict[str, list[Sums]] = {"total": []}
@@ -141,6 +139,7 @@ def _walk(
     if ref is None:
         result.skipped += [Skip(checkpoint.label, why) for checkpoint, why in _unreadable(found, opener)]
         return {}
+    opener.check = ref.check_shapes
     done = set(store.rows)
     counted: dict[Key, list[Row]] = {}
     path: dict[tuple[str, str], Checkpoint] = {}  # the checkpoints that count, by key

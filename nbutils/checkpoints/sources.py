@@ -7,7 +7,7 @@ import fnmatch
 import re
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -231,7 +231,7 @@ def _asking(repo: str, what: str) -> Iterator[None]:
     except hub.RepositoryNotFoundError as error:
         raise FileNotFoundError(f"{repo}: not on the Hub, or no access to it") from error
     except ReadError as error:
-        raise ReadError(f"{repo}: {error}") from error
+        raise ReadError(str(error) if repo in str(error) else f"{repo}: {error}") from error
     except Exception as error:  # each version of the client raises its own kinds
         gone = isinstance(error, hub.EntryNotFoundError | hub.RevisionNotFoundError)
         if gone and not isinstance(error, hub.LocalEntryNotFoundError):  # that one is of a missing network
@@ -264,12 +264,16 @@ def _hub(name: str, match: str, of: StepOf) -> Found:
     return found, [Skip(f"{repo}@{r}", no_step([r])) for r, step in steps.items() if step is None]
 
 
+Check = Callable[[str, Mapping[str, tuple[int, ...]]], None]
+
+
 class Opener:
     """Opens checkpoints; keeps the last two, and the one that the others are compared with, until they are replaced."""
 
     def __init__(self, keep: bool) -> None:
         self.keep = keep
         self.pinned: str | None = None
+        self.check: Check | None = None  # refuses a label by the shapes in its headers, before it is downloaded
         self.opened: dict[str, Weights] = {}
 
     def __call__(self, checkpoint: Checkpoint) -> Weights:
@@ -277,54 +281,41 @@ class Opener:
         if weights is None:
             for label in [name for name in self.opened if name != self.pinned][:-1]:
                 del self.opened[label]
-            weights = read(checkpoint.place) if checkpoint.place else _downloaded(checkpoint, self.keep)
+            weights = read(checkpoint.place) if checkpoint.place else self._downloaded(checkpoint)
         self.opened[checkpoint.label] = weights  # the latest used is the last to go
         return weights
 
+    def _downloaded(self, checkpoint: Checkpoint) -> Weights:
+        """The weights of a revision; unless they are kept, their files are deleted with them."""
+        with contextlib.ExitStack() as cleaning:
+            scratch = None
+            if not self.keep:
+                made = tempfile.TemporaryDirectory(prefix="nbutils-", ignore_cleanup_errors=True)
+                scratch = cleaning.enter_context(made)
+            with _asking(checkpoint.label, "its weights"):
+                place = self._download(checkpoint, scratch)
+            weights = read(place)
+            weakref.finalize(weights, cleaning.pop_all().close)
+        return weights
 
-def _downloaded(checkpoint: Checkpoint, keep: bool) -> Weights:
-    """The weights of a revision; unless they are kept, their files are deleted with them."""
-    with contextlib.ExitStack() as cleaning:
-        scratch = None
-        if not keep:
-            scratch = cleaning.enter_context(tempfile.TemporaryDirectory(prefix="nbutils-", ignore_cleanup_errors=True))
-        weights = read(_download(checkpoint, scratch))
-        weakref.finalize(weights, cleaning.pop_all().close)
-    return weights
-
-
-def header(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of what a revision on the Hub stores, without its values; None for a place on disk, or pickles.
-
-    Raises:
-        ReadError: an adapter that is not merged.
-    """
-    if checkpoint.place:
-        return None
-    with _asking(checkpoint.label, "its headers"):
-        from huggingface_hub import HfApi
-        from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
-
-        try:
-            files = HfApi().get_safetensors_metadata(checkpoint.repo, revision=checkpoint.commit).files_metadata
-        except (NotASafetensorsRepoError, SafetensorsParsingError):  # its files say why
-            return None
-        shapes = {plain_name(name): tuple(one.shape) for file in files.values() for name, one in file.tensors.items()}
-        refuse_adapter(shapes)
-    return shapes
-
-
-def _download(checkpoint: Checkpoint, scratch: str | None) -> Path:
-    """The folder of a revision's files: its weights in one format, and of shards those that the index names."""
-    with _asking(checkpoint.label, "its weights"):
+    def _download(self, checkpoint: Checkpoint, scratch: str | None) -> Path:
+        """The folder of a revision's weights in one format: of shards those in the index, and headers before bodies."""
         from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub.errors import SafetensorsParsingError
+
+        api, repo, at = HfApi(), checkpoint.repo, checkpoint.commit
 
         def fetched(names: list[str]) -> Path:
-            where = {"revision": checkpoint.commit, "local_dir": scratch}
-            return Path(snapshot_download(checkpoint.repo, allow_patterns=names, **where))
+            return Path(snapshot_download(repo, revision=at, allow_patterns=names, local_dir=scratch))
 
-        names = weight_files(HfApi().list_repo_files(checkpoint.repo, revision=checkpoint.commit))
-        place = fetched(names)
+        names = weight_files(api.list_repo_files(repo, revision=at))
         if names[0].endswith(".index.json"):
-            fetched(shards_of(place / names[0]))
-        return place
+            names = shards_of(fetched(names) / names[0])
+        if names[0].endswith(".safetensors"):
+            with contextlib.suppress(SafetensorsParsingError):  # the reader says why
+                files = [api.parse_safetensors_file_metadata(repo, name, revision=at) for name in names]
+                shapes = {plain_name(name): tuple(t.shape) for file in files for name, t in file.tensors.items()}
+                refuse_adapter(shapes)
+                if self.check:
+                    self.check(checkpoint.label, shapes)
+        return fetched(names)

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ class Reference:
         more = weights.shapes.keys() - self.aliases.keys() - self.shapes.keys()
         self.check_shapes(label, weights.shapes, more - tied(weights.parameters).keys() if more else more)
 
-    def check_shapes(self, label: str, shapes: Shapes, more: set[str] | frozenset[str] = frozenset()) -> None:
+    def check_shapes(self, label: str, shapes: Mapping[str, tuple[int, ...]], more: Collection[str] = ()) -> None:
         """Raise ReadError if a parameter is missing or has another shape, or if there are ``more``."""
         less = self.shapes.keys() - shapes.keys()
         if less or more:
