@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import nbformat
 import yaml
+from workflow.jobs import THREADS
 
 from benchmarks.timing import Row, load, row
 from workflow import ROOT, render
-from workflow.jobs import THREADS
 from workflow.notebooks import executable
 from workflow.report import records_of
 

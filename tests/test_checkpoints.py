@@ -91,7 +91,8 @@ def test_values_too_large_to_square_are_refused_and_the_series_goes_on(tmp_path)
     assert result.table.step.tolist() == [1, 3] and "too large to square" in result.skipped[0].why
 
 
-HEAD, WTE = "lm_head.weight", "transformer.wte.weight"
+HEAD, WTE, WPE = "lm_head.weight", "transformer.wte.weight", "transformer.wpe.weight"
+BIASES = ("a.LayerNorm.bias", "lm_head.bias", "lm_head.decoder.bias")
 # What is stored at a step beside a walk of a model: then what is left out, and why steps are skipped.
 TIED = {
     "tied, and once not stored": (lambda step, wte: {HEAD: wte} if step != 10 else {}, {HEAD: f"tied to {WTE}"}, {}),
@@ -101,9 +102,8 @@ TIED = {
     "only the copy stored": (lambda step, wte: {HEAD: wte} | ({WTE: None} if step == 10 else {}),
                              {HEAD: f"tied to {WTE}"}, {10: f"no {WTE}"}),
     "equal layer norms": (lambda step, wte: {f"transformer.h.{i}.ln_1.weight": torch.ones(8) for i in (0, 1)}, {}, {}),
-    "zero biases": (lambda step, wte: dict.fromkeys(("a.LayerNorm.bias", "lm_head.bias", "lm_head.decoder.bias"),
-                                                    torch.zeros(8)), {"lm_head.decoder.bias": "tied to lm_head.bias"}, {}),
-    "a wpe": (lambda step, wte: {"transformer.wpe.weight": wte + 1, HEAD: wte + 1}, {HEAD: "tied to transformer.wpe.weight"}, {}),
+    "zero biases": (lambda step, wte: dict.fromkeys(BIASES, torch.zeros(8)), {BIASES[2]: f"tied to {BIASES[1]}"}, {}),
+    "a wpe": (lambda step, wte: {WPE: wte + 1, HEAD: wte + 1}, {HEAD: f"tied to {WPE}"}, {}),
 }  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def test_tied_weights_count_once(tmp_path, what, name):
 
 
 def test_t5_shares_one_matrix_four_times_however_it_is_saved(tmp_path):
-    states = {step: {"shared.weight": torch.ones(5, 4) * step, "encoder.block.0.w": torch.ones(3)} for step in (1, 2, 3)}
+    states = {s: {"shared.weight": torch.ones(5, 4) * s, "encoder.block.0.w": torch.ones(3)} for s in (1, 2, 3)}
     names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", HEAD)
     more = {step: states[step] | dict.fromkeys(names, states[step]["shared.weight"]) for step in states}
     save(states[1], tmp_path / "step1")

@@ -133,7 +133,7 @@ PLACES = {
 
 @pytest.mark.parametrize("what", PLACES)
 def test_places_and_the_steps_of_what_is_there(tmp_path, what):
-    files, given, options, steps, said = PLACES[what]
+    files, given, options, steps, expected = PLACES[what]
     root = tmp_path / "run-x"
     for name, content in files.items():
         place = root / name
@@ -146,12 +146,12 @@ def test_places_and_the_steps_of_what_is_there(tmp_path, what):
     if steps is None:
         with pytest.raises(ValueError) as error:
             series(names, **options)
-        assert said.replace("{no}", NO_STEP).replace("{}", str(root)) in str(error.value)
+        assert expected.replace("{no}", NO_STEP).replace("{}", str(root)) in str(error.value)
         return
     result = series(names, **options)
     assert_is(result.table, {step: model(seed) for step, seed in steps.items()})
-    assert len(result.skipped) == len(said)
-    for skip, words in zip(result.skipped, said, strict=True):
+    assert len(result.skipped) == len(expected)
+    for skip, words in zip(result.skipped, expected, strict=True):
         assert words.replace("{}", str(root)) in f"{skip.label}: {skip.why}", str(skip)
 
 
