@@ -181,27 +181,33 @@ def _options(source: Path, of: StepOf) -> list[tuple[str, Path]]:
 
 
 def _one(source: Path, name: str, place: Path, of: StepOf) -> Checkpoint | Skip | None:
-    """The checkpoint at a place, or why there is none; None where nothing looks like one."""
+    """The checkpoint at a place, or in a folder of it such as step1000/hf; or why there is none; or None."""
     if not place.exists():
         return Skip(str(place), f"a link to {place.readlink()}, which is not there")
-    step, inside = of(name), sorted(place.iterdir()) if place.is_dir() else []
-    if not _holds_weights(place):
-        held = [d for d in inside if d.is_dir() and not OTHER_FILES.search(d.name) and _holds_weights(d)]
-        if step is None and any(of(d.name) is not None for d in held):
-            return None  # a series of its own
-        if len(held) > 1 and step is not None:
-            names = " and ".join(d.name for d in held[:4])
-            give = f"give those of one: {place.parent}/*/{held[0].name}"
-            return Skip(str(place), f"weights in {len(held)} folders, {names}; {give}")
-        place = held[0] if len(held) == 1 else place  # such as step1000/hf
-    if step is not None:
-        label, resolved = (
-            f"{root}@{name}" if place.parent.name == "snapshots" else str(root / place.relative_to(source))
-            for root in (source, source.resolve())
-        )
-        return Checkpoint(step, label, _stamp(place), place, resolved=resolved)
-    files = [d.stem for d in inside if d.suffix in SUFFIXES]
-    return Skip(str(place), no_step([name, *files])) if _holds_weights(place) else None
+    step, held = of(name), _held(place)
+    if step is None:
+        if len(held) != 1 or (held[0] != place and of(held[0].name) is not None):
+            return None  # no checkpoint, or a series of its own
+        files = [Path(file).stem for file in listing(place)] if place.is_dir() else []
+        return Skip(str(held[0]), no_step([name, *files]))
+    if len(held) > 1:
+        names = " and ".join(d.name for d in held[:4])
+        give = f"give those of one: {place.parent}/*/{held[0].name}"
+        return Skip(str(place), f"weights in {len(held)} folders, {names}; {give}")
+    place = held[0] if held else place
+    label, resolved = (
+        f"{root}@{name}" if place.parent.name == "snapshots" else str(root / place.relative_to(source))
+        for root in (source, source.resolve())
+    )
+    return Checkpoint(step, label, _stamp(place), place, resolved=resolved)
+
+
+def _held(place: Path) -> list[Path]:
+    """The place itself if it holds weights, else its folders that do."""
+    if _holds_weights(place):
+        return [place]
+    inside = sorted(place.iterdir()) if place.is_dir() else []
+    return [d for d in inside if d.is_dir() and not OTHER_FILES.search(d.name) and _holds_weights(d)]
 
 
 def _stamp(place: Path) -> str:

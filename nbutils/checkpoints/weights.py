@@ -78,11 +78,12 @@ def read(place: Path) -> Weights:
     ...     read(Path(folder))
     Weights(parameters={'w': tensor([1., 1.])}, left_out={'attn.masked_bias': 'buffer'})
     """
-    found, seen = Weights(), {}
+    found = Weights()
     try:
         for file in _files(place):
             state, beside = _stored(file)
             found.left_out |= beside
+            seen: dict[object, str] = {}  # of this file: the storage of one that is closed may be another's later
             for raw in sorted(state, key=originals_first):
                 name, tensor = plain_name(raw), state[raw].detach()
                 try:
