@@ -10,11 +10,11 @@ PROFILE, DEVICE = config["profile"], config["device"]
 CHAPTERS = config["chapters"].split()
 RUNS = [Run(PROFILE, int(seed), DEVICE) for seed in str(config["seeds"]).split()]
 HASHES = sources.hashes()
-PYTHON = sys.executable
+PYTHON, RUN = sys.executable, os.getpid()
 # What a result does not depend on: not in the rules' text, so that another value of it makes nothing run again.
 HOW = (
     f"--threads {config['threads']} --time-limit {config['time_limit']} --executor {config['executor']}"
-    f" --gpus={config['gpus']} --parent {os.getpid()}"
+    f" --gpus={config['gpus']} --parent {RUN}"
 )
 JOB = " --profile {wildcards.profile} --seed {wildcards.seed} --device {params.device} {HOW} 2>{log}"
 FOLDER = "_build/{profile}/seed-{seed}"
@@ -105,4 +105,4 @@ rule pages:
     output:
         path(RUNS[0].html / "index.html"),
     shell:
-        f"exec {PYTHON} -m workflow.pages --profile {PROFILE} --seed {RUNS[0].seed}"
+        "exec {PYTHON} -m workflow.pages --profile {PROFILE} --seed {RUNS[0].seed} --parent {RUN}"

@@ -1,8 +1,6 @@
-"""Ours against the plain way, pair by pair, in one run."""
+"""Ours against the plain way, pair by pair: ``python -m benchmarks``."""
 
 import os
 
-from workflow.jobs import THREADS
-
-for _name in THREADS:  # before numpy is imported: its BLAS would use all cores, and CPU time counts what they spin
-    os.environ.setdefault(_name, "1")
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # before numpy is imported: CPU time would count what the others spin

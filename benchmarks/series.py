@@ -24,10 +24,8 @@ def saved_series(steps: int = 3) -> Iterator[Path]:
 
     logging.disable_progress_bar()
     rng = generator(0, "cpu")
-    config = GPT2Config(
-        vocab_size=5000, n_embd=512, n_layer=6, n_head=8, n_positions=512, bos_token_id=0, eos_token_id=0
-    )
-    net = GPT2LMHeadModel(config)
+    size = {"vocab_size": 5000, "n_embd": 512, "n_layer": 6, "n_head": 8, "n_positions": 512}
+    net = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=0, eos_token_id=0))
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         for step in range(steps):
             for parameter in net.parameters():
@@ -36,36 +34,16 @@ def saved_series(steps: int = 3) -> Iterator[Path]:
         yield Path(folder)
 
 
-def weights(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*/model.safetensors"))
-
-
-def new_bytes(folder: Path) -> int:
-    """All bytes, each file into memory of its own."""
-    return sum(len(file.read_bytes()) for file in weights(folder))
-
-
-def one_buffer(folder: Path) -> int:
-    """All bytes through one buffer of 1 MB: nothing is kept, no memory is new."""
-    buffer, total = memoryview(bytearray(2**20)), 0
-    for file in weights(folder):
-        with open(file, "rb", buffering=0) as stream:
-            while read := stream.readinto(buffer):
-                total += read
-    return total
-
-
-def plain_read(folder: Path) -> pd.DataFrame:
+def read(folder: Path) -> pd.DataFrame:
     """Each file through safetensors, each tensor squared in float64: norms alone, no neighbours."""
-    norms = []
-    for file in weights(folder):
-        square = sum(float(tensor.double().square().sum()) for tensor in load_file(file).values())
-        norms.append(square**0.5)
-    return pd.DataFrame({"norm": norms})
+    files = (load_file(file) for file in sorted(folder.glob("*/model.safetensors")))
+    return pd.DataFrame(
+        {"norm": [sum(float(x.double().square().sum()) for x in file.values()) ** 0.5 for file in files]}
+    )
 
 
-def built_models(folder: Path) -> pd.DataFrame:
-    """Each model built, its parameters concatenated; cosine and displacement against the one before, as ours gives."""
+def built(folder: Path) -> pd.DataFrame:
+    """Each model built: its norm, and cosine and displacement against the one before, as ours gives."""
     from transformers import GPT2LMHeadModel
 
     rows, before = [], None
@@ -81,67 +59,21 @@ def built_models(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def built_norms(folder: Path) -> pd.DataFrame:
-    """Each model built, and the norm of its parameters, concatenated, in float64."""
-    from transformers import GPT2LMHeadModel
-
-    nets = (GPT2LMHeadModel.from_pretrained(checkpoint) for checkpoint in sorted(folder.iterdir()))
-    return pd.DataFrame(
-        {"norm": [float(torch.cat([p.detach().flatten() for p in net.parameters()]).double().norm()) for net in nets]}
-    )
-
-
-def whole(folder: Path) -> pd.DataFrame:
-    """Ours: norms, cosines and the norm budget."""
-    return checkpoints.series(folder).table
-
-
-def each_alone(folder: Path) -> pd.DataFrame:
-    """Ours without neighbours: norms alone."""
-    return pd.concat([checkpoints.series(one).table for one in sorted(folder.iterdir())], ignore_index=True)
-
-
-Side = Callable[[Path], pd.DataFrame]
-
-
-def checkpoint_series(ours: Side, plain: Side, what: str, bound: float) -> Row:
-    """Three checkpoints of 87 MB. What both sides give must agree."""
+def pair(plain: Callable[[Path], pd.DataFrame], what: str, bound: float) -> Row:
+    """Norms, cosines and norm budget of three checkpoints. What both sides give must agree."""
     with saved_series() as folder:
-        mine, theirs = ours(folder), plain(folder)
+        mine, theirs = checkpoints.series(folder).table, plain(folder)
         pd.testing.assert_frame_equal(mine[list(theirs.columns)], theirs, rtol=1e-9, check_dtype=False)
-        return compare(f"{what}, 3 checkpoints of 87 MB", lambda: ours(folder), lambda: plain(folder), bound)
+        what = f"norms, cosines and budget against {what}, 3 checkpoints of 87 MB"
+        return compare(what, lambda: checkpoints.series(folder).table, lambda: plain(folder), bound)
 
 
-def against_bytes(ours: Side, read: Callable[[Path], int], what: str) -> Row:
-    """Reading alone, from the page cache on both sides."""
-    with saved_series() as folder:
-        assert read(folder) == sum(file.stat().st_size for file in weights(folder))
-        return compare(f"{what}, 3 checkpoints of 87 MB", lambda: ours(folder), lambda: read(folder), 1 / 1.2)
+def from_models() -> Row:
+    return pair(built, "the same from built models", 5)
 
 
-def built() -> Row:
-    return checkpoint_series(each_alone, built_norms, "norms against `from_pretrained` and the norm of all", 5)
+def from_safetensors() -> Row:
+    return pair(read, "safetensors and the norms alone", 1 / 1.2)
 
 
-def built_the_same() -> Row:
-    return checkpoint_series(whole, built_models, "norms, cosines and budget against the same from built models", 5)
-
-
-def opened() -> Row:
-    what = "norms, cosines and budget against safetensors and the norms alone"
-    return checkpoint_series(whole, plain_read, what, 1 / 1.2)
-
-
-def norms_against_bytes() -> Row:
-    return against_bytes(each_alone, new_bytes, "norms against reading the bytes into new memory")
-
-
-def all_against_bytes() -> Row:
-    return against_bytes(whole, new_bytes, "norms, cosines and budget against reading the bytes into new memory")
-
-
-def all_against_a_buffer() -> Row:
-    return against_bytes(whole, one_buffer, "norms, cosines and budget against reading the bytes through one buffer")
-
-
-PAIRS = (built, built_the_same, opened, norms_against_bytes, all_against_bytes, all_against_a_buffer)
+PAIRS = {made: ["nbutils.checkpoints"] for made in (from_models, from_safetensors)}

@@ -119,8 +119,8 @@ def project(tmp_path: Path) -> Path:
         )
     )
     (root / "book" / "claims.yml").write_text(CLAIMS)
-    (root / "book" / "index.md").write_text("# A book\n\n{{ verdict_counts }}\n")
-    (root / "book" / "errata.md").write_text("# Errata\n\nNone. {{ one }}\n")
+    (root / "book" / "index.md").write_text('# A book\n\n{{ show("verdict_counts.md") }}\n')
+    (root / "book" / "errata.md").write_text('# Errata\n\nNone. {{ judged("one") }}\n')
     for page in ("new", "notation"):  # they link to chapters that are not here
         (root / "book" / f"{page}.md").unlink()
     (root / "book" / "running.md").write_text("# Running\n\nAs usual.\n")

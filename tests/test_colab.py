@@ -23,7 +23,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from workflow import ROOT, chapters, report
+from workflow import ROOT, book, report
 
 pytestmark = pytest.mark.colab
 COLAB = (
@@ -147,7 +147,7 @@ def executions(request, wheel, tmp_path_factory):
         pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize("chapter", chapters())
+@pytest.mark.parametrize("chapter", book.chapters())
 def test_notebook_runs_alone(chapter, executions):
     """It installs the module and nothing else, runs to its end, and its checks hold."""
     run = executions[chapter].result()

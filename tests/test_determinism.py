@@ -13,8 +13,8 @@ from workflow import book, compare, report
 from workflow.notebooks import glued
 
 # Sums in another order differ by rounding, and so may a check, by this part of its own scale: the baseline's sd, half
-# of its band, or its room to the edge of a band with one edge (`compare.scale`). So small a move changes a verdict only
-# where a check stands as close as that to its edge; a value that is rounding itself has a band of rounding to move in.
+# of its band, or its room to the edge of a band with one edge (`compare`). So small a move changes a verdict
+# only where a check stands as close as that to its edge; a value that is rounding has a band of rounding to move in.
 ACROSS_THREADS = 0.1
 # Float32 training on two devices: 20 steps, each with relative errors of some 1e-6, which do not grow much in 20 steps.
 ACROSS_DEVICES = 1e-4
@@ -116,4 +116,4 @@ def test_chapters_agree_between_cpu_and_cuda(tmp_path):
     for chapter in (CHEAP, MATMULS):
         a, b = (execute(chapter, tmp_path / f"{chapter}-{where}", where=where)[0] for where in ("cpu", "cuda"))
         found = compare.compare(as_run(a), as_run(b))
-        assert not found.differ, (chapter, found.verdicts, found.failed_in_one)
+        assert not found.differ, (chapter, found.findings)

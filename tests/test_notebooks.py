@@ -117,6 +117,24 @@ def test_no_stray_values_are_shown(chapter, smoke):
     assert not {"True", "False", "None"} & {data.get("text/plain") for data in outputs}
 
 
+def test_a_notebook_for_colab_has_the_card_the_kept_numbers_and_its_version(tmp_path, monkeypatch):
+    monkeypatch.setattr(notebooks, "NUMBERS", tmp_path / "numbers.json")
+    source = book.source("01-random-walk")
+    head = notebooks.plain(source).cells[0].source
+    address = yaml.safe_load((ROOT / "_config.yml").read_text())["html"]["baseurl"]
+    assert head.startswith("# 1. The random walk\n\n> **Asked.**") and f"({address}01-random-walk.html)" in head
+    assert "green run" not in head and "Why believe it" not in head, "numbers of no run say nothing"
+    kept = '{"run": "profile book, seed 0", "chapters": {"01-random-walk": {"walk_left": "0.1234"}}}'
+    (tmp_path / "numbers.json").write_text(kept)
+    node = notebooks.plain(source)
+    prose = "\n".join(each.source for each in node.cells if each.cell_type == "markdown")
+    assert "**Why believe it.** Walked" in prose and "0.1234" in prose and "`walk_t_max`" in prose
+    assert "green run (profile book, seed 0)" in prose
+    setup = next(each.source for each in node.cells if "setup" in each.metadata.get("tags", ()))
+    assert f'f"{{book}}@v{version("nbutils")}"' in setup
+    compile(setup, "setup", "exec")
+
+
 def test_names_are_spelt_as_people_spell_them():
     text = notebooks.to_markdown("{cite:t}`kunsch1989jackknife` and {cite:t}`simsekli2019tail`", {}, {}, {})
     assert text.startswith("[Künsch, 1989]") and "[Şimşekli et al., 2019]" in text

@@ -73,9 +73,9 @@ def claimed(monkeypatch):
     """Ids of the claims that the chapter checks."""
     seen, plain = [], Ledger._keep
 
-    def keep(self, record, *rest):
+    def keep(self, record, *holds):
         seen.append(record.claim)
-        return plain(self, record, *rest)
+        return plain(self, record, *holds)
 
     monkeypatch.setitem(os.environ, "MPLBACKEND", "Agg")
     monkeypatch.setattr(Ledger, "_keep", keep)

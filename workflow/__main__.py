@@ -25,9 +25,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.add_argument("a", type=Path, help="a metrics.json, or a folder that has one")
     command.add_argument("b", type=Path)
     command.add_argument("--json", type=Path, metavar="FILE", help="write what differs as JSON, too")
-    command.add_argument("--junit", type=Path, metavar="FILE", help="and as JUnit XML")
-    command.add_argument("--time", type=float, default=1.5, help="factor on CPU seconds that is red")
-    command.add_argument("--memory", type=float, default=1.3, help="factor on peak memory that is red")
     command = commands.add_parser("pdf", help="the rendered pages as one PDF")
     command.add_argument("--profile", default="book")
     command.add_argument("--check", action="store_true", help="only look for the browser that prints")
@@ -53,8 +50,7 @@ def _do(options: argparse.Namespace) -> int:
         case "report":
             from workflow import compare
 
-            factors = {"time": options.time, "memory": options.memory}
-            return compare.run(options.a, options.b, as_json=options.json, junit=options.junit, **factors)
+            return compare.run(options.a, options.b, options.json)
         case "pdf":
             from workflow.pages import pdf
 

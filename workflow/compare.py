@@ -1,4 +1,4 @@
-"""Two runs side by side: two commits, two machines, CPU and GPU.
+"""Two runs side by side, and what B has lost against A: two commits, machines or seeds, or a CPU and a GPU.
 
 ``python -m workflow report A B``, each a ``metrics.json`` or a folder that has one.
 """
@@ -7,23 +7,33 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbutils.claims.records import Record, format_band, format_number
-from nbutils.samples import REPLICATES
-from workflow import gate
-from workflow.gate import Finding
-from workflow.summaries import rows
+from nbutils.claims.records import Record, Value, format_band, format_number
 
 MOVED = 15  # rows in the table of checks that moved most
+SEEDS = 8  # fresh seeds that give a standard deviation, at least
+COSTS = {"time": ("cpu_seconds", 1.5, 10.0), "memory": ("peak_mb", 1.3, 200.0)}  # red factor; below the last: noise
+KINDS = ("problems", "verdicts", "checks", "lost", "bands", "samples", *COSTS, "new", "made with")
+
+Metrics = Mapping[str, Any]
+
+
+class Finding(NamedTuple):
+    """One difference; a ``red`` one must not pass, the others are for information."""
+
+    kind: str  # of KINDS
+    where: str
+    a: str
+    b: str
+    red: bool
 
 
 class Move(NamedTuple):
-    """One check in two runs; ``distance`` is the difference in units of ``unit``."""
+    """One check in two runs; ``distance`` is the difference in units of ``unit``, of the scale of A."""
 
-    key: tuple[str, str, str]
     a: Record
     b: Record
     distance: float
@@ -31,41 +41,21 @@ class Move(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What differs between two runs. ``red``: in a verdict, in what holds, or by what B has lost; or one alone is red.
+    """What differs between two runs."""
 
-    Two runs that are red alike have nothing new.
-    """
-
-    red_alone: list[str]  # A, B: two runs that are wrong alike do not differ
-    problems: list[tuple[str, ...]]  # of each, after its name
-    verdicts: list[tuple[str, str, str]]
-    failed_in_one: list[Move]
-    moved: list[Move]
+    findings: list[Finding]
+    moved: list[Move]  # the farthest first
     only_a: list[Record]
     only_b: list[Record]
-    settings: list[tuple[str, str, str]]
-    lost: list[Finding]
-    silent: bool  # a run does not say whether it is green
 
     @property
     def differ(self) -> bool:
-        return bool(self.verdicts or self.failed_in_one)
-
-    @property
-    def alike(self) -> bool:
-        """Whether both are red, for the same reasons, and each says so."""
-        of_a, of_b = ({row[1:4] for row in self.problems if row[0] == name} for name in "AB")  # measured may differ
-        return self.red_alone == ["A", "B"] and not self.silent and not self.differ and of_a == of_b
+        """Whether a verdict differs, or a check holds in one run only."""
+        return any(found.kind in ("verdicts", "checks") for found in self.findings)
 
     @property
     def red(self) -> bool:
-        return self.differ or any(found.red for found in self.lost) or bool(self.red_alone and not self.alike)
-
-    def findings(self) -> list[Finding]:
-        """All that differs, of each kind that the gate watches."""
-        verdicts = [Finding("verdicts", claim, a, b, True) for claim, a, b in self.verdicts]
-        values = [(move, format_number(move.a.measured), format_number(move.b.measured)) for move in self.failed_in_one]
-        return [*verdicts, *(Finding("checks", gate.where(move.b), a, b, True) for move, a, b in values), *self.lost]
+        return any(found.red for found in self.findings)
 
 
 def load(place: Path) -> dict[str, Any]:
@@ -79,139 +69,171 @@ def load(place: Path) -> dict[str, Any]:
         raise ValueError(f"no run in {place}: give a metrics.json or a folder that has one, such as _build/smoke")
     try:
         metrics = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{file} is no JSON: {error}") from None
     if missing := {"run", "records", "verdicts"} - set(metrics if isinstance(metrics, dict) else ()):
         raise ValueError(f"{file} is no run's metrics.json: it has no {', '.join(sorted(missing))}")
     return metrics
 
 
-def compare(a: Mapping[str, Any], b: Mapping[str, Any], **factors: float) -> Comparison:
-    """What differs between two runs, as ``load`` gives them; ``factors`` as in ``gate.findings``."""
-    of_a, of_b = ({gate.key(record): record for record in map(Record.of, run["records"])} for run in (a, b))
-    both = [_move(key, of_a[key], of_b[key]) for key in of_a if key in of_b]
-    names = dict.fromkeys([*a["verdicts"], *b["verdicts"]])
-    verdicts = [(name, a["verdicts"].get(name, "none"), b["verdicts"].get(name, "none")) for name in names]
-    named = {"A": a, "B": b}
-    return Comparison(
-        red_alone=[name for name, run in named.items() if not run["run"].get("green")],
-        problems=[(name, *_problem(each)) for name, run in named.items() for each in run.get("problems", ())],
-        verdicts=[row for row in verdicts if row[1] != row[2]],
-        failed_in_one=[move for move in both if (move.a.holds is False) != (move.b.holds is False)],
-        moved=sorted((move for move in both if move.distance > 0), key=lambda move: -move.distance),
-        only_a=[record for key, record in of_a.items() if key not in of_b],
-        only_b=[record for key, record in of_b.items() if key not in of_a],
-        settings=_settings(a["run"], b["run"]),
-        lost=gate.findings(a, b, **factors),
-        silent=any("green" not in run["run"] for run in (a, b)),
+def by_name(run: Metrics) -> dict[tuple[str, str, str], Record]:
+    """The checks of a run by chapter, claim and name."""
+    return {(record.chapter, *record.key): record for record in map(Record.of, run["records"])}
+
+
+def compare(a: Metrics, b: Metrics) -> Comparison:
+    """What differs between two runs, as ``load`` gives them."""
+    of_a, of_b = by_name(a), by_name(b)
+    both = [(of_a[key], of_b[key]) for key in of_a if key in of_b]
+    only_a, only_b = ([x[key] for key in x if key not in y] for x, y in ((of_a, of_b), (of_b, of_a)))
+    findings = [
+        *_problems(a, b),
+        *_changed("verdicts", a["verdicts"], b["verdicts"]),
+        *(_finding("lost", record, record.measured, "–") for record in only_a),
+        *(found for pair in both for found in _losses(*pair)),
+        *(found for kind in COSTS for found in _cost(kind, a["run"], b["run"])),
+        *(_finding("new", record, "–", record.measured, red=False) for record in only_b),
+        *_changed("made with", _made_with(a["run"]), _made_with(b["run"]), red=False),
+    ]
+    moved = [move for move in (Move(x, y, *_distance(x, y)) for x, y in both) if move.distance > 0]
+    return Comparison(findings, sorted(moved, key=lambda move: -move.distance), only_a, only_b)
+
+
+def _problems(a: Metrics, b: Metrics) -> Iterator[Finding]:
+    """Why a run is red by itself. What both are red for is nothing new; a run that does not say is red in any case."""
+    of_a, of_b = (
+        {": ".join(filter(None, (each["chapter"], each["claim"], each["what"]))) for each in run.get("problems", ())}
+        or (set() if run["run"].get("green") else {"red without a reason"})
+        for run in (a, b)
     )
+    silent = any("green" not in run["run"] for run in (a, b))
+    for problem in sorted(of_a | of_b):
+        here = ["red" if problem in problems else "–" for problems in (of_a, of_b)]
+        yield Finding("problems", problem, *here, red=silent or here[0] != here[1])
 
 
-def _problem(problem: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(problem.get(field, "") for field in ("chapter", "claim", "what", "measured", "band"))
+def _changed(kind: str, a: Mapping[str, Any], b: Mapping[str, Any], red: bool = True) -> Iterator[Finding]:
+    for name in {**a, **b}:
+        if (x := a.get(name)) != (y := b.get(name)):
+            yield Finding(kind, name, *("none" if value is None else str(value) for value in (x, y)), red)
 
 
-def _move(key: tuple[str, str, str], a: Record, b: Record) -> Move:
-    """How far a check moved. What is no number in one run only has moved without bound."""
-    x, y = (_number(record.measured) for record in (a, b))
-    size, unit = scale(a)
-    if x == y or (math.isnan(x) and math.isnan(y)):
-        return Move(key, a, b, 0.0, unit)
-    gap = abs(y - x)
-    return Move(key, a, b, gap / size if math.isfinite(gap) and size > 0 else math.inf, unit)
+def _made_with(run: Metrics) -> dict[str, Any]:
+    facts = {name: run.get(name) for name in ("commit", "profile", "seed", "device", "hardware")}
+    threads = sorted({each.get("threads", 0) for each in run.get("notebooks", ())})
+    return {**facts, "threads": ", ".join(map(str, threads)), **run.get("versions", {})}
 
 
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)  # the ledger keeps what is not finite as text
+def _finding(kind: str, record: Record, a: object, b: object, red: bool = True) -> Finding:
+    texts = (format_number(value) if isinstance(value, float) else str(value) for value in (a, b))
+    return Finding(kind, f"{record.chapter}: {record.claim}: {record.check}", *texts, red)
 
 
-def scale(record: Record) -> tuple[float, str]:
-    """One step of a check's scale: its sd over fresh seeds, else half of the band, else the room to its one edge.
+def _number(value: Value, none: float = math.nan) -> float:
+    return none if value is None else float(value)  # what is not finite is text in JSON
 
-    The sd of an exact check is rounding alone, which is no scale; nor is that of fewer than eight seeds.
 
-    >>> sd = {"mean": 2.0, "sd": 1e-16, "n": 50}
-    >>> scale(Record("c", "a", "stated", kind="exact", measured=2.5, band=(1.0, 3.0), baseline=sd))
-    (1.0, 'half band')
+def _ends(record: Record) -> tuple[float, float]:
+    low, high = record.band or (None, None)
+    return _number(low, -math.inf), _number(high, math.inf)
+
+
+def _room(record: Record) -> float:
+    """From the measured value to the nearest end of its band; below 0 outside of it."""
+    value, (low, high) = _number(record.measured), _ends(record)
+    return min(value - low, high - value)
+
+
+def _losses(a: Record, b: Record) -> Iterator[Finding]:
+    """A check that holds in one run only, a band that lets more pass, fewer samples.
+
+    The band of a mean follows its data; it has a ``resolution`` in its place.
     """
-    if record.kind in ("derived", "empirical") and record.baseline and record.baseline["n"] >= REPLICATES:
-        return record.baseline["sd"], "sd"
-    low, high = (_number(edge) for edge in record.band or (None, None))
-    if math.isfinite(low) and math.isfinite(high):
-        return (high - low) / 2, "half band"
-    room = abs(_number(record.measured) - (low if math.isfinite(low) else high))
-    return (room if math.isfinite(room) else 0.0), "room to the edge"
+    if (a.holds is False) != (b.holds is False):
+        yield _finding("checks", a, a.measured, b.measured)
+    of_a, of_b = _number(a.resolution, math.inf), _number(b.resolution, math.inf)
+    if of_a != of_b:
+        yield _finding("bands", a, f"resolution {of_a:.5g}", f"resolution {of_b:.5g}", red=of_b > of_a)
+    elif of_a == math.inf and a.band != b.band:
+        (low_a, high_a), (low_b, high_b) = _ends(a), _ends(b)
+        yield _finding("bands", a, format_band(a), format_band(b), red=not (low_b >= low_a and high_b <= high_a))
+    for x, y in ((a.n, b.n), (a.samples, b.samples)):
+        if x is not None and (y is None or y < x):
+            yield _finding("samples", a, x, y)
 
 
-def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Profile, seed, commit, hardware and versions where they differ."""
+def _cost(kind: str, a: Metrics, b: Metrics) -> Iterator[Finding]:
+    """Chapters that cost more than a factor times as much, and the time of all; red on the same hardware."""
+    field, factor, noise = COSTS[kind]
+    of_a, of_b = ({each["chapter"]: each.get(field) for each in run.get("notebooks", ())} for run in (a, b))
+    pairs = {name: (x, of_b[name]) for name, x in of_a.items() if None not in (x, of_b.get(name))}
+    if kind == "time":
+        pairs["all chapters"] = tuple(math.fsum(each[side] for each in pairs.values()) for side in (0, 1))
+    for chapter, (x, y) in pairs.items():
+        if y > factor * x and y - x > noise:
+            yield Finding(kind, chapter, f"{x:.0f}", f"{y:.0f}", a.get("hardware") == b.get("hardware"))
 
-    def flat(run: Mapping[str, Any]) -> dict[str, str]:
-        plain = {name: run.get(name) for name in ("commit", "profile", "seed", "device", "hardware")}
-        threads = sorted({stats.get("threads") for stats in run.get("notebooks", ())} - {None})
-        plain["threads"] = ", ".join(map(str, threads)) or None
-        return {name: str(value) for name, value in {**plain, **run.get("versions", {})}.items()}
 
-    x, y = flat(a), flat(b)
-    return [(n, x.get(n, "none"), y.get(n, "none")) for n in {**x, **y} if x.get(n) != y.get(n)]
+def _scale(record: Record) -> tuple[float, str]:
+    """One step of a check: its sd over fresh seeds, else half of its band, else its room to the one edge; or NaN.
+
+    The sd of an exact check is rounding alone and no scale, nor is that of fewer than eight seeds.
+    """
+    low, high = _ends(record)
+    known = record.kind in ("derived", "empirical") and record.baseline and record.baseline["n"] >= SEEDS
+    steps = {"sd": record.baseline["sd"]} if known else {}
+    steps |= {"half band": (high - low) / 2, "room to the edge": abs(_room(record))}
+    return next(((size, unit) for unit, size in steps.items() if math.isfinite(size)), (math.nan, "nothing"))
+
+
+def _distance(a: Record, b: Record) -> tuple[float, str]:
+    """How far a check moved, in which unit. What has no scale, or is no number in one run only, moved without bound."""
+    (size, unit), x, y = _scale(a), _number(a.measured), _number(b.measured)
+    if x == y or (math.isnan(x) and math.isnan(y)):
+        return 0.0, unit
+    return (abs(y - x) / size if math.isfinite(y - x) and size > 0 else math.inf), unit
+
+
+def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table; "None." where it has no row."""
+    cells = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    lines = [heads, ["---"] * len(heads), *cells] if cells else []
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) or "None."
 
 
 def markdown(found: Comparison, a: str, b: str) -> str:
     """The comparison as a page; ``a`` and ``b`` name the runs."""
-    lines = [f"## {a} (A) and {b} (B): {'they differ' if found.differ else 'the same verdicts'}{_alone(found)}", ""]
-    if found.red_alone:
-        heads = ["run", "chapter", "claim", "problem", "measured", "band"]
-        lines += ["### Problems of a run by itself", ""]
-        lines += rows(heads, found.problems) if found.problems else ["None is told."]
-        lines.append("")
-    lines += ["### Versions and hardware", ""]
-    lines += rows(["", "A", "B"], found.settings) if found.settings else ["No difference."]
-    lines += ["", "### Verdicts that differ", ""]
-    lines += rows(["claim", "A", "B"], found.verdicts) if found.verdicts else ["None."]
-    lines += ["", "### Checks that hold in one run only", ""]
-    heads = ["chapter", "claim", "check", "A", "B", "band in A", "band in B", "moved by", "in units of"]
-    lines += rows(heads, map(_row, found.failed_in_one)) if found.failed_in_one else ["None."]
-    heads_of_lost = ["what", "where", "A", "B", ""]
-    lines += ["", "### Lost from A to B: checks, bands, samples, room, time, memory", ""]
-    cells = [(each.kind, each.where, each.a, each.b, "**red**" if each.red else "told") for each in found.lost]
-    lines += rows(heads_of_lost, cells) if cells else ["Nothing."]
-    lines += ["", f"### Checks that moved most ({len(found.moved)} moved)", ""]
-    lines += rows(heads, map(_row, found.moved[:MOVED])) if found.moved else ["None: every measured value is the same."]
-    for name, records in (("A", found.only_a), ("B", found.only_b)):
-        lines += ["", f"### Checks in {name} only", ""]
-        cells = ((r.chapter, r.claim, r.check, format_number(r.measured)) for r in records)
-        lines += rows(["chapter", "claim", "check", "measured"], cells) if records else ["None."]
-    return "\n".join(lines) + "\n"
+    differences = [(*each[:4], "**red**" if each.red else "") for each in found.findings]
+    moves = [
+        (x.chapter, *x.key, format_number(x.measured), format_number(y.measured), format_band(x), f"{far:.2g}", unit)
+        for x, y, far, unit in found.moved[:MOVED]
+    ]
+    return f"""## {a} (A) and {b} (B): {"they differ" if found.differ else "the same verdicts"}
 
+{table(["what", "where", "A", "B", ""], differences)}
 
-def _alone(found: Comparison) -> str:
-    return f"; red by itself: {' and '.join(found.red_alone)}" if found.red_alone else ""
+### Checks that moved most ({len(found.moved)} moved)
 
-
-def _row(move: Move) -> tuple[str, ...]:
-    values = (format_number(move.a.measured), format_number(move.b.measured))
-    return (*move.key, *values, format_band(move.a), format_band(move.b), f"{move.distance:.2g}", move.unit)
-
-
-def run(a: Path, b: Path, *, as_json: Path | None = None, junit: Path | None = None, **factors: float) -> int:
-    """Print the comparison of two runs, and write it where asked; 1 where it is red, else 0."""
-    found = compare(load(a), load(b), **factors)
-    print(markdown(found, str(a), str(b)))
-    if as_json:
-        told = {"a": str(a), "b": str(b), "red": found.red, "findings": [x._asdict() for x in found.findings()]}
-        as_json.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    if junit:
-        junit.write_text(gate.junit(found.findings(), f"{a} and {b}"), encoding="utf-8")
-    print(conclusion(found))
-    return int(found.red)
+{table(["chapter", "claim", "check", "A", "B", "band in A", "moved by", "in units of"], moves)}
+"""
 
 
 def conclusion(found: Comparison) -> str:
     """The last line of the command."""
-    if not found.red:
-        nothing = "nothing new, both are red alike" if found.alike else "the same verdicts"
-        return f"GREEN: {nothing}; {len(found.moved)} measured value(s) differ"
-    said = [f"{len(found.verdicts)} verdict(s) differ", f"{len(found.failed_in_one)} check(s) hold in one run only"]
-    counts = {kind: sum(each.red and each.kind == kind for each in found.lost) for kind in gate.WATCHED}
-    said += [f"{kind}: {count}" for kind, count in counts.items() if count]
-    return f"RED: {', '.join(said)}{_alone(found)}"
+    counts = {kind: sum(each.red for each in found.findings if each.kind == kind) for kind in KINDS}
+    if found.red:
+        return f"RED: {', '.join(f'{kind}: {count}' for kind, count in counts.items() if count)}"
+    alike = any(each.kind == "problems" for each in found.findings)
+    same = "nothing new, both are red alike" if alike else "the same verdicts"
+    return f"GREEN: {same}; {len(found.moved)} measured value(s) differ"
+
+
+def run(a: Path, b: Path, as_json: Path | None = None) -> int:
+    """Print the comparison of two runs, and write it where asked; 1 where it is red, else 0."""
+    found = compare(load(a), load(b))
+    print(markdown(found, str(a), str(b)))
+    if as_json:
+        facts = {"a": str(a), "b": str(b), "red": found.red, "findings": [each._asdict() for each in found.findings]}
+        as_json.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(conclusion(found))
+    return int(found.red)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -58,18 +58,6 @@ def plain(source: Path) -> NotebookNode:
 
 
 INSTALL = "[*pip, book]"  # the newest, where this version is gone
-
-
-def executed(notebook: Path, source: Path, bound: Callable[[NotebookNode], NotebookNode]) -> NotebookNode:
-    """What the page of a chapter lets one download: the notebook with its outputs, in plain Markdown.
-
-    ``bound`` leaves out what the run does not bear.
-    """
-    import nbformat
-
-    node = nbformat.read(notebook, as_version=4)
-    node.cells = [cell for cell in node.cells if "injected-parameters" not in cell.metadata.get("tags", ())]
-    return in_plain_words(bound(node), source, glued(notebook))
 
 
 def glued(notebook: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -28,22 +28,11 @@ def hashes() -> dict[str, str]:
     Raises:
         ValueError: a cell of a chapter is no Python, or a training's name in it is no constant.
     """
-    codes = {name: (ROOT / file).read_text(encoding="utf-8") for name, file in modules().items()}
-    read = [path.read_bytes() for pattern in DATA for path in sorted((ROOT / "book").glob(pattern))]
-    common = _digest([*read, json.dumps(device.versions(), sort_keys=True).encode()])
-    parts = {name: _without_words(code).encode() for name, code in codes.items()}
-    imports = {name: _imports(code) for name, code in codes.items()}
-    found = {}
-    for name in trainings.names():
-        found[name] = _digest([common.encode(), *(parts[used] for used in _closure([_module_of(name)], imports))])
+    files = [path.read_bytes() for pattern in DATA for path in sorted((ROOT / "book").glob(pattern))]
+    common, codes = _digest([*files, json.dumps(device.versions(), sort_keys=True)]), modules()
+    found = {name: _digest([common, of_modules([_module_of(name)], codes)]) for name in trainings.names()}
     for chapter in book.chapters():
-        cells = _cells(chapter)
-        used = _closure({module for cell in cells for module in _imports(cell)}, imports)
-        trained = [found[name] for name in trainings_of(chapter)]
-        code = [_without_words(cell) for cell in cells]
-        found[chapter] = _digest(
-            [common.encode(), *(parts[name] for name in used), json.dumps([code, trained]).encode()]
-        )
+        found[chapter] = _digest([common, of_modules(used_by(chapter, codes), codes), *map(_hash, _cells(chapter))])
     return found
 
 
@@ -71,30 +60,38 @@ def _is_of(stats: Path, made_from: str, device: str) -> bool:
         return False
 
 
-def of_modules(names: Iterable[str]) -> str:
-    """SHA-256 of modules of nbutils, those that they use, and so on: what a kept benchmark has measured."""
-    codes = {name: (ROOT / file).read_text(encoding="utf-8") for name, file in modules().items()}
-    used = _closure(names, {name: _imports(code) for name, code in codes.items()})
-    return _digest([_without_words(codes[name]).encode() for name in used])
-
-
 def modules() -> dict[str, str]:
-    """All modules of nbutils by their full names, and the file of each, relative to the root."""
-    files = [path.relative_to(ROOT).with_suffix("") for path in sorted((ROOT / "nbutils").rglob("*.py"))]
-    return {".".join(file.parts).removesuffix(".__init__"): f"{file}.py" for file in files}
+    """The code of all modules of nbutils by their full names."""
+    files = {path.relative_to(ROOT).with_suffix(""): path for path in sorted((ROOT / "nbutils").rglob("*.py"))}
+    return {".".join(name.parts).removesuffix(".__init__"): path.read_text("utf-8") for name, path in files.items()}
 
 
-def used_by(chapter: str) -> list[str]:
-    """The modules of nbutils that a chapter's code and its trainings import, those that they use, and so on."""
-    imports = {name: _imports((ROOT / file).read_text(encoding="utf-8")) for name, file in modules().items()}
-    direct = {module for cell in _cells(chapter) for module in _imports(cell)}
-    return _closure({*direct, *map(_module_of, trainings_of(chapter))}, imports)
+def of_modules(names: Iterable[str], codes: Mapping[str, str] | None = None) -> str:
+    """SHA-256 of modules of nbutils, those that they use, and so on, without comments and docstrings."""
+    codes = codes or modules()
+    return _digest(_hash(codes[name]) for name in sorted(_closure(names, codes)))
+
+
+def used_by(chapter: str, codes: Mapping[str, str] | None = None) -> set[str]:
+    """The modules of nbutils that a chapter's code imports, and its trainings', those that they use, and so on."""
+    direct = {*map(_module_of, trainings_of(chapter))}.union(*map(_imports, _cells(chapter)))
+    return _closure(direct, codes or modules())
+
+
+def _closure(names: Iterable[str], codes: Mapping[str, str]) -> set[str]:
+    found: set[str] = set()
+    queue = list(names)
+    while queue:
+        if (name := queue.pop()) in codes and name not in found:
+            found.add(name)
+            queue.extend(_imports(codes[name]))
+    return found
 
 
 def of_pages() -> list[str]:
     """Files, relative to the root, that the rendered pages are made from besides the executed notebooks."""
     code = ("workflow/**/*.py", "workflow/**/*.j2", "nbutils/**/*.py", "_config.yml", "_toc.yml", "constraints.txt")
-    patterns = (*code, "book/*.*", "book/_static/**/*", "maintenance/*.json", "benchmarks/kept.json", "CITATION.cff")
+    patterns = (*code, "book/*.*", "book/_static/**/*", "CITATION.cff")
     return sorted(str(path.relative_to(ROOT)) for each in patterns for path in ROOT.glob(each) if path.is_file())
 
 
@@ -143,39 +140,30 @@ _parse = cache(ast.parse)
 
 
 @cache
-def _without_words(code: str) -> str:
-    """Code as its tree, without comments and docstrings."""
+def _hash(code: str) -> str:
+    """SHA-256 of code without comments and docstrings."""
     tree = ast.parse(code)  # another one: it is changed
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             del node.body[0]
-    return ast.dump(tree)
+    return _digest([ast.dump(tree)])
 
 
 @cache
 def _imports(code: str) -> frozenset[str]:
-    """Modules of nbutils that code imports, in functions too; a package runs before its parts, so it counts too."""
+    """What code imports by full names, in functions too; a package runs before its parts, so it counts too."""
     named = set()
     for node in ast.walk(_parse(code)):
         if isinstance(node, ast.Import):
             named |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             named |= {f"{node.module}.{alias.name}" for alias in node.names}
-    if "nbutils" in named:  # whatever is reached as its attribute
-        return frozenset(modules())
-    parts = [name.split(".") for name in named]
-    return frozenset({".".join(each[:end]) for each in parts for end in range(2, len(each) + 1)} & set(modules()))
+    if "nbutils" in named:
+        raise ValueError(
+            "`import nbutils` names no module: write `from nbutils import …`, so that a change of it is seen"
+        )
+    return frozenset(name.rsplit(".", up)[0] for name in named for up in range(name.count(".")))
 
 
-def _closure(direct: Iterable[str], imports: dict[str, frozenset[str]]) -> list[str]:
-    found: set[str] = set()
-    queue = list(direct)
-    while queue:
-        if (name := queue.pop()) not in found:
-            found.add(name)
-            queue.extend(imports[name])
-    return sorted(found)
-
-
-def _digest(parts: Iterable[bytes]) -> str:
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+def _digest(parts: Iterable[str | bytes]) -> str:
+    return hashlib.sha256(b"\0".join(part if isinstance(part, bytes) else part.encode() for part in parts)).hexdigest()

@@ -43,4 +43,5 @@ addEventListener("load", () => {
   const explorables = document.querySelectorAll("div.explore");
   explorables.forEach((div) => near.observe(div));
   if (explorables.length) addEventListener("beforeprint", fetched);
+  if (location.search === "?print") fetched(); // a printer without a window does not wait for them
 });

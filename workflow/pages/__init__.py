@@ -1,0 +1,83 @@
+"""The pages of the book: what they say of a run, the templates that show it, and a local extension of Sphinx.
+
+``build`` stages the sources of all pages, plain MyST, and Sphinx renders them; nothing of the run is read later.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from nbutils.claims.records import Record, format_band, format_measured
+from workflow import book
+
+if TYPE_CHECKING:  # only Sphinx itself needs it
+    from sphinx.application import Sphinx
+
+
+class Nothing(StrictUndefined):
+    """What a placeholder without a meaning stands for: an error that names it."""
+
+    @property
+    def _undefined_message(self) -> str:
+        name = self._undefined_name
+        return f"nothing stands for {{{{ {name} }}}}: no claim, no number of a chapter, no table"
+
+
+def state(record: Record) -> str:
+    """What became of a check, in a word."""
+    return "open" if record.role == "open" else "holds" if record.holds else "noted" if record.noted else "fails"
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader("workflow.pages"),
+    undefined=Nothing,
+    autoescape=lambda name: bool(name) and ".html." in name,  # Markdown is escaped where it holds HTML
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.filters |= {"measured": format_measured, "band": format_band, "state": state, "origin": book.origin}
+
+
+def render(template: str, **values: Any) -> str:
+    return TEMPLATES.get_template(template).render(values)
+
+
+# What the theme gets wrong for a page that must work offline and for everyone, as pattern and replacement.
+TIDY = (
+    (r"<(?:script|link)[^>]*/fontawesome\.js[^>]*>(?:</script>)?", ""),  # 1.5 MB; the icons are a font, too
+    ('<div role="list" class="citation-list">', '<div class="citation-list">'),  # its children are no list items
+    ("fab fa-github", "fas fa-code-branch"),  # one icon is not worth a font of 118 kB
+)
+MATHJAX = re.compile(r"<script [^>]*/mathjax/[^>]*></script>")
+
+
+def one_search_field(app: Sphinx) -> None:
+    """The theme puts a second, hidden search field into the navigation bar; screen readers meet both."""
+    app.config.html_theme_options["navbar_persistent"] = []
+
+
+def tidy(app: Sphinx, error: Exception | None) -> None:
+    """Correct the pages where they are, and put what they let one download beside them."""
+    if error or app.builder.name != "html":
+        return
+    out = Path(app.outdir)
+    for page in out.glob("*.html"):
+        html = page.read_text(encoding="utf-8")
+        for pattern, replacement in TIDY:
+            html = re.sub(pattern, replacement, html)
+        page.write_text(html if 'class="math' in html else MATHJAX.sub("", html), encoding="utf-8")
+    shutil.copytree(Path(app.srcdir) / "executed", out / "_sources", dirs_exist_ok=True)
+    for script in (out / "_static").rglob("fontawesome.js*"):
+        script.unlink()
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_config_value("packages", "", "env")  # others parse and render otherwise: all pages are read again
+    app.connect("builder-inited", one_search_field)
+    app.connect("build-finished", tidy)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,16 @@
+"""How the book itself is tested: ``python -m maintenance``; see ``maintenance/README.md``."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from workflow import ROOT
+
+NOT_COPIED = (".git", ".venv*", "_build", ".snakemake", "__pycache__", ".*_cache", ".hypothesis")
+
+
+def copy_checkout(to: Path, root: Path = ROOT) -> Path:
+    """The files of a checkout, without builds and environments, in a fresh folder."""
+    shutil.rmtree(to, ignore_errors=True)
+    return shutil.copytree(root, to, ignore=shutil.ignore_patterns(*NOT_COPIED), symlinks=True)

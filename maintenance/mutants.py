@@ -1,0 +1,135 @@
+"""Defects, planted one at a time in a copy of the checkout: the tests named for each must turn red.
+
+The list is ``maintenance/mutants.yml``: wrong mathematics that no generator makes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from maintenance import copy_checkout
+from workflow import ROOT
+
+LIST = Path(__file__).with_name("mutants.yml")
+LIMIT = 300  # seconds for the tests of a module, which take half a minute: then it never ends
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "ci")
+FAST = ("-m", "not slow and not colab and not whole and not project")
+
+
+class Mutant(NamedTuple):
+    """One defect: ``becomes`` in the place of ``text``, which stands once in ``file``."""
+
+    id: str
+    file: str
+    text: str
+    becomes: str
+    breaks: str  # what is wrong then, in words
+    tests: tuple[str, ...]  # files, relative to the root
+
+
+def load(file: Path = LIST) -> list[Mutant]:
+    """The listed mutants. Without ``tests``, those of the file's own name; the examples in the file always.
+
+    Raises:
+        ValueError: an unknown or missing field, an id used twice; the message names the mutant.
+    """
+    found: dict[str, Mutant] = {}
+    for entry in yaml.safe_load(file.read_text(encoding="utf-8")):
+        changed = Path(entry.get("file", ""))
+        names = entry.pop("tests", None) or [changed.parent.name if changed.stem == "__init__" else changed.stem]
+        try:
+            mutant = Mutant(**entry, tests=(*(f"tests/test_{name}.py" for name in names), str(changed)))
+        except TypeError as error:
+            raise ValueError(f"{file.name}: mutant {entry.get('id', entry)!r}: {error}") from None
+        if mutant.id in found:
+            raise ValueError(f"{file.name}: mutant {mutant.id!r} is listed twice")
+        found[mutant.id] = mutant
+    return list(found.values())
+
+
+def misplaced(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
+    """A line for each mutant that no longer applies: its text must stand exactly once in its file, and change it."""
+    lines = []
+    for mutant in mutants:
+        file = root / mutant.file
+        count = file.read_text(encoding="utf-8").count(mutant.text) if file.is_file() else 0
+        if mutant.text == mutant.becomes:
+            lines.append(f"{mutant.id}: {mutant.text!r} becomes itself")
+        elif count != 1:
+            lines.append(f"{mutant.id}: {mutant.text!r} stands {count} times in {mutant.file}, not once")
+        lines += [f"{mutant.id}: there is no {test}" for test in mutant.tests if not (root / test).is_file()]
+    return lines
+
+
+def tested(root: Path, tests: Sequence[str], limit: int = LIMIT) -> str:
+    """The first test that fails in a checkout, or what else stopped the tests; "" if all pass."""
+    words = [sys.executable, "-m", "pytest", *OPTIONS, *FAST, *tests]
+    # a mutant of the same length and second would run from the old bytecode
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    environment = os.environ | threads | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return f"not finished after {limit} s"
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.M)
+    return "" if done.returncode == 0 else failed[1] if failed else f"pytest ended with status {done.returncode}"
+
+
+def plant(mutants: Sequence[Mutant], jobs: int, root: Path = ROOT) -> list[str]:
+    """The test that sees each mutant, "" where none does, in copies of the checkout, one for each of ``jobs``.
+
+    Raises:
+        ValueError: what sees a mutant fails without one too.
+    """
+    copies: queue.Queue[Path] = queue.Queue()
+
+    def seen_by(mutant: Mutant) -> str:
+        copy = copies.get()
+        file = copy / mutant.file
+        text = file.read_text(encoding="utf-8")
+        try:
+            file.write_text(text.replace(mutant.text, mutant.becomes), encoding="utf-8")
+            by = tested(copy, mutant.tests)
+            print(f"{mutant.id} ({mutant.breaks}): {by or 'seen by NOTHING'}", flush=True)
+            return by
+        finally:
+            file.write_text(text, encoding="utf-8")
+            copies.put(copy)
+
+    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, ThreadPoolExecutor(jobs) as pool:
+        for number in range(jobs):
+            copies.put(copy_checkout(Path(scratch) / str(number), root))
+        found = list(pool.map(seen_by, mutants))
+        # an example in a docstring, asked alone, would know no markers of pytest
+        alone = [by.startswith("tests/") and "::" in by for by in found]
+        known = zip(mutants, found, alone, strict=True)
+        asked = {test for mutant, by, one in known if by for test in ([by] if one else mutant.tests)}
+        if asked and (failed := tested(copies.get(), sorted(asked), 9 * LIMIT)):
+            raise ValueError(f"{failed} fails without a defect, too: no verdict")
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m maintenance mutants", description=__doc__)
+    parser.add_argument("words", nargs="*", help="only mutants with one of these in their id or file")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
+    options = parser.parse_args(argv)
+    words = options.words or [""]
+    mutants = [mutant for mutant in load() if any(word in f"{mutant.id} {mutant.file}" for word in words)]
+    if not mutants or misplaced(mutants):
+        raise ValueError("\n".join(misplaced(mutants)) or f"no mutant has {' or '.join(words)} in its id or file")
+    left = [mutant.id for mutant, by in zip(mutants, plant(mutants, options.jobs), strict=True) if not by]
+    print(f"RED: nothing sees {', '.join(left)}" if left else f"GREEN: each of {len(mutants)} defects turns a test red")
+    return int(bool(left))

@@ -1,0 +1,327 @@
+"""How the book itself is tested: false alarms, platforms, planted defects, trends, and what stays the same."""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+
+import nbformat
+import numpy as np
+import pytest
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import workflow
+from maintenance import __main__ as command
+from maintenance import alarms, mutants, platforms, same
+from nbutils import claims
+from workflow import Run, report
+from workflow.job import STOPPED
+
+RUN = Run("smoke", 1, chapters=("01-one",))
+
+
+@pytest.fixture
+def code(monkeypatch, tmp_path):
+    """A book of one chapter in a folder of its own; the hash of its code, to be edited."""
+    hashes = {"01-one": "its code"}
+    monkeypatch.setattr(workflow, "BUILD", tmp_path)
+    monkeypatch.setattr(alarms.sources, "hashes", lambda: dict(hashes))
+    monkeypatch.setattr(alarms.book, "chapters", lambda: list(hashes))
+    monkeypatch.setattr(report, "alarms_file", lambda profile, device="cpu": tmp_path / "alarms.json")
+    monkeypatch.setattr(report.sources, "trainings_of", lambda chapter: ["lm-one"])
+    monkeypatch.setattr(report.sources, "families", lambda: [["lm-one"]])
+    return hashes
+
+
+def write(run, *records, made_from="its code", device="cpu"):
+    """An executed notebook; a record is (name, kind, measured, holds)."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    cell = nbformat.v4.new_code_cell("x")
+    for name, kind, measured, holds in records:
+        entry = {"claim": "one", "check": name, "role": "stated", "kind": kind, "measured": measured, "holds": holds}
+        entry |= {"chapter": "01-one", "profile": "smoke", "seed": run.seed, "band": [0.0, 2.0]}
+        cell.outputs.append(nbformat.v4.new_output("display_data", {claims.MIME: entry}))
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), run.notebook("01-one"))
+    made = {"hardware": "h", "versions": {}, "made_from": made_from, "device": device}
+    run.stats("01-one").write_text(json.dumps(made))
+
+
+def outcome(run=RUN, found=None):
+    """What is kept of a run: red, noted or green; None where it is not judged."""
+    found = found if found is not None else alarms.load("smoke")
+    alarms.add(found, run, "01-one", "its code")
+    failed = found["chapters"].get("01-one", {"runs": {}})["runs"].get(str(run.seed))
+    if failed is None:
+        return None
+    return "red" if any(check["red"] for check in failed) else "noted" if failed else "green"
+
+
+@pytest.mark.parametrize(
+    ("kind", "holds", "further", "verdict"),
+    [
+        ("exact", True, None, "green"),
+        ("exact", False, None, "red"),
+        ("derived", False, [True, True], "noted"),
+        ("derived", False, [True, False], "red"),
+        ("derived", False, [False, True], "red"),
+        ("empirical", False, [True, None], None),
+        ("derived", False, None, None),
+    ],
+)
+def test_a_run_is_red_by_an_exact_check_or_by_two_of_three_and_waits_for_them(code, kind, holds, further, verdict):
+    write(RUN, ("a", kind, 1.0, holds), ("b", "exact", 1.0, True))
+    for run, held in zip(RUN.further(), further or (), strict=bool(further)):
+        if held is not None:
+            write(run, ("a", kind, 1.0, held), ("b", "exact", 1.0, True))
+    assert outcome() == verdict
+
+
+@pytest.mark.parametrize("stats_of", [{"made_from": "an edit"}, {"device": "cuda"}])
+def test_a_run_of_other_code_or_device_is_not_judged(code, stats_of):
+    write(RUN, ("a", "exact", 1.0, False), **stats_of)
+    assert outcome() is None
+
+
+@pytest.mark.parametrize(
+    ("log", "last", "error", "verdict"),
+    [
+        ("01-one", f"{STOPPED}01-one: PapermillExecutionError: x", "ValueError", "red"),
+        ("01-one", f"{STOPPED}01-one: PapermillExecutionError: x", "OSError", None),
+        ("01-one", f"{STOPPED}01-one: TimeoutError: not finished after 9 s", "", None),
+        ("01-one", "half a li", "", None),
+        ("lm-one", f"{STOPPED}lm-one: ValueError: x", "", "red"),
+        ("lm-one", f"{STOPPED}lm-one: TimeoutError: not finished after 9 s", "", None),
+        ("lm-one", "half a li", "", None),
+        ("another", f"{STOPPED}another: ValueError: x", "", None),
+    ],
+)
+def test_code_that_raised_is_a_red_run_and_what_was_stopped_says_nothing(code, log, last, error, verdict):
+    RUN.logs.mkdir(parents=True)
+    (RUN.logs / f"{log}.log").write_text(f"a warning\n{last}")
+    cell = nbformat.v4.new_code_cell("f(x)", execution_count=3)
+    cell.outputs = [nbformat.v4.new_output("error", ename=error, evalue="x", traceback=[])]
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), RUN.logs / f"{log}.ipynb")
+    assert outcome() == verdict
+
+
+def test_seeds_are_added_until_an_edit_voids_them_and_go_on_where_they_were_broken_off(code, monkeypatch):
+    ran = []
+
+    def execute(runs, options):
+        ran.append(runs[0].seed)
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        seed = float(runs[0].seed)
+        write(runs[0], ("a", "exact", seed, True), ("endless", "exact", "inf", True), made_from=code["01-one"])
+
+    for name, does in {"execute": execute, "rejudge": lambda *_: None, "checkout": contextlib.nullcontext}.items():
+        monkeypatch.setattr(alarms.runs, name, does)
+    options = argparse.Namespace()
+    with pytest.raises(KeyboardInterrupt):
+        alarms.measure(RUN, range(3), options)
+    found = alarms.measure(RUN, range(3), options)
+    assert ran == [0, 1, 1, 2] and found == alarms.load("smoke")
+    assert found["chapters"]["01-one"]["measured"] == {"one/a": {"mean": 1.0, "sd": 1.0, "n": 3}}
+    assert alarms.pooled(found, code).runs == 3
+    code["01-one"] = "an edit"
+    assert alarms.pooled(found, code).absent == ["01-one"]
+    assert list(alarms.measure(RUN, [7], options)["chapters"]["01-one"]["runs"]) == ["7"]
+
+
+def test_the_command_is_red_where_a_seed_did_not_come_to_its_end(code, monkeypatch, capsys):
+    for name in ("execute", "rejudge"):
+        monkeypatch.setattr(alarms.runs, name, lambda *_: None)
+    monkeypatch.setattr(alarms.runs, "checkout", contextlib.nullcontext)
+    write(replace(RUN, seed=5), ("a", "exact", 1.0, True))
+    assert command.main(["alarms", "--first", "5", "--seeds", "1"]) == 0
+    assert capsys.readouterr().out.startswith("SO FAR GREEN: 0.0 % of smoke runs red (95 %: at most 95.0 %), 1 of 100")
+    assert command.main(["alarms", "--first", "5", "--seeds", "2"]) == 1
+    assert capsys.readouterr().out.startswith("RED: not every seed came to its end in 01-one")
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30))
+def test_pooling_one_by_one_is_the_mean_and_spread_of_all(values):
+    found = None
+    for value in values:
+        found = alarms.pool(found, value)
+    wanted = {"mean": np.mean(values), "sd": np.std(values, ddof=1), "n": len(values)}
+    assert found == pytest.approx(wanted, rel=1e-6, abs=1e-6 * (1 + max(map(abs, values))))
+
+
+def kept(profile, **red_of_runs):
+    """A result: of each chapter how many of its runs are red."""
+    bad = [{"claim": "c", "check": "a", "red": True}]
+    entries = {
+        name: {"made_from": "its code", "runs": {str(i): bad if i < red else [] for i in range(runs)}}
+        for name, (red, runs) in red_of_runs.items()
+    }
+    return {"profile": profile, "device": "cpu", "chapters": entries}
+
+
+@pytest.mark.parametrize(
+    ("profile", "runs", "red", "line"),
+    [
+        ("smoke", 99, 0, "SO FAR GREEN: "), ("smoke", 100, 0, "GREEN: "), ("smoke", 100, 1, "GREEN: "),
+        ("smoke", 99, 1, "RED: "), ("smoke", 200, 2, "GREEN: "), ("smoke", 200, 3, "RED: "), ("smoke", 9, 9, "RED: "),
+        ("book", 19, 0, "SO FAR GREEN: "), ("book", 20, 0, "GREEN: "), ("book", 20, 1, "RED: "),
+    ],
+)  # fmt: skip
+def test_how_many_runs_decide_and_how_many_may_be_red(monkeypatch, profile, runs, red, line):
+    monkeypatch.setattr(alarms.book, "chapters", lambda: ["one"])
+    found = kept(profile, one=(red, runs))
+    counts = alarms.pooled(found, {"one": "its code"})
+    assert alarms.conclusion(found, counts).startswith(line)
+    assert counts.upper == pytest.approx(stats.beta.ppf(0.95, red + 1, runs - red) if red < runs else 1, rel=1e-9)
+
+
+def test_a_run_is_red_if_one_of_its_chapters_is():
+    """More seeds of one chapter are not more runs, and what is no chapter any more counts nowhere."""
+    found = kept("smoke", one=(1, 4), two=(1, 2), gone=(9, 9))
+    counts = alarms.pooled(found, dict.fromkeys(("one", "two"), "its code"))
+    assert (counts.runs, counts.share) == (2, pytest.approx(1 - (1 - 1 / 4) * (1 - 1 / 2)))
+
+
+def metrics(*measured, made_from="old", holds=True, started="2026", verdict="confirmed"):
+    """A run of a check in each of some chapters."""
+    names = [f"0{i}-x" for i in range(1, len(measured) + 1)]
+    records = [{"chapter": name, "claim": "c", "check": "a", "role": "stated", "kind": "exact", "measured": value,
+                "band": [0.0, 2.0], "holds": holds} for name, value in zip(names, measured, strict=True)]  # fmt: skip
+    stats_of = {"made_from": made_from, "cpu_seconds": 60.0, "peak_mb": 9.0, "started": started}
+    run = {"profile": "smoke", "seed": 0, "device": "cpu", "green": holds, "noted": 0, "commit": "c", "hardware": "h"}
+    run["notebooks"] = [{"chapter": name, **stats_of} for name in names]
+    return {"run": run, "records": records, "verdicts": {"c": verdict}, "problems": []}
+
+
+def test_same_lists_what_moved_by_a_bit_and_stamps_chapters_of_which_nothing_did(monkeypatch, tmp_path, capsys):
+    """Not one that moved at a second seed, was not measured as A ran it, or is not today's in B."""
+    file = tmp_path / "alarms.json"
+    entries = {f"0{i}-x": {"made_from": "older" if i == 3 else "old", "runs": {}} for i in range(1, 6)}
+    file.write_text(json.dumps({"chapters": entries}))
+    monkeypatch.setattr(same.report, "alarms_file", lambda *_: file)
+    today = {f"0{i}-x": "newer" if i == 4 else "new" for i in range(1, 5)}
+    monkeypatch.setattr(same.sources, "hashes", lambda: today)
+    runs = {"a": metrics(1, 1, 1, 1), "b": metrics(1, 1, 1, 1, made_from="new"),
+            "a2": metrics(2, 2, 2, 2), "b2": metrics(2, 2 + 2**-50, 2, 2, made_from="new")}  # fmt: skip
+    for name, run in runs.items():
+        (tmp_path / name).write_text(json.dumps(run))
+    a, b, a2, b2 = (str(tmp_path / name) for name in runs)
+    assert command.main(["same", "--a", a, "--b", b]) == 0 and json.loads(file.read_text())["chapters"] == entries
+    assert command.main(["same", "--a", a, a2, "--b", b, b2, "--stamp"]) == 1
+    kept_now = json.loads(file.read_text())["chapters"]
+    assert [name for name in entries if kept_now[name] != entries[name]] == ["01-x"]
+    assert kept_now["01-x"]["made_from"] == "new"
+    assert "| 02-x | c | a | measured: 2 -> 2.000000000000001 |" in capsys.readouterr().out
+    other = metrics(1, verdict="refuted")
+    assert [row[:3] for row in same.moved(metrics(1, 1), other)] == [("02-x", "c", "a"), ("", "c", "verdict")]
+
+
+def test_a_trend_has_every_run_in_the_order_of_their_start(tmp_path, capsys):
+    for name, run in {"a": metrics(1, started="2026-02"), "b": metrics(1, started="2026-01", verdict="open")}.items():
+        (tmp_path / name).write_text(json.dumps(run))
+    assert command.main(["trend", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    page = capsys.readouterr().out
+    assert page.index("2026-01") < page.index("2026-02") and "open | confirmed" in " ".join(page.split())
+    assert command.main(["trend", str(tmp_path)]) == 2 and command.main(["none"]) == 2
+
+
+DERIVATIVES = """
+import torch
+rng = torch.Generator().manual_seed(0)
+a, b = (torch.randn(301, 301, generator=rng).requires_grad_() for _ in range(2))
+((a @ b).tanh().sum() + torch.nn.functional.linear(a, b, b[0]).mean()).backward()
+print(a.grad.double().sum().item(), a.grad.double().norm().item())
+"""
+
+
+def test_sums_in_another_order_round_otherwise_and_are_the_same_numbers():
+    def run(variables):
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+        words = [sys.executable, "-c", DERIVATIVES]
+        return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout.split()
+
+    plain, other, off = run({}), run(platforms.REVERSED), run({"PYTHONPATH": platforms.REVERSED["PYTHONPATH"]})
+    assert plain[0] != other[0] and plain == off, "without the variable nothing changes"
+    assert float(other[1]) == pytest.approx(float(plain[1]), rel=1e-6)
+
+
+def test_a_platform_counts_where_it_moves_what_no_other_did():
+    here, old = metrics(1.0), metrics(1.5)
+    before = {platforms.THIS: here, "old": old}
+    assert platforms.judge(here, before) == {"not counted": "it rounds here as this processor does"}
+    assert platforms.judge(old, before) == {"not counted": "it rounds here as old does"}
+    assert platforms.judge(metrics(1.25), before)["most"] == [["01-x", "c", "a", 0.25, "half band"]]
+    assert (
+        not platforms.judge(None, before)["green"] and not platforms.judge(metrics(3.0, holds=False), before)["green"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("counted", "red", "plain", "line"),
+    [
+        (6, 0, True, "GREEN: 6"),
+        (5, 0, True, "RED: only 5"),
+        (6, 1, True, "RED: x"),
+        (6, 0, False, "RED: the run without"),
+    ],
+)
+def test_six_platforms_must_take_effect_and_none_be_red(counted, red, plain, line):
+    entries = {str(i): {"green": True} for i in range(counted)} | {"none": {"not counted": "why"}}
+    entries |= {"x": {"green": False}} if red else {}
+    assert platforms.conclusion({"green": plain, "platforms": entries}).startswith(line)
+
+
+def test_every_listed_defect_applies_to_the_code_as_it_is():
+    assert mutants.misplaced(mutants.load()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"text": "x * 9"}, "stands 0 times"), ({"text": "x"}, "stands 4 times"), ({"becomes": "x * 2"}, "becomes itself"),
+     ({"tests": ("tests/test_gone.py",)}, "there is no"), ({"file": "gone.py"}, "stands 0 times")],
+)  # fmt: skip
+def test_a_defect_that_no_longer_applies_is_named(part, change, why):
+    mutant = mutants.Mutant("m", "part.py", "x * 2", "x * 3", "b", ("tests/test_part.py",))
+    assert mutants.misplaced([mutant], part) == []
+    (line,) = mutants.misplaced([mutant._replace(**change)], part)
+    assert line.startswith("m: ") and why in line
+
+
+@pytest.fixture
+def part(tmp_path):
+    """A checkout of one module, its tests, and tests that fail without any defect."""
+    for file, text in {
+        "part.py": "def double(x): return x * 2\ndef quarter(x): return x / 4\nnumber = int('1')\n",
+        "tests/test_part.py": "from part import double\n\ndef test_double():\n    assert double(2) == 4\n",
+        "tests/test_red.py": "def test_red():\n    assert False\n",
+        "tests/conftest.py": "def pytest_configure(config):\n"
+        + "".join(f"    config.addinivalue_line('markers', '{m}')\n" for m in ("slow", "colab", "whole", "project")),
+    }.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    return tmp_path
+
+
+def test_a_defect_is_seen_by_the_first_test_that_fails_or_by_nothing(part):
+    planted = [("x * 2", "x * 4"), ("x / 4", "x / 8"), ("int('1')", "int('a')")]
+    three = [mutants.Mutant(a, "part.py", a, b, "b", ("tests/test_part.py",)) for a, b in planted]
+    text = (part / "part.py").read_text()
+    assert mutants.plant(three, 2, part) == ["tests/test_part.py::test_double", "", "tests/test_part.py"]
+    with pytest.raises(ValueError, match="test_red fails without a defect, too"):
+        mutants.plant([three[1]._replace(tests=("tests/test_red.py",))], 1, part)
+    assert (part / "part.py").read_text() == text
+
+
+def test_every_command_of_the_readme_is_a_target_and_starts():
+    readme, makefile = ((ROOT / "maintenance" / name).read_text() for name in ("README.md", "Makefile"))
+    for target in re.findall(r"make -C maintenance ([a-z]+)", readme):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+    for name in command.COMMANDS:
+        with pytest.raises(SystemExit, match="0"):
+            command.main([name, "--help"])

@@ -1,0 +1,195 @@
+"""From executed notebooks and pages to HTML: fill in what the run says, then Sphinx renders it.
+
+``python -m workflow.pages --profile book --seed 0`` makes all pages, ``python -m workflow page 04-t5`` one, in seconds.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import yaml
+from jinja2 import TemplateError
+
+from nbutils.claims import KINDS
+from workflow import ROOT, Run, book, git, notebooks, report, sources
+from workflow.job import die_with
+from workflow.pages import TEMPLATES, chapter, figures, render, verdicts
+from workflow.report import Report
+
+BOOK, STATIC = ROOT / "book", ROOT / "book" / "_static"
+PARTS = '{% from "parts.html.j2" import badge, verdict, checks, judged, number, show, thumbnail, hero with context %}'
+# Warnings that a page alone gives, since what it points at is not there.
+NOT_THERE = ["myst.xref_missing", "myst.xref_ambiguous", "ref.numref", "ref.ref", "toc.not_included"]
+
+
+def hosted(remote: str) -> str | None:
+    """Web address of a git remote on a host, None for a path on this machine.
+
+    >>> hosted("git@github.com:someone/book.git"), hosted("/somewhere/book")
+    ('https://github.com/someone/book', None)
+    """
+    pattern = r"(?:https?://(?:[^@/]+@)?|ssh://git@|git@)([\w.-]+\.\w+)[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?"
+    match = re.fullmatch(pattern, remote)
+    return f"https://{match[1]}/{match[2]}" if match else None
+
+
+def settings() -> dict[str, Any]:
+    """``_config.yml`` with the repository of this checkout. Colab opens notebooks from GitHub only."""
+    found = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+    found["repository"]["url"] = hosted(git("remote", "get-url", "origin") or "") or found["repository"]["url"]
+    if not found["repository"]["url"].startswith("https://github.com/"):
+        found["launch_buttons"].pop("colab_url", None)
+    return found
+
+
+def configuration(quiet: Iterable[str] = ()) -> str:
+    """``conf.py`` as Jupyter Book makes it, but that figures to move bring their own style and scripts."""
+    from jupyter_book.config import get_final_config  # here: it takes a second, and tests need the rest
+
+    given = {"latex_individualpages": False, "external_toc_path": "_toc.yml"}
+    values, _ = get_final_config(user_yaml=settings(), sourcedir=BOOK, cli_config=given)
+    for name in ("html_css_files", "html_js_files"):
+        values[name] = sorted(file for file in values[name] if not file.startswith("explore/"))
+    values["suppress_warnings"] += quiet
+    values["packages"] = " ".join(sorted({f"{each.name} {each.version}" for each in distributions()}))
+    return "".join(f"{name} = {value!r}\n" for name, value in sorted(values.items()))
+
+
+def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
+    """The sources of pages for Sphinx, by path: the run's chapters, other pages, and all files that they load."""
+    claims, banner = verdicts.judged(result), red(result)
+    content = {"references.bib": (BOOK / "references.bib").read_bytes()}
+    content |= {str(path.relative_to(BOOK)): path.read_bytes() for path in STATIC.rglob("*") if path.is_file()}
+    drawn, numbers = dict[str, figures.Figure](), dict[str, dict[str, str]]()
+    for name in run.chapters:
+        node = chapter.bound(chapter.grafted(name, run.notebook(name)), name, claims)
+        plain = copy.deepcopy(node)
+        node, figures_of_page = chapter.page(node, name, result, claims, banner)
+        content[f"{name}.ipynb"] = nbformat.writes(node).encode()
+        drawn |= figures_of_page
+        numbers[name] = notebooks.glued(run.notebook(name))
+        plain.cells[0].source = chapter.below_title(plain.cells[0].source, banner)
+        download = notebooks.in_plain_words(plain, book.source(name), numbers[name])
+        content[f"executed/{name}.ipynb"] = nbformat.writes(download).encode()
+    for figure in drawn.values():
+        content |= figure.files()
+    known = facts(result) | {"claims": claims, "figures": drawn, "numbers": numbers}
+    for path in pages:
+        text = chapter.below_title(chapter.bind(path.read_text(encoding="utf-8"), claims), banner)
+        content[path.name] = chapter.to_notebooks(filled(path.name, text, known)).encode()
+    return content
+
+
+def filled(page: str, text: str, known: Mapping[str, Any]) -> str:
+    """A page whose placeholders show what the run says; ``parts.html.j2`` has those that take a name.
+
+    Raises:
+        ValueError: a placeholder that stands for nothing.
+    """
+    try:
+        return TEMPLATES.from_string(PARTS + text).render(known)
+    except TemplateError as error:
+        raise ValueError(f"{page}: {error}") from None
+
+
+def red(result: Report) -> str:
+    """The box at the top of every page of a red run, with a link to each check that failed; "" for a green one."""
+    failed = [record for record in result.records if record.fails]
+    return "" if result.run["green"] else render("banner.md.j2", problems=result.problems, failed=failed)
+
+
+def facts(result: Report) -> dict[str, Any]:
+    """What tables of pages show besides claims and figures."""
+    names = [name for name in sources.modules() if name not in ("nbutils", "nbutils.__main__")]
+    return {
+        "run": result.run,
+        "records": result.records,
+        "stats": result.stats,
+        "cards": {name: book.card(name) for name in book.chapters()},
+        "title": book.title,
+        "counts": verdicts.counts,
+        "order": verdicts.ORDER,
+        "kinds": KINDS,
+        "modules": sorted(names, key=lambda name: (name.startswith("nbutils.chapters"), name)),  # what is shared first
+    }
+
+
+def write(folder: Path, content: Mapping[str, bytes]) -> None:
+    """Make a folder hold these files. What has not changed keeps its time, so that Sphinx does not read it again."""
+    for path in folder.rglob("*"):
+        if path.is_file() and str(path.relative_to(folder)) not in content:
+            path.unlink()
+    for name, made in content.items():
+        path = folder / name
+        if not path.exists() or path.read_bytes() != made:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(made)
+
+
+def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
+    """Render the sources of a folder beside their place, and put the pages there when they are whole.
+
+    Raises:
+        RuntimeError: there was an error or, with ``-W``, a warning.
+    """
+    part, doctrees = folder / "part" / "html", folder / "doctrees"
+    shutil.rmtree(part, ignore_errors=True)
+    command = [sys.executable, "-m", "sphinx", "-a", "-d", str(doctrees), *options, str(folder / "source"), str(part)]
+    with open(log, "w", encoding="utf-8") as text:
+        dies_too = partial(die_with, os.getpid())
+        done = subprocess.run(command, cwd=ROOT, stdout=text, stderr=subprocess.STDOUT, preexec_fn=dies_too)
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = [line for line in lines if "WARNING" in line or "ERROR" in line]
+    if done.returncode:
+        shutil.rmtree(doctrees, ignore_errors=True)  # what was read with a warning would be taken as read without
+        print("\n".join(found or lines[-30:]), file=sys.stderr)
+        raise RuntimeError(f"not rendered: {(found or lines[-1:] or ['no message'])[0]}")
+    print(*found, sep="\n", end="", file=sys.stderr)
+    old = folder / "old"
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():  # renamed and not deleted, so that there are whole pages whenever this ends
+        target.rename(old)
+    part.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def pages(run: Run) -> Path:
+    """Render all pages of a run, whose chapters are all there are. Returns the first page."""
+    others = [path for path in sorted(BOOK.glob("[!_]*.md")) if path.stem not in run.chapters]
+    content = staged(run, report.load(run.reports), others)
+    content["_toc.yml"] = (ROOT / "_toc.yml").read_bytes()
+    content["conf.py"] = configuration().encode()
+    folder = run.reports / "pages"
+    write(folder / "source", content)
+    sphinx(folder, run.html, run.logs / "pages.log", "-W", "--keep-going", "-n")
+    return run.html / "index.html"
+
+
+def page(run: Run, name: str) -> Path:
+    """Render the page of one chapter from its executed notebook alone.
+
+    Its links lead to no other, and its figures are counted from 1.
+    """
+    alone, folder = replace(run, chapters=(name,)), run.reports / "page"
+    result = report.collect(alone)
+    if not run.notebook(name).exists():
+        raise ValueError(f"no result of {name}: `make {run.profile} SEED={run.seed} CHAPTERS={name}` makes it")
+    content = staged(alone, result, [BOOK / "bibliography.md"])
+    toc = {"format": "jb-book", "root": name, "chapters": [{"file": "bibliography"}]}
+    content["_toc.yml"] = yaml.safe_dump(toc, sort_keys=False).encode()
+    content["conf.py"] = configuration(NOT_THERE).encode()
+    write(folder / "source", content)
+    sphinx(folder, folder / "html", folder / "sphinx.log")
+    return folder / "html" / f"{name}.html"

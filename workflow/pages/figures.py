@@ -1,0 +1,67 @@
+"""The drawings of the chapters as files, each once for light and once for dark pages."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from nbformat import NotebookNode
+
+from workflow.pages import render
+
+SVG = "image/svg+xml"
+# The colours of the book's figures on light pages, and what each is on dark ones.
+TEXT, GROUND, GRID, GREY = "#ced6dd", "#121212", "#343a42", "#9aa4ae"
+DARK = {
+    "#000000": TEXT, "#222222": TEXT, "#ffffff": GROUND, "#e3e3e3": GRID, "#ededed": GRID, "#f0f0f0": GRID,
+    "#595959": GREY, "#666666": GREY, "#0072b2": "#58a6e8", "#e69f00": "#e8ac2e", "#009e73": "#2fbf92",
+    "#cc79a7": "#dd95bb", "#56b4e9": "#7cc6f0", "#d55e00": "#f0803c",
+}  # fmt: skip
+COLOUR = re.compile("|".join(DARK), re.I)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a chapter, by the name that pages refer to; ``width`` is its share of the page's."""
+
+    name: str
+    alt: str
+    width: str
+    svg: str
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in points: a browser keeps room for them before the file is there."""
+        found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', self.svg)
+        if found is None:
+            raise ValueError(f"{self.name} is no drawing of matplotlib's: it has no viewBox")
+        return round(float(found[1])), round(float(found[2]))
+
+    def files(self) -> dict[str, bytes]:
+        """What pages load, by path."""
+        return {
+            f"_static/figures/{self.name}.svg": self.svg.encode(),
+            f"_static/figures/{self.name}-dark.svg": dark(self.svg).encode(),
+        }
+
+
+def dark(svg: str) -> str:
+    """A drawing in the colours of dark pages. Letters have no colour of their own: they take that of the whole.
+
+    >>> dark('<svg width="9"><path style="stroke: #0072B2"/></svg>')
+    '<svg fill="#ced6dd" width="9"><path style="stroke: #58a6e8"/></svg>'
+    """
+    return COLOUR.sub(lambda found: DARK[found[0].lower()], svg).replace("<svg ", f'<svg fill="{TEXT}" ', 1)
+
+
+def of_cell(cell: NotebookNode) -> Figure | None:
+    """The figure that a code cell draws, whose files the cell shows from now on; None where it draws none."""
+    shown = cell.metadata.get("mystnb", {})
+    drawn = [output for output in cell.outputs if SVG in output.get("data", {})]
+    if "figure" not in shown or not drawn:
+        return None
+    image = shown.get("image", {})
+    svg, name = drawn[-1].data[SVG], shown["figure"]["name"]
+    figure = Figure(name, image.get("alt", ""), image.get("width", "100%"), svg)
+    drawn[-1].data = {"text/html": render("figure.html.j2", figure=figure)}
+    return figure
