@@ -1,6 +1,5 @@
 """A series goes on where it stopped, and what is on disk is whole."""
 
-import json
 import os
 import subprocess
 import sys
@@ -220,12 +219,3 @@ def test_at_most_two_differences_from_the_reference_are_named(state, why):
     with pytest.raises(store.ReadError) as error:
         reference.check("step1", found)
     assert str(error.value).startswith("step1: ") and str(error.value).endswith(why)
-
-
-def test_numbers_in_both_files_are_exact(tmp_path, run):
-    rows = (tmp_path / "norms.csv").read_text().splitlines()[1:]
-    state = json.loads((tmp_path / "norms.csv.state.json").read_text())
-    kept = [row for *_, rows in state["done"] for row in rows]
-    table = series(tmp_path / "run").table
-    for line, row, exact in zip(rows, kept, table.norm, strict=True):
-        assert float(line.split(",")[2]) == row[2] == exact
