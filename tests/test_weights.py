@@ -19,6 +19,7 @@ from nbutils.checkpoints.layouts import ReadError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ONE = torch.arange(9.0).reshape(3, 3)
+SIZES = [1, 7, *(n * weights.BLOCK + d for n in (1, 2) for d in (-1, 0, 9))]  # about one and two blocks
 
 
 @settings(max_examples=30, deadline=None)
@@ -37,7 +38,7 @@ def test_every_half_precision_number_is_exact(bits, dtype):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 2 * weights.BLOCK + 9), st.sampled_from(weights.FLOATS), st.data())
+@given(st.sampled_from(SIZES), st.sampled_from(weights.FLOATS), st.data())
 def test_sums_are_those_of_float64_and_one_other_value_is_no_copy(size, dtype, data):
     rng = torch.Generator().manual_seed(size)
     before, after = (torch.randn(size, generator=rng, dtype=torch.float64).to(dtype) for _ in range(2))
@@ -95,6 +96,13 @@ def test_shards_single_files_and_pickles_of_all_ages_are_one_series(tmp_path):
     result = series(tmp_path, by="tensor")
     assert not result.skipped and result.left_out == {"lm_head.weight": "tied to transformer.wte.weight"}
     assert_is(result.table, states)
+
+
+def test_storage_is_shared_within_one_file_only(tmp_path):
+    """A file may lie in memory where an earlier one, of which nothing counts, lay before."""
+    for i, name in enumerate(("a.inv_freq", "b.inv_freq", "some_weigh")):
+        save({name: torch.full((5000,), 2.0)}, tmp_path / "step1", f"m-{i + 1}-of-3.safetensors")
+    assert series(tmp_path).parameters == 5000
 
 
 class Runs:
