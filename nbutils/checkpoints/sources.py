@@ -7,24 +7,15 @@ import fnmatch
 import re
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from nbutils.checkpoints.layouts import ReadError, in_parts
+from nbutils.checkpoints import hub
+from nbutils.checkpoints.layouts import in_parts
 from nbutils.checkpoints.steps import StepOf, by_pattern, no_step, step_of
-from nbutils.checkpoints.weights import (
-    OTHER_FILES,
-    PICKLES,
-    Weights,
-    listing,
-    plain_name,
-    read,
-    refuse_adapter,
-    shards_of,
-    weight_files,
-)
+from nbutils.checkpoints.weights import OTHER_FILES, PICKLES, Weights, listing, read
 
 SUFFIXES = (".safetensors", *PICKLES, ".gguf")
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
@@ -225,37 +216,9 @@ def _cached(source: Path, of: StepOf) -> list[tuple[str, Path]]:
     return [(name, place) for name, place in places if place.is_dir() and name != "main"]
 
 
-@contextlib.contextmanager
-def _asking(repo: str, what: str) -> Iterator[None]:
-    """Say plainly what is missing when the Hub does not answer."""
-    try:
-        from huggingface_hub import errors as hub
-    except ImportError as error:
-        raise ConnectionError(f"{repo}: reading from the Hub needs the package huggingface_hub") from error
-    try:
-        yield
-    except hub.RepositoryNotFoundError as error:
-        raise FileNotFoundError(f"{repo}: not on the Hub, or no access to it") from error
-    except ReadError as error:
-        raise ReadError(str(error) if repo in str(error) else f"{repo}: {error}") from error
-    except Exception as error:  # each version of the client raises its own kinds
-        gone = isinstance(error, hub.EntryNotFoundError | hub.RevisionNotFoundError)
-        if gone and not isinstance(error, hub.LocalEntryNotFoundError):  # that one is of a missing network
-            raise ReadError(f"{repo}: {what}: not on the Hub") from error
-        first = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-        raise ConnectionError(
-            f"{repo}: cannot get {what} from the Hub ({type(error).__name__}: {first}). Without a network, give a "
-            "folder of checkpoints or of the Hub's cache (…/hub/models--org--name)"
-        ) from error
-
-
 def _hub(name: str, match: str, of: StepOf) -> Found:
     repo, _, only = name.partition("@")
-    with _asking(f"{name}: no such folder; and as a repository", "the list of its revisions"):
-        from huggingface_hub import HfApi
-
-        refs = HfApi().list_repo_refs(repo)
-    commits = {ref.name: ref.target_commit for ref in [*refs.branches, *refs.tags]}
+    commits = hub.revisions(repo, f"{name}: no such folder; and as a repository")
     if only:
         commits = {only: commits.get(only, only)}
     steps = {revision: of(revision) for revision in commits if fnmatch.fnmatch(revision, match)}
@@ -270,16 +233,13 @@ def _hub(name: str, match: str, of: StepOf) -> Found:
     return found, [Skip(f"{repo}@{r}", no_step([r])) for r, step in steps.items() if step is None]
 
 
-Check = Callable[[str, Mapping[str, tuple[int, ...]]], None]
-
-
 class Opener:
     """Opens checkpoints; keeps the last two, and the one that the others are compared with, until they are replaced."""
 
     def __init__(self, keep: bool) -> None:
         self.keep = keep
         self.pinned: str | None = None
-        self.check: Check | None = None  # refuses a label by the shapes in its headers, before it is downloaded
+        self.check: hub.Check | None = None  # refuses a label by the shapes in its headers, before it is downloaded
         self.opened: dict[str, Weights] = {}
 
     def __call__(self, checkpoint: Checkpoint) -> Weights:
@@ -298,30 +258,7 @@ class Opener:
             if not self.keep:
                 made = tempfile.TemporaryDirectory(prefix="nbutils-", ignore_cleanup_errors=True)
                 scratch = cleaning.enter_context(made)
-            with _asking(checkpoint.label, "its weights"):
-                place = self._download(checkpoint, scratch)
+            place = hub.download(checkpoint.repo, checkpoint.commit, checkpoint.label, scratch, self.check)
             weights = read(place)
             weakref.finalize(weights, cleaning.pop_all().close)
         return weights
-
-    def _download(self, checkpoint: Checkpoint, scratch: str | None) -> Path:
-        """The folder of a revision's weights in one format: of shards those in the index, and headers before bodies."""
-        from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.errors import SafetensorsParsingError
-
-        api, repo, at = HfApi(), checkpoint.repo, checkpoint.commit
-
-        def fetched(names: list[str]) -> Path:
-            return Path(snapshot_download(repo, revision=at, allow_patterns=names, local_dir=scratch))
-
-        names = weight_files(api.list_repo_files(repo, revision=at))
-        if names[0].endswith(".index.json"):
-            names = shards_of(fetched(names) / names[0])
-        if names[0].endswith(".safetensors"):
-            with contextlib.suppress(SafetensorsParsingError):  # the reader says why
-                files = [api.parse_safetensors_file_metadata(repo, name, revision=at) for name in names]
-                shapes = {plain_name(name): tuple(t.shape) for file in files for name, t in file.tensors.items()}
-                refuse_adapter(shapes)
-                if self.check:
-                    self.check(checkpoint.label, shapes)
-        return fetched(names)
