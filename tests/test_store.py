@@ -116,6 +116,21 @@ def test_a_run_that_stops_keeps_what_it_and_an_earlier_one_have_done(tmp_path, r
     assert measured == [10], "5 was done before the stop, and 20 and 30 by the first run"
 
 
+def test_a_copy_that_was_not_compared_before_a_stop_is_compared_after_it(tmp_path, monkeypatch):
+    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
+    save(states[30], tmp_path / "run" / "step35")
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoints, "_equal", stopped)
+        series(tmp_path / "run", out=out)
+    result = series(tmp_path / "run", out=out)
+    assert len(result.duplicates) == 1
+    assert_is(result.table, states)
+
+
 def test_killed_between_table_and_state(tmp_path, run, monkeypatch):
     """The state has the row of a step beside its new neighbour, the table that beside the old one."""
     put(run, tmp_path, 15, model(15))

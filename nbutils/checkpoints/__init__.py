@@ -144,11 +144,12 @@ def _walk(
     counted: dict[Key, list[Row]] = {}
     path: dict[tuple[str, str], Checkpoint] = {}  # the checkpoints that count, by key
     before: Checkpoint | None = None
+    last: Key | None = None  # of ``before`` and the one before that
 
-    def twin(checkpoint: Checkpoint, key: Key) -> Checkpoint | None:
+    def twin(checkpoint: Checkpoint, key: Key, norm: float) -> Checkpoint | None:
         for other, rows in counted.items():
-            near = math.isclose(rows[0].norm, store.rows[key][0].norm, rel_tol=1e-12)
-            if near and not {key, other} <= done and _equal(path[other[0]], checkpoint, ref.shapes, opener):
+            near = math.isclose(rows[0].norm, norm, rel_tol=1e-12) and not {key, other} <= done
+            if near and _equal(path[other[0]], checkpoint, ref.shapes, opener):
                 return path[other[0]]
         return None
 
@@ -156,11 +157,12 @@ def _walk(
         for checkpoint in tqdm(found, desc="checkpoints", unit="", disable=not progress):
             original = path.get(store.duplicates.pop(checkpoint.key, ("", "")))
             key = (checkpoint.key, before.key if before else None)
-            norms = {row.layer: row.norm for row in list(counted.values())[-1]} if before else {}
+            rows = store.rows.get(key, [])
             try:
-                if not original and key not in store.rows:
-                    store.rows[key] = _measure(checkpoint, before, norms, ref, opener, by)
-                original = original or twin(checkpoint, key)
+                if not original:
+                    norms = {row.layer: row.norm for row in store.rows[last]} if last else {}
+                    rows = rows or _measure(checkpoint, before, norms, ref, opener, by)
+                    original = twin(checkpoint, key, rows[0].norm)
                 if not original and before and before.step == checkpoint.step:
                     raise ReadError(f"{checkpoint.label}: step {checkpoint.step} is {before.label} too, other weights")
             except ReadError as error:
@@ -170,7 +172,9 @@ def _walk(
                 store.duplicates[checkpoint.key] = original.key
                 result.duplicates.append(Skip(checkpoint.label, f"its weights are those of {original.label}"))
                 continue
-            counted[key], path[checkpoint.key], before = store.rows[key], checkpoint, checkpoint
+            counted[key] = store.rows[key] = rows
+            path[checkpoint.key] = before = checkpoint
+            last = key
             store.save(counted)
         store.rows = dict(counted)  # what belongs to no pair of neighbours now is over
     finally:
