@@ -98,6 +98,18 @@ def test_shards_single_files_and_pickles_of_all_ages_are_one_series(tmp_path):
     assert_is(result.table, states)
 
 
+def test_a_file_that_cannot_be_mapped_is_refused(tmp_path, monkeypatch):
+    """Linux maps no file that is larger than memory and swap; shards together may be."""
+    save(model(1), tmp_path / "step1")
+
+    def too_large(*_, **__):
+        raise RuntimeError("unable to mmap 40000000934 bytes: Cannot allocate memory (12)")
+
+    monkeypatch.setattr(weights, "safe_open", too_large)
+    with pytest.raises(ValueError, match=r"model\.safetensors: cannot be mapped; save it in shards .*Cannot allocate"):
+        series(tmp_path)
+
+
 def test_storage_is_shared_within_one_file_only(tmp_path):
     """A file may lie in memory where an earlier one, of which nothing counts, lay before."""
     for i, name in enumerate(("a.inv_freq", "b.inv_freq", "some_weigh")):

@@ -118,6 +118,8 @@ def _stored(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     except SafetensorError as error:
         why = str(error).removeprefix("Error while deserializing header: ")
         raise ReadError(f"{path}: cut short, damaged, or no safetensors file ({why})") from None
+    except RuntimeError as error:  # of torch: one file may not be larger than memory and swap together
+        raise ReadError(f"{path}: cannot be mapped; save it in shards (max_shard_size=…): {error}") from error
 
 
 def _add(found: Weights, name: str, tensor: Tensor, seen: dict[object, str]) -> None:
