@@ -139,7 +139,7 @@ def _walk(
     if ref is None:
         result.skipped += [Skip(checkpoint.label, why) for checkpoint, why in _unreadable(found, opener)]
         return {}
-    opener.check = ref.check_shapes
+    opener.check, shapes = ref.check_shapes, ref.shapes
     done = set(store.rows)
     counted: dict[Key, list[Row]] = {}
     path: dict[tuple[str, str], Checkpoint] = {}  # the checkpoints that count, by key
@@ -149,7 +149,7 @@ def _walk(
     def twin(checkpoint: Checkpoint, key: Key, norm: float) -> Checkpoint | None:
         for other, rows in counted.items():
             near = math.isclose(rows[0].norm, norm, rel_tol=1e-12) and not {key, other} <= done
-            if near and _equal(path[other[0]], checkpoint, ref.shapes, opener):
+            if near and _equal(path[other[0]], checkpoint, shapes, opener):
                 return path[other[0]]
         return None
 

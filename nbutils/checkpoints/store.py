@@ -107,7 +107,7 @@ class Store:
         twins = list(self.duplicates.items())
         state = {"origin": self.origin, "reference": asdict(self.reference), "done": done, "duplicates": twins}
         part = self.out.with_name(self.out.name + ".part")
-        part.write_text(json.dumps(state, indent=0), encoding="utf-8")
+        part.write_text(json.dumps(state), encoding="utf-8")
         os.replace(part, self.state)
         with part.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file, lineterminator="\n")
