@@ -98,11 +98,14 @@ rule execute:
 
 
 rule pages:
+    """Staged sources, then Sphinx. The old pages are replaced in one step at the end."""
     input:
         rules.notebooks.input,
         path(RUNS[0].reports / "metrics.json"),  # verdicts are collected once, before
         sources.of_pages(),
     output:
         path(RUNS[0].html / "index.html"),
+    log:
+        path(RUNS[0].logs / "pages.log"),
     shell:
-        "exec {PYTHON} -m workflow.pages --profile {PROFILE} --seed {RUNS[0].seed} --parent {RUN}"
+        "exec {PYTHON} -m workflow.job pages pages=- --profile {PROFILE} --seed {RUNS[0].seed} --device {DEVICE} {HOW} 2>{log}"

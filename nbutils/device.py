@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-PACKAGES = ("numpy", "scipy", "torch", "transformers", "matplotlib", "jupyter-book", "papermill", "nbutils")
+PACKAGES = (
+    "numpy", "scipy", "pandas", "numba", "torch", "safetensors", "tokenizers", "transformers", "matplotlib",
+    "jupyter-book", "papermill", "nbutils",
+)  # fmt: skip
 
 
 def cuda_count() -> int:

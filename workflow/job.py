@@ -1,4 +1,4 @@
-"""One job of the workflow: a chapter through papermill, or the shared trainings of one family.
+"""One job of the workflow: a chapter through papermill, the shared trainings of one family, or all pages.
 
 ``python -m workflow.job chapter 04-t5=HASH --profile book --seed 0 --device cpu 2>logs/04-t5.log``
 
@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,13 @@ def training(name: str, run: Run, how: argparse.Namespace) -> None:
         made = trainings.make(name, profile=run.profile, seed=run.seed, device=run.device)
         runs.save_run(made, run.training(name))
     keep_stats(name, run.training(name) / "stats.json", how, started, resource.RUSAGE_SELF, before)
+
+
+def pages(name: str, run: Run, how: argparse.Namespace) -> None:
+    """Render the pages of a run of all chapters, whose verdicts are collected."""
+    from workflow.pages import build
+
+    build.pages(replace(run, chapters=tuple(book.chapters())))
 
 
 def keep_stats(
@@ -173,7 +181,8 @@ def gpu(how: argparse.Namespace) -> AbstractContextManager[Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("chapter", "training"))
+    makes = {each.__name__: each for each in (chapter, training, pages)}
+    parser.add_argument("kind", choices=makes)
     parser.add_argument("made", nargs="+", metavar="NAME=HASH")
     parser.add_argument("--profile", required=True)
     parser.add_argument("--seed", type=int, required=True)
@@ -192,12 +201,12 @@ def main() -> None:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update({name: str(how.threads) for name in THREADS})
     os.environ.update(PYTHONPATH=path, PYTHONHASHSEED="0", NBUTILS_BOOK="1", JUPYTER_PREFER_ENV_PATH="1")
-    run, make = Run(how.profile, how.seed, how.device), chapter if how.kind == "chapter" else training
+    run = Run(how.profile, how.seed, how.device)
     run.logs.mkdir(parents=True, exist_ok=True)
     with gpu(how):
         for name in how.made:
             try:
-                make(name, run, how)
+                makes[how.kind](name, run, how)
             except Exception as error:
                 traceback.print_exc()
                 reason = " ".join(f"{name}: {type(error).__name__}: {error}".split())

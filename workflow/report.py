@@ -132,16 +132,17 @@ def collect(run: Run) -> Report:
 def why_not(run: Run, chapter: str) -> str:
     """Why a chapter has no result: from its failed notebook, or the last line of its log or of its trainings'."""
     if (log := run.logs / f"{chapter}.log").exists():
-        words = _last_words(log).removeprefix(f"{chapter}: ")
+        words = last_words(log).removeprefix(f"{chapter}: ")
         return _failed_cell(run.logs / f"{chapter}.ipynb") if words.startswith("PapermillExecutionError") else words
     needed = set(sources.trainings_of(chapter))
     for family in sources.families():
         if needed & set(family) and (log := run.logs / f"{family[0]}.log").exists():
-            return f"not run: of its trainings, {_last_words(log)}"
+            return f"not run: of its trainings, {last_words(log)}"
     return "no result: its job did not start"
 
 
-def _last_words(log: Path) -> str:
+def last_words(log: Path) -> str:
+    """Why a job stopped, from the last line of its log."""
     last = (log.read_text(encoding="utf-8", errors="replace").splitlines() or [""])[-1]
     return last.removeprefix(STOPPED) if last.startswith(STOPPED) else KILLED
 

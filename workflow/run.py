@@ -87,23 +87,39 @@ def run(asked_for: Run, options: argparse.Namespace, html: bool = False) -> int:
     """
     whole = list(asked_for.chapters) == book.chapters()
     with checkout():
-        green = summaries.is_green(asked_for)
-        if whole or green:
-            summaries.withdraw(asked_for)
-        if green and not whole:
-            print("the green reports of all chapters are withdrawn: a run of all writes new ones")
-        done = execute([asked_for], options)
-        result = report.collect(asked_for)
-        if done and rejudge(asked_for, options):
-            result = report.collect(asked_for)
-        if not done:
-            result = report.stopped(result, no_room(asked_for) or ("" if result.problems else STOPPED))
+        result, done = _judged(asked_for, options)
         result = _kept(result, asked_for) if whole else result
         html = html and whole and done
         if html and not snakemake("html", [asked_for], options):
-            result = _kept(report.stopped(result, f"no pages: {_last_line(asked_for.logs / 'pages.log')}"), asked_for)
-            html = False
-    return conclude(result, asked_for.html if html else None)
+            why = report.last_words(asked_for.logs / "pages.log")
+            result, html = _kept(report.stopped(result, f"no pages: {why}"), asked_for), False
+    return conclude(result, asked_for.html / "index.html" if html else None)
+
+
+def page(asked_for: Run, options: argparse.Namespace) -> int:
+    """Execute one chapter where that is needed, judge it, and render its page alone."""
+    from workflow.pages import build
+
+    with checkout():
+        result, done = _judged(asked_for, options)
+        made = [build.page(asked_for, name) for name in asked_for.chapters] if done else [None]
+    return conclude(result, made[-1])
+
+
+def _judged(asked_for: Run, options: argparse.Namespace) -> tuple[report.Report, bool]:
+    """What a run says, and whether all of its jobs ended. Reports of an earlier run of all chapters go before it."""
+    green = summaries.is_green(asked_for)
+    if green or list(asked_for.chapters) == book.chapters():
+        summaries.withdraw(asked_for)
+    if green and list(asked_for.chapters) != book.chapters():
+        print("the green reports of all chapters are withdrawn: a run of all writes new ones")
+    done = execute([asked_for], options)
+    result = report.collect(asked_for)
+    if done and rejudge(asked_for, options):
+        result = report.collect(asked_for)
+    if not done:
+        result = report.stopped(result, no_room(asked_for) or ("" if result.problems else STOPPED))
+    return result, done
 
 
 def _kept(result: report.Report, asked_for: Run) -> report.Report:
@@ -115,11 +131,6 @@ def _kept(result: report.Report, asked_for: Run) -> report.Report:
             summaries.withdraw(asked_for)
         return report.stopped(result, f"the reports were not written: {error.strerror}")
     return result
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    return lines[-1] if lines else STOPPED
 
 
 def execute(runs: Sequence[Run], options: argparse.Namespace) -> bool:
@@ -198,7 +209,7 @@ def no_room(asked_for: Run) -> str:
     return ""
 
 
-def conclude(result: report.Report, pages: Path | None) -> int:
+def conclude(result: report.Report, first_page: Path | None) -> int:
     """Print the last lines of a run and return its exit status.
 
     The very last line of a red run names the first cause, for those who see no more than that line.
@@ -213,6 +224,8 @@ def conclude(result: report.Report, pages: Path | None) -> int:
         cause = " ".join(filter(None, (first.claim, first.what)))
         measured = f" (measured {first.measured}, band {first.band})" if first.measured else ""
         names = sorted({name for problem in result.problems for name in report.shown_by(problem)})
+        if first_page:
+            print(f"To read: {first_page.relative_to(ROOT)}")
         print(f"to run it again: {report.rerun_command(run, names)}")
         count = f"{len(result.problems)} problem(s) in profile {run['profile']}"
         print(f"RED: {count}; the first: {first.chapter}: {cause}{measured}")
@@ -221,18 +234,6 @@ def conclude(result: report.Report, pages: Path | None) -> int:
     hold = sum(record.holds is True for record in result.records)  # one left open does not
     noted = f", {run['noted']} noted (failed here, held at two further seeds)" if run["noted"] else ""
     print(f"GREEN: {hold} checks hold{noted}; {counts}")
-    if pages:
-        print(f"The book: {pages.relative_to(ROOT)}/index.html")
-    return 0
-
-
-def page(asked_for: Run, options: argparse.Namespace) -> int:
-    """Execute one chapter where that is needed, and render its page alone."""
-    from workflow.pages import build
-
-    with checkout():
-        if not execute([asked_for], options):
-            return conclude(report.stopped(report.collect(asked_for), no_room(asked_for)), None)
-        for name in asked_for.chapters:
-            print(f"The page: {build.page(asked_for, name).relative_to(ROOT)}")
+    if first_page:
+        print(f"To read: {first_page.relative_to(ROOT)}")
     return 0

@@ -1,6 +1,6 @@
 """From executed notebooks and pages to HTML: fill in what the run says, then Sphinx renders it.
 
-``python -m workflow.pages --profile book --seed 0`` makes all pages, ``python -m workflow page 04-t5`` one, in seconds.
+``python -m workflow run --html`` makes all pages, ``python -m workflow page 04-t5`` one, in seconds.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def pages(run: Run) -> Path:
     content["conf.py"] = configuration().encode()
     folder = run.reports / "pages"
     write(folder / "source", content)
-    sphinx(folder, run.html, run.logs / "pages.log", "-W", "--keep-going", "-n")
+    sphinx(folder, run.html, folder / "sphinx.log", "-W", "--keep-going", "-n")
     return run.html / "index.html"
 
 
