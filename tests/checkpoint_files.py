@@ -21,7 +21,10 @@ def model(seed, width=8, layers=2, dtype=torch.float32):
 
 def save(state, folder, name="model.safetensors"):
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({key: value.clone().contiguous() for key, value in state.items()}, folder / name)
+    if name.endswith(".safetensors"):
+        save_file({key: value.clone().contiguous() for key, value in state.items()}, folder / name)
+    else:
+        torch.save(state, folder / name)
 
 
 def make(root, steps=(0, 10, 20, 30), label="step{}", **options):
@@ -68,12 +71,24 @@ def cut(path, to):
     path.write_bytes(path.read_bytes()[:to])
 
 
-PEAK = "peak = lambda: int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]);"  # kB
+MEASURED = """
+import sys, threading, time
+import tqdm.auto
+from nbutils import checkpoints
+def own():
+    return int(open("/proc/self/status").read().split("RssAnon:")[1].split()[0]) / 1024
+def watch():
+    while True:
+        seen.append(own())
+        time.sleep(0.002)
+seen = [own()]
+threading.Thread(target=watch, daemon=True).start()
+table = checkpoints.series(sys.argv[1]).table
+print(max(seen) - seen[0], *table.norm)
+"""
 
 
-# not ru_maxrss: a forked child begins with its parent's peak
-def alone(code, folder):
-    """What a Python process of its own prints about a folder: numbers."""
-    code = f"import sys; from nbutils import checkpoints; import tqdm.auto; {PEAK} {code}"
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+def measured_alone(folder):
+    """In a process of its own: the most memory that is not the files' pages, in MB above the start; and the norms."""
+    done = subprocess.run([sys.executable, "-c", MEASURED, str(folder)], capture_output=True, text=True, check=True)
     return map(float, done.stdout.split())

@@ -301,7 +301,7 @@ REFUSED = {
     "an optimizer alone": (
         saved(state={0: {"exp_avg": torch.ones(3)}}, param_groups=[{"params": [0]}]),
         "the state of an optimizer, and no weights"),
-    "an average alone": (saved(ema=state(), epoch=1), "ema holds tensors, and which are the weights cannot be told"),
+    "an average alone": (saved(ema=state(), epoch=1), "ema holds tensors, and which are the weights is unclear"),
     "an average of other weights": (saved(**state("ema_model."), other=torch.ones(3)), "may be an average"),
     "LoRA": (lambda f: peft(f, "LoraConfig", r=2), "merge_and_unload"),
     "DoRA": (lambda f: peft(f, "LoraConfig", r=2, use_dora=True), "merge_and_unload"),

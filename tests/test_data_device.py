@@ -117,7 +117,7 @@ def test_hardware_and_versions():
     assert "core" in device.hardware("cpu") and {"python", "numpy", "torch"} <= set(device.versions())
 
 
-INTERNAL = ("norms.attach", "norms.loops", "norms.pieces", "norms.shards", "checkpoints.pickles", "homogeneity.rules")
+INTERNAL = ("norms.attach", "norms.loops", "norms.pieces", "norms.shards", "checkpoints.", "homogeneity.rules")
 
 
 def test_all_that_stands_at_the_top_is_listed():

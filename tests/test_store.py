@@ -7,41 +7,82 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import assert_is, cut, make, model, save
+from checkpoint_files import assert_is, make, model, save
 
 from nbutils import checkpoints
-from nbutils.checkpoints import series, store
+from nbutils.checkpoints import series, store, weights
 
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Labels of the checkpoints that are read in full."""
+    """Steps of the checkpoints that are read in full."""
     seen, plain = [], checkpoints._measure
     monkeypatch.setattr(checkpoints, "_measure", lambda c, *rest: seen.append(c.step) or plain(c, *rest))
     return seen
 
 
-def test_a_second_run_reads_only_what_is_new(tmp_path, measured):
-    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
-    first = series(tmp_path / "run", out=out, by="layer")
-    assert measured == [0, 10, 20, 30] and first.resumed == 0
-    again = series(tmp_path / "run", out=out, by="layer")
-    assert measured == [0, 10, 20, 30] and again.resumed == 4
-    assert again.table.equals(first.table)
-    states[40] = model(40)
-    save(states[40], tmp_path / "run" / "step40")
-    states[15] = model(15)
-    save(states[15], tmp_path / "run" / "step15")
-    later = series(tmp_path / "run", out=out, by="layer")
-    assert measured[4:] == [15, 20, 40]  # 20 has a new neighbour
-    assert_is(later.table, states)
-    assert later.table.equals(series(tmp_path / "run", by="layer").table)
-    assert not list(tmp_path.glob("*.part"))
+@pytest.fixture
+def run(tmp_path):
+    """A walk, in ``run/``, measured into ``norms.csv``."""
+    states = make(tmp_path / "run")
+    series(tmp_path / "run", out=tmp_path / "norms.csv")
+    return states
 
 
-def test_a_path_may_be_spelled_otherwise(tmp_path, measured, monkeypatch):
+def put(states, tmp_path, step, state):
+    states[step] = state
+    save(state, tmp_path / "run" / f"step{step}")
+
+
+def new(states, tmp_path):
+    put(states, tmp_path, 40, model(40))
+    put(states, tmp_path, 15, model(15))
+
+
+def changed(states, tmp_path):
+    put(states, tmp_path, 10, model(77))
+    save({**states[10], "pad.position_ids": torch.arange(3)}, tmp_path / "run" / "step10")
+
+
+def gone(states, tmp_path):
+    del states[10]
+    (tmp_path / "run" / "step10").rename(tmp_path / "away")
+
+
+def another_model(states, tmp_path):
+    for step in states:
+        put(states, tmp_path, step, model(step, layers=1))
+
+
+def table_lost(states, tmp_path):
+    (tmp_path / "norms.csv").unlink()
+
+
+def table_torn(states, tmp_path):
+    (tmp_path / "norms.csv").write_text("step,layer,norm\n0,tot")
+
+
+@pytest.mark.parametrize(
+    ("happens", "read"),
+    [
+        (lambda *_: None, []), (new, [15, 20, 40]), (changed, [10, 20]), (gone, [20]),
+        (another_model, [0, 10, 20, 30]), (table_lost, []), (table_torn, []),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)  # fmt: skip
+def test_a_second_run_reads_only_what_is_new_or_has_another_neighbour(tmp_path, run, measured, happens, read):
+    out = tmp_path / "norms.csv"
+    happens(run, tmp_path)
+    result = series(tmp_path / "run", out=out)
+    assert measured == read and result.resumed == len(run) - len(read)
+    assert_is(result.table, run)
+    assert len(out.read_text().splitlines()) == len(run) + 1 and not list(tmp_path.glob("*.part"))
+    assert series(tmp_path / "run", out=out).table.equals(result.table)
+
+
+def test_a_path_may_be_spelled_otherwise_and_duplicates_are_remembered(tmp_path, measured, monkeypatch):
     states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
-    save(states[30], tmp_path / "run" / "step5")
+    save(states[30], tmp_path / "run" / "step35")
     first = series(tmp_path / "run", out=out)
     measured.clear()
     monkeypatch.chdir(tmp_path)
@@ -49,115 +90,61 @@ def test_a_path_may_be_spelled_otherwise(tmp_path, measured, monkeypatch):
     for spelled in ("run", "./run/", "../" + tmp_path.name + "/run", "link"):
         again = series(spelled, out=out)
         assert measured == [] and again.resumed == 4 and again.table.equals(first.table), spelled
-    assert [d.label for d in again.duplicates] == ["link/step5"], "told as it is spelled now"
-    make(tmp_path / "other")
-    with pytest.raises(ValueError, match=f"norms.csv: was made with source {tmp_path}/run; give the same"):
-        series("other", out=out)
-
-
-def test_duplicates_are_remembered(tmp_path, measured):
-    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
-    save(states[30], tmp_path / "run" / "step5")
-    first = series(tmp_path / "run", out=out)
-    assert len(out.read_text().splitlines()) == 5
-    measured.clear()
-    again = series(tmp_path / "run", out=out)
-    assert measured == [] and again.duplicates == first.duplicates and again.table.equals(first.table)
-
-
-@pytest.mark.parametrize("by", ["total", "layer"])
-def test_a_copy_counts_once_its_original_is_gone(tmp_path, by):
-    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
-    save(states[30], tmp_path / "run" / "step35")
-    (copy,) = series(tmp_path / "run", out=out, by=by).duplicates
-    assert copy.label.endswith("step35")
+    assert [d.label for d in again.duplicates] == ["link/step35"], "as it is spelled now"
     (tmp_path / "run" / "step30").rename(tmp_path / "away")
-    later = series(tmp_path / "run", out=out, by=by)
     states[35] = states.pop(30)
-    assert not later.duplicates
+    later = series("run", out=out)
+    assert not later.duplicates, "the original is gone"
     assert_is(later.table, states)
 
 
-def test_a_run_that_stops_early_keeps_what_an_earlier_one_did_beyond(tmp_path, measured, monkeypatch):
-    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
-    series(tmp_path / "run", out=out)
-    states[5] = model(55)
-    save(states[5], tmp_path / "run" / "step5")
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError])
+def test_a_run_that_stops_keeps_what_it_and_an_earlier_one_have_done(tmp_path, run, measured, monkeypatch, stop):
+    put(run, tmp_path, 5, model(55))
     counting = checkpoints._measure
 
     def stopped(checkpoint, *rest):
         if checkpoint.step == 10:
-            raise KeyboardInterrupt
+            raise stop
         return counting(checkpoint, *rest)
 
-    monkeypatch.setattr(checkpoints, "_measure", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        series(tmp_path / "run", out=out)
-    monkeypatch.setattr(checkpoints, "_measure", counting)
+    with monkeypatch.context() as patch, pytest.raises(stop):
+        patch.setattr(checkpoints, "_measure", stopped)
+        series(tmp_path / "run", out=tmp_path / "norms.csv")
     measured.clear()
-    assert_is(series(tmp_path / "run", out=out).table, states)
+    assert_is(series(tmp_path / "run", out=tmp_path / "norms.csv").table, run)
     assert measured == [10], "5 was done before the stop, and 20 and 30 by the first run"
 
 
-def test_a_torn_table_is_mended(tmp_path, measured):
+def test_a_copy_that_was_not_compared_before_a_stop_is_compared_after_it(tmp_path, monkeypatch):
     states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
-    first = series(tmp_path / "run", out=out, by="layer")
-    for keep in (-3, -30, -200):
-        measured.clear()
-        cut(out, keep)
-        again = series(tmp_path / "run", out=out, by="layer")
-        assert measured and 0 not in measured and again.table.equals(first.table)
-    out.unlink()
-    assert_is(series(tmp_path / "run", out=out, by="layer").table, states)
+    save(states[30], tmp_path / "run" / "step35")
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoints, "_equal", stopped)
+        series(tmp_path / "run", out=out)
+    result = series(tmp_path / "run", out=out)
+    assert len(result.duplicates) == 1
+    assert_is(result.table, states)
 
 
-def test_killed_between_table_and_state(tmp_path, measured, monkeypatch):
-    """The state knows the new neighbour of a step; the table still has the row beside the old one."""
-    make(tmp_path / "run")
-    (tmp_path / "run" / "step10").rename(tmp_path / "later")
+def test_killed_between_table_and_state(tmp_path, run, monkeypatch):
+    """The state has the row of a step beside its new neighbour, the table that beside the old one."""
+    put(run, tmp_path, 15, model(15))
     out, plain = tmp_path / "norms.csv", os.replace
-    series(tmp_path / "run", out=out)
-    (tmp_path / "later").rename(tmp_path / "run" / "step10")
 
     def killed(source, target):
         if Path(target) == out:
             raise KeyboardInterrupt
         plain(source, target)
 
-    monkeypatch.setattr(os, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        series(tmp_path / "run", out=out)
-    monkeypatch.setattr(os, "replace", plain)
-    whole = series(tmp_path / "run").table
-    assert series(tmp_path / "run", out=out).table.equals(whole)
-
-
-def test_a_changed_checkpoint_and_its_neighbour_are_read_again(tmp_path, measured):
-    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
-    series(tmp_path / "run", out=out)
-    measured.clear()
-    states[10] = model(77)
-    save({**states[10], "pad.position_ids": torch.arange(3)}, tmp_path / "run" / "step10")
-    assert_is(series(tmp_path / "run", out=out).table, states)
-    assert measured == [10, 20]
-
-
-def test_a_killed_run_goes_on(tmp_path, measured, monkeypatch):
-    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
-    plain = checkpoints._measure
-
-    def killed(checkpoint, *rest):
-        if checkpoint.step == 20:
-            raise KeyboardInterrupt
-        return plain(checkpoint, *rest)
-
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(checkpoints, "_measure", killed)
+        patch.setattr(os, "replace", killed)
         series(tmp_path / "run", out=out)
-    assert len(out.read_text().splitlines()) == 3
-    measured.clear()
-    assert_is(series(tmp_path / "run", out=out).table, states)
-    assert measured == [20, 30]
+    assert_is(series(tmp_path / "run", out=out).table, run)
 
 
 def test_a_run_killed_without_warning_leaves_whole_files(tmp_path, measured):
@@ -177,31 +164,14 @@ def test_a_run_killed_without_warning_leaves_whole_files(tmp_path, measured):
     assert measured == [20, 30]
 
 
-def test_a_table_of_something_else_is_not_overwritten(tmp_path):
-    make(tmp_path / "run")
-    out = tmp_path / "norms.csv"
-    out.write_text("my,own,data\n")
-    with pytest.raises(ValueError, match="not from this command"):
-        series(tmp_path / "run", out=out)
-    assert out.read_text() == "my,own,data\n"
-    series(tmp_path / "run", out=out, overwrite=True)
-    before = out.read_text()
-    with pytest.raises(ValueError, match="was made with --by total; give the same, another --out, or --overwrite"):
-        series(tmp_path / "run", out=out, by="layer")
-    (tmp_path / "norms.csv.state.json").write_text("{")
-    with pytest.raises(ValueError, match="damaged"):
-        series(tmp_path / "run", out=out)
-    assert out.read_text() == before
-
-
-def test_what_is_done_is_saved_at_most_once_a_second_unless_it_is_now(tmp_path, monkeypatch):
+def test_both_files_are_written_at_most_once_a_second_unless_it_is_now(tmp_path, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(store.time, "monotonic", lambda: clock[0])
     kept = store.Store(tmp_path / "out.csv", {"source": ["s"]}, False)
-    rows = {(str(step), "", "", ""): [store.Row(step, "total", 1.0)] for step in range(5)}
+    rows = {((str(step), ""), None): [store.Row(step, "total", 1.0)] for step in range(5)}
     first = lambda number: dict(list(rows.items())[:number])  # noqa: E731
     kept.save(first(1))
-    assert not kept.out.exists(), "nothing is decided yet"
+    assert not kept.out.exists(), "there is no reference yet"
     kept.reference = store.Reference("a", "b", {"w": (2,)}, {}, {})
     written = []
     for number, later in ((0, 0.0), (1, 0.0), (2, 0.5), (3, 0.49), (4, 0.01), (5, 0.5)):
@@ -214,52 +184,53 @@ def test_what_is_done_is_saved_at_most_once_a_second_unless_it_is_now(tmp_path, 
     store.Store(None, {}, False).save(rows, now=True)
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"origin": {}, "reference": {}}', '{"origin": {}, "reference": 1}'])
-def test_a_damaged_state_is_named_and_overwritten_only_where_that_is_asked(tmp_path, text):
-    make(tmp_path / "run", steps=(1, 2))
+MADE = "norms.csv: was made with {}; give the same, another --out, or --overwrite"
+REFUSED = [
+    ({"by": "layer"}, None, MADE.format("--by total")), ({"match": "s*"}, None, MADE.format("--match '*'")),
+    ({"by": "type", "match": "s*"}, None, MADE.format("--by total, --match '*'")),
+    ({"step": r"step(\d+)"}, None, MADE.format("--step 'None'")),
+    *[({}, text, "norms.csv.state.json: damaged; give another --out, or --overwrite") for text in (
+        "{", "{}", "[]", '{"origin": {}, "reference": {}}', '{"origin": {}, "reference": 1}', "null")],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "state", "why"), REFUSED)
+def test_a_table_of_something_else_is_overwritten_only_where_that_is_asked(tmp_path, run, options, state, why):
     out = tmp_path / "norms.csv"
-    (tmp_path / "norms.csv.state.json").write_text(text)
-    with pytest.raises(ValueError, match=r"norms\.csv\.state\.json: damaged; give another --out, or --overwrite"):
+    if state:
+        (tmp_path / "norms.csv.state.json").write_text(state)
+    before = out.read_bytes()
+    with pytest.raises(ValueError) as error:
+        series(tmp_path / "run", out=out, **options)
+    assert why in str(error.value) and out.read_bytes() == before
+    assert series(tmp_path / "run", out=out, overwrite=True, **options).resumed == 0
+    assert series(tmp_path / "run", out=out, **options).resumed == 4
+
+
+def test_a_file_of_ones_own_is_not_overwritten_and_another_source_is_named(tmp_path, run):
+    out = tmp_path / "mine.csv"
+    out.write_text("my,own,data\n")
+    with pytest.raises(ValueError, match=r"mine\.csv: is there, and not from this command; give another --out"):
         series(tmp_path / "run", out=out)
-    assert series(tmp_path / "run", out=out, overwrite=True).resumed == 0 and out.exists()
-    assert series(tmp_path / "run", out=out).resumed == 2
-
-
-def test_what_a_table_was_made_with_is_told_as_it_is_typed(tmp_path):
-    make(tmp_path / "run", steps=(1, 2))
-    out = tmp_path / "norms.csv"
-    series(tmp_path / "run", out=out, by="layer", match="step*")
-    for more, said in (({}, "with --by layer, --match 'step*'; give"), ({"by": "layer"}, "with --match 'step*'; give"),
-                       ({"match": "step*"}, "with --by layer; give")):  # fmt: skip
-        with pytest.raises(ValueError) as error:
-            series(tmp_path / "run", out=out, **more)
-        assert said in str(error.value)
-
-
-def test_torn_and_foreign_lines_of_a_table_are_left_out(tmp_path):
-    (tmp_path / "t.csv").write_text(
-        "step,layer,norm,cos_similarity,displacement_sq,inner\n1,total,2.5,,,\n1,rest,1.0,,,\n2,total,3.5,0.5,0.25,-1\n"
-        "x,total,1,,,\n3,total,y,,,\n4,total\n5,total,1,,,,\n6,total,1,,\n\n7,total,1,,,"
-    )
-    found = store._read_rows(tmp_path / "t.csv")
-    assert found == {1: [(1, "total", 2.5, None, None, None), (1, "rest", 1.0, None, None, None)],
-                     2: [(2, "total", 3.5, 0.5, 0.25, -1.0)]}  # fmt: skip
+    assert out.read_text() == "my,own,data\n"
+    with pytest.raises(ValueError) as error:
+        series([tmp_path / "run" / "step0", tmp_path / "run"], out=tmp_path / "norms.csv")
+    assert f"was made with source {tmp_path}/run; give" in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "why"),
     [
-        ({"a": 1}, r"other tensors than ref: no b$"), ({"a": 1, "b": 1, "c": 1}, "than ref: c more$"),
-        ({"a": 1, "c": 1}, "than ref: no b, c more$"), ({"c": 1}, "than ref: no a, no b and 1 other differences$"),
-        ({"c": 1, "d": 1}, "than ref: no a, no b and 2 other differences$"), ({"a": 1, "b": 1}, None),
+        ("a", "other tensors than ref: no b"), ("abc", "other tensors than ref: c more"),
+        ("ac", "other tensors than ref: no b, c more"), ("c", "than ref: no a, no b and 1 other differences"),
+        ("cd", "than ref: no a, no b and 2 other differences"), ("ab", None),
     ],
 )  # fmt: skip
-def test_at_most_two_differences_from_the_reference_are_named(tmp_path, state, said):
+def test_at_most_two_differences_from_the_reference_are_named(state, why):
     reference = store.Reference("ref", "", {"a": (2,), "b": (2,)}, {}, {})
-    save({name: torch.ones(2) for name in state}, tmp_path / "step1")
-    with store.Weights(tmp_path / "step1") as found:
-        if said:
-            with pytest.raises(store.ReadError, match=f"step1: .*{said}"):
-                reference.check("step1", found)
-        else:
-            reference.check("step1", found)
+    found = weights.Weights({name: torch.ones(2) for name in state})
+    if not why:
+        return reference.check("step1", found)
+    with pytest.raises(store.ReadError) as error:
+        reference.check("step1", found)
+    assert str(error.value).startswith("step1: ") and str(error.value).endswith(why)

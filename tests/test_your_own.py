@@ -91,8 +91,8 @@ def test_readers_own_series(tmp_path, claimed, capsys):
         tmp_path / "run" / "step8000" / "adapter_model.safetensors"
     )
     space = run(tmp_path / "run")
-    told = capsys.readouterr().out
-    assert "only an adapter" in told and "its weights are those of" in told
+    printed = capsys.readouterr().out
+    assert "only an adapter" in printed and "its weights are those of" in printed
     assert list(space["total"].step) == [1000, 2000, 4000] and space["live"] is None
     assert list(space["means"].index) == [1000, 2000, 4000]  # and no model that the series rejects
     assert len(space["by_step"]) == 3 * 3 and (space["by_step"].query("layer == 0").raw > 0.9999).all()
@@ -113,8 +113,8 @@ def test_readers_own_encoder_with_a_falling_norm(tmp_path, claimed, capsys):
     save(tmp_path / "run" / "step500", bert, 0, size=0.5, words=False)
     tokenizer().save_pretrained(tmp_path / "words")
     space = run(tmp_path / "run", causal=False, tokenizer_from=str(tmp_path / "words"))
-    told = capsys.readouterr().out
-    assert "own_slope = –" in told and "own_share = –" in told and "nan" not in told
+    printed = capsys.readouterr().out
+    assert "own_slope = –" in printed and "own_share = –" in printed and "nan" not in printed
     assert type(space["models"]["trained"]).__name__ == "BertModel" and len(space["means"]) == 2
     assert space["allowed"][-1, 0].all() and space["by_head"].leak.max() == 0  # both ways
     assert space["by_head"].query("model == 'trained' and c == 1").positions.min() > 1.5

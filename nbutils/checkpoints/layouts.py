@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+
+
+class ReadError(ValueError):
+    """A checkpoint that cannot be used; the message names the file and says why."""
+
 
 _ZERO_3 = "convert it with zero_to_fp32.py of DeepSpeed"
 _MEGATRON = "convert it with tools/checkpoint/convert.py of Megatron-LM, or export it with Megatron-Bridge"
-_PARTS = [  # of the names in a folder: a pattern, how many of it there are at least, and what is said
+_FROM_TORCH = "save the model from PyTorch with save_pretrained or torch.save"
+_PARTS = (  # a pattern of names in a folder, how many match at least, and the refusal
+    (r"\.metadata|.*\.distcp", 1,
+     "PyTorch's distributed checkpoint, in parts: convert it with torch.distributed.checkpoint.format_utils."
+     "dcp_to_torch_save, or Lightning's with lightning.pytorch.utilities.consolidate_checkpoint, or Megatron's with "
+     "Megatron-Bridge"),
     (r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt", 1, f"DeepSpeed's ZeRO-3, weights in parts: {_ZERO_3}"),
     (r"mp_rank_\d+_model_states\.pt", 2, "Megatron-DeepSpeed's, in parts: use its deepspeed_to_transformers.py"),
     (r"layer_\d+-model_\d+-model_states\.pt", 1,
@@ -17,60 +27,40 @@ _PARTS = [  # of the names in a folder: a pattern, how many of it there are at l
     (r"mp_rank_\d+", 2, f"Megatron's, weights in parts: {_MEGATRON}"),
     (r"consolidated\.\d+\.pth", 2, "Llama's, in parts: use convert_llama_weights_to_hf.py of transformers' sources"),
     (r".*-shard\d+\.pt", 1, "fairseq's, weights in parts: join them with consolidate_fsdp_shards.py of fairseq"),
-]  # fmt: skip
-_GGUF = "GGUF: load it with from_pretrained(…, gguf_file=…) of transformers, and save_pretrained"
+)  # fmt: skip
+_FORMATS = (
+    (r".*\.gguf", 1, "GGUF: load it with from_pretrained(…, gguf_file=…) of transformers, and save_pretrained"),
+    (r".*\.msgpack", 1, f"Flax's format (.msgpack): {_FROM_TORCH}"),
+    (r".*\.h5", 1, f"TensorFlow or Keras's format (.h5): {_FROM_TORCH}"),
+    (r".*\.nemo", 1, f"NeMo's format (.nemo): {_FROM_TORCH}"),
+    (r".*\.onnx", 1, f"ONNX's format (.onnx): {_FROM_TORCH}"),
+)
+
+
+def _refusal(table: Sequence[tuple[str, int, str]], names: Collection[str]) -> str | None:
+    for pattern, least, sentence in table:
+        if sum(re.fullmatch(pattern, name.rstrip("/")) is not None for name in names) >= least:
+            return sentence
+    return None
 
 
 def in_parts(names: Collection[str]) -> str | None:
-    """What made a folder of such files and folders, where each holds a part of the weights, and what converts it.
-
-    >>> in_parts({".metadata", "__0_0.distcp", "optimizer.pt"})[:45]
-    "PyTorch's distributed checkpoint, in parts: c"
-    >>> in_parts({"model.safetensors", "global_step100"})
-    """
-    if any(name == ".metadata" or name.endswith(".distcp") for name in names):
-        convert = "torch.distributed.checkpoint.format_utils.dcp_to_torch_save"
-        if "meta.pt" in names:
-            convert = f"lightning.pytorch.utilities.consolidate_checkpoint, or {convert}"
-        if "common.pt" in names:
-            convert = f"Megatron-Bridge, or {convert}"
-        return f"PyTorch's distributed checkpoint, in parts: convert it with {convert}"
-    for pattern, least, said in _PARTS:
-        if sum(re.fullmatch(pattern, name) is not None for name in names) >= least:
-            return said
-    return None
+    """Why a folder cannot be read whose files, or folders, each hold a part of the weights; names what joins them."""
+    return _refusal(_PARTS, names)
 
 
 def other_format(names: Collection[str]) -> str | None:
-    """What weights are stored as where no file can be read, and what converts them.
-
-    >>> other_format({"README.md", "model.Q4_K_M.gguf"})[:4]
-    'GGUF'
-    """
-    if any(name.endswith(".gguf") for name in names):
-        return _GGUF
-    for ending, kind in ((".msgpack", "Flax"), (".h5", "TensorFlow or Keras"), (".nemo", "NeMo"), (".onnx", "ONNX")):
-        if any(name.endswith(ending) for name in names):
-            return f"{kind}'s format ({ending}): save the model from PyTorch with save_pretrained or torch.save"
-    return None
+    """Why a folder of such files cannot be read: another library's format; names what converts it."""
+    return _refusal(_FORMATS, names)
 
 
-def why_empty(parameters: dict[str, tuple[int, ...]]) -> str | None:
-    """Of shapes by name: what the weights of no elements are that ZeRO-3 leaves in a model's own state dict.
-
-    >>> why_empty({"wte.weight": (0,), "ln_f.weight": (8,)})
-    'wte.weight has no elements, as in parts of ZeRO-3: convert it with zero_to_fp32.py of DeepSpeed'
-    >>> why_empty({"unused": (0,), "ln_f.weight": (8,)})
-    """
-    empty = [name for name, shape in parameters.items() if shape == (0,)]
-    weights = [name for name in empty if name.endswith(("weight", "bias"))] or empty[: len(empty) == len(parameters)]
+def why_empty(shapes: Mapping[str, Sequence[int]]) -> str | None:
+    """Why a state dict of such shapes cannot be read: ZeRO-3 has left weights of no elements in it."""
+    empty = [name for name, shape in shapes.items() if tuple(shape) == (0,)]
+    weights = [name for name in empty if name.endswith(("weight", "bias"))] or empty[: len(empty) == len(shapes)]
     return f"{weights[0]} has no elements, as in parts of ZeRO-3: {_ZERO_3}" if weights else None
 
 
 def megatron(names: Collection[str]) -> str:
-    """What to add to a refusal of a file or tensors under such names, where they are Megatron's; or nothing.
-
-    >>> megatron({"model", "optimizer"})
-    ''
-    """
+    """What a refusal of a file, or of tensors, under such names adds where they are Megatron's; or nothing."""
     return f" (Megatron's: {_MEGATRON})" if {"language_model", "model0", "model_optim_rng"} & set(names) else ""

@@ -1,22 +1,24 @@
-"""Where checkpoints are: folders, the Hub, and the Hub's cache; and the step that a name tells."""
+"""Where checkpoints are: folders, the Hub, and the Hub's cache; and the step in their names."""
 
 from __future__ import annotations
 
 import contextlib
 import fnmatch
 import re
-import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from nbutils.checkpoints.layouts import in_parts, other_format
-from nbutils.checkpoints.steps import Tell, by_pattern, no_step, step_of
-from nbutils.checkpoints.weights import ONLY_ADAPTER, OTHER_FILES, ReadError, Weights, weight_files
+from nbutils.checkpoints import hub
+from nbutils.checkpoints.layouts import in_parts
+from nbutils.checkpoints.steps import StepOf, by_pattern, no_step, step_of
+from nbutils.checkpoints.weights import OTHER_FILES, PICKLES, Weights, listing, read
 
-SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
+SUFFIXES = (".safetensors", *PICKLES, ".gguf")
+_REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,13 @@ class Skip(NamedTuple):
         return self.why if self.label in self.why else f"{self.label}: {self.why}"
 
 
-def find(
-    source: str | Path | Iterable[str | Path], match: str = "*", step: str | None = None
-) -> tuple[list[Checkpoint], list[Skip]]:
+Found = tuple[list[Checkpoint], list[Skip]]
+
+
+def find(source: str | Path | Iterable[str | Path], match: str = "*", step: str | None = None) -> Found:
     """Checkpoints of one or several sources, sorted by step, and what looks like one and is none.
+
+    A checkpoint is a file or a folder with weights, at most two levels down; its step is in the nearest name above.
 
     Args:
         source: a folder of checkpoints, one checkpoint, a folder of the Hub's cache (``models--org--name``), or a Hub
@@ -78,40 +83,27 @@ def find(
     ...     [checkpoint.step for checkpoint in find(folder)[0]]
     [200, 1000]
     """
-    found: list[Checkpoint] = []
+    found: dict[tuple[str, str], Checkpoint] = {}
     skipped: list[Skip] = []
-    tell = by_pattern(step)
-    for one in [source] if isinstance(source, str | Path) else source:
-        name = str(one)
+    of = by_pattern(step)
+    for name in map(str, [source] if isinstance(source, str | Path) else source):
         if Path(name).exists():
-            checkpoints, skips = _local(Path(name), match, tell)
-        elif re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?", name):
-            checkpoints, skips = _hub(name, match, tell)
+            checkpoints, skips = _local(Path(name), match, of)
+        elif _REPOSITORY.fullmatch(name):
+            checkpoints, skips = _hub(name, match, of)
         else:
             raise FileNotFoundError(f"{name}: no such folder, and no name of a Hub repository (org/name)")
-        found += checkpoints
+        found |= {checkpoint.key: checkpoint for checkpoint in checkpoints}
         skipped += skips
-    unique = {checkpoint.key: checkpoint for checkpoint in found}
-    return sorted(unique.values(), key=lambda c: c.step), skipped
-
-
-def _stamp(place: Path) -> str:
-    files = [place] if place.is_file() else sorted(f for f in place.iterdir() if f.suffix in SUFFIXES and f.is_file())
-    return ";".join(f"{f.name}:{(s := f.stat()).st_size}:{s.st_mtime_ns}" for f in files)
+    return sorted(found.values(), key=lambda c: c.step), skipped
 
 
 def series_below(source: Path) -> list[Path]:
-    """Folders in a folder that hold checkpoints: it was given in place of one of them.
-
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Path(folder, "mine", "step10").mkdir(parents=True)
-    ...     [below.name for below in series_below(Path(folder))]
-    ['mine']
-    """
+    """Folders in a folder that hold checkpoints: it was given in place of one of them."""
     found = []
     for below in sorted(source.iterdir()) if source.is_dir() else []:
         with contextlib.suppress(OSError):
-            if below.is_dir() and not below.name.startswith(".") and _local(below, "*")[0]:
+            if below.is_dir() and below.name[0] != "." and _local(below, "*", step_of)[0]:
                 found.append(below)
     return found
 
@@ -132,25 +124,23 @@ def grouped(skips: Sequence[Skip]) -> list[str]:
 
 
 def _holds_weights(place: Path) -> bool:
-    """Or something in their place, of which reading it says why it cannot be used."""
-    if place.is_file():
+    """Whether there are weights, or something in their place that cannot be used for a reason."""
+    if not place.is_dir():
         return place.suffix in SUFFIXES
-    with contextlib.suppress(ReadError):
-        return bool(weight_files(place))
     with contextlib.suppress(OSError):
-        names = [f.name for f in place.iterdir()]
-        return any(n.endswith((*SUFFIXES, ".index.json")) for n in names) or bool(in_parts(names))
+        names = listing(place)
+        return any(name.endswith((*SUFFIXES, ".index.json")) for name in names) or in_parts(names) is not None
     return False
 
 
-def _local(source: Path, match: str, tell: Tell = step_of) -> tuple[list[Checkpoint], list[Skip]]:
+def _local(source: Path, match: str, of: StepOf) -> Found:
     found: list[Checkpoint] = []
     skipped: list[Skip] = []
-    for name, place in _options(source, tell):
+    for name, place in _options(source, of):
         if name and not fnmatch.fnmatch(name, match):
             continue
         try:
-            one = _one(source, name, place, tell)
+            one = _one(source, name, place, of)
         except OSError as error:
             one = Skip(str(place), f"cannot be read: {error.strerror or error}")
         if isinstance(one, Checkpoint):
@@ -160,121 +150,87 @@ def _local(source: Path, match: str, tell: Tell = step_of) -> tuple[list[Checkpo
     return found, skipped
 
 
-def _options(source: Path, tell: Tell = step_of) -> list[tuple[str, Path]]:
-    """What may be checkpoints, and the names that may tell their steps."""
-    own = source.resolve().with_suffix("") if source.is_file() else source.resolve()
-    if tell(own.name) is None and tell(own.parent.name) is not None:
-        own = own.parent  # such as step1000/model, or step1000/model.safetensors
+def _options(source: Path, of: StepOf) -> list[tuple[str, Path]]:
+    """What may be checkpoints, and the names that may have their steps."""
+    real = source.resolve()
+    above = (real.stem if source.is_file() else real.name, real.parent.name, real.parent.parent.name)
+    own = next((name for name in above[: 3 if source.is_file() else 2] if of(name) is not None), above[0])
     if source.is_file():
-        return [(own.name, source)]
+        return [(own, source)]
     if (source / "snapshots").is_dir():
-        return _cached(source, tell)
-    inside = [c for c in sorted(source.iterdir()) if c.is_dir() or c.suffix in SUFFIXES or c.is_symlink()]
-    options = [(c.name if c.is_dir() or c.suffix not in SUFFIXES else c.stem, c) for c in inside if c.name[0] != "."]
-    options = [o for o in options if o[1].is_dir() or tell(o[0]) is not None]
-    if not any(tell(name) is not None for name, _ in options):
-        one = tell(own.name) is not None and any(_holds_weights(place) for _, place in options)  # such as step1000/hf
-        return [(own.name, source)] if one or _holds_weights(source) else options
-    if _holds_weights(source) and all(place.is_dir() for _, place in options):
-        options.append(("", source))
-    return options
+        return _cached(source, of)
+    seen = sorted(d for d in source.iterdir() if d.name[0] != ".")
+    inside = [(d.stem if d.suffix in SUFFIXES and not d.is_dir() else d.name, d) for d in seen]
+    files = [(name, d) for name, d in inside if not d.is_dir() and (d.suffix in SUFFIXES or d.is_symlink())]
+    steps = [(name, d) for name, d in files if of(name) is not None]
+    folders = [(name, d) for name, d in inside if d.is_dir()]
+    if not steps and not any(of(name) is not None for name, _ in folders):
+        one = of(own) is not None and any(_holds_weights(d) for _, d in folders)  # such as step1000/hf
+        return [(own, source)] if one or _holds_weights(source) else folders
+    whole = [("", source)] if not steps and _holds_weights(source) else []
+    return sorted(folders + steps, key=lambda option: option[1]) + whole
 
 
-def _one(source: Path, name: str, place: Path, tell: Tell = step_of) -> Checkpoint | Skip | None:
-    """The checkpoint at a place, or why there is none; None where nothing looks like one."""
+def _one(source: Path, name: str, place: Path, of: StepOf) -> Checkpoint | Skip | None:
+    """The checkpoint at a place, or in a folder of it such as step1000/hf; or why there is none; or None."""
     if not place.exists():
         return Skip(str(place), f"a link to {place.readlink()}, which is not there")
-    step, inside = tell(name), [] if place.is_file() else sorted(place.iterdir())
-    if not _holds_weights(place):
-        held = [d for d in inside if d.is_dir() and not OTHER_FILES.search(d.name) and _holds_weights(d)]
-        if step is None and any(tell(d.name) is not None for d in held):
-            return None  # a series of its own
-        if len(held) > 1 and step is not None:
-            names = " and ".join(d.name for d in held[:4])
-            return Skip(
-                str(place),
-                f"weights in {len(held)} folders, {names}; give those of one: {place.parent}/*/{held[0].name}",
-            )
-        place = held[0] if len(held) == 1 else place  # such as step1000/hf
-    if step is not None:
-        label, resolved = (
-            f"{root}@{name}" if place.parent.name == "snapshots" else str(root / place.relative_to(source))
-            for root in (source, source.resolve())
-        )
-        return Checkpoint(step, label, _stamp(place), place, resolved=resolved)
-    files = [f.stem for f in inside if f.suffix in SUFFIXES]
-    return Skip(str(place), no_step([name, *files])) if _holds_weights(place) else None
+    step, held = of(name), _held(place)
+    if step is None:
+        if len(held) != 1 or (held[0] != place and of(held[0].name) is not None):
+            return None  # no checkpoint, or a series of its own
+        files = [Path(file).stem for file in listing(place)] if place.is_dir() else []
+        return Skip(str(held[0]), no_step([name, *files]))
+    if len(held) > 1:
+        names = " and ".join(d.name for d in held[:4])
+        give = f"give those of one: {place.parent}/*/{held[0].name}"
+        return Skip(str(place), f"weights in {len(held)} folders, {names}; {give}")
+    place = held[0] if held else place
+    label, resolved = (
+        f"{root}@{name}" if place.parent.name == "snapshots" else str(root / place.relative_to(source))
+        for root in (source, source.resolve())
+    )
+    return Checkpoint(step, label, _stamp(place), place, resolved=resolved)
 
 
-def _cached(source: Path, tell: Tell = step_of) -> list[tuple[str, Path]]:
-    """Revisions of one repository in the Hub's cache. A repository whose own name tells a step has one at ``main``."""
+def _held(place: Path) -> list[Path]:
+    """The place itself if it holds weights, else its folders that do."""
+    if _holds_weights(place):
+        return [place]
+    inside = sorted(place.iterdir()) if place.is_dir() else []
+    return [d for d in inside if d.is_dir() and not OTHER_FILES.search(d.name) and _holds_weights(d)]
+
+
+def _stamp(place: Path) -> str:
+    files = [f for f in sorted(place.iterdir()) if f.suffix in SUFFIXES and f.is_file()] if place.is_dir() else [place]
+    return ";".join(f"{f.name}:{(s := f.stat()).st_size}:{s.st_mtime_ns}" for f in files)
+
+
+def _cached(source: Path, of: StepOf) -> list[tuple[str, Path]]:
+    """Revisions of one repository in the Hub's cache. A repository with a step in its own name has one at ``main``."""
     refs = {str(f.relative_to(source / "refs")): f.read_text().strip() for f in source.glob("refs/**/*") if f.is_file()}
     refs |= {s.name: s.name for s in (source / "snapshots").iterdir() if s.name not in refs.values()}
-    if not any(tell(name) is not None for name in refs) and tell(source.name) is not None and "main" in refs:
+    if not any(of(name) is not None for name in refs) and of(source.name) is not None and "main" in refs:
         refs = {source.name: refs["main"]}
     places = [(name, source / "snapshots" / commit) for name, commit in sorted(refs.items())]
     return [(name, place) for name, place in places if place.is_dir() and name != "main"]
 
 
-@contextlib.contextmanager
-def _asking(repo: str, what: str) -> Iterator[None]:
-    """Say plainly what is missing when the Hub does not answer."""
-    try:
-        from huggingface_hub import errors as hub
-    except ImportError as error:
-        raise ConnectionError(f"{repo}: reading from the Hub needs the package huggingface_hub") from error
-    try:
-        yield
-    except hub.RepositoryNotFoundError as error:
-        raise FileNotFoundError(f"{repo}: not on the Hub, or no access to it") from error
-    except ReadError:
-        raise
-    except Exception as error:  # each version of the client raises its own kinds
-        gone = isinstance(error, hub.EntryNotFoundError | hub.RevisionNotFoundError)
-        if gone and not isinstance(error, hub.LocalEntryNotFoundError):  # that one tells of a missing network
-            raise ReadError(f"{repo}: {what}: not on the Hub") from error
-        said = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-        raise ConnectionError(
-            f"{repo}: cannot get {what} from the Hub ({type(error).__name__}: {said}). Without a network, give a "
-            "folder of checkpoints or of the Hub's cache (…/hub/models--org--name)"
-        ) from error
-
-
-def _hub(name: str, match: str, tell: Tell = step_of) -> tuple[list[Checkpoint], list[Skip]]:
+def _hub(name: str, match: str, of: StepOf) -> Found:
     repo, _, only = name.partition("@")
-    with _asking(f"{name}: no such folder; and as a repository", "the list of its revisions"):
-        from huggingface_hub import HfApi
-
-        refs = HfApi().list_repo_refs(repo)
-    commits = {ref.name: ref.target_commit for ref in [*refs.branches, *refs.tags]}
+    commits = hub.revisions(repo, f"{name}: no such folder; and as a repository")
     if only:
         commits = {only: commits.get(only, only)}
-    steps = {revision: tell(revision) for revision in commits}
-    if all(step is None for step in steps.values()):
+    steps = {revision: of(revision) for revision in commits if fnmatch.fnmatch(revision, match)}
+    if all(of(revision) is None for revision in commits):
         at = only or "main"
-        steps = {at: tell(repo.split("/")[1])} if at in commits else {}
-    chosen = {r: s for r, s in steps.items() if fnmatch.fnmatch(r, match)}
+        steps = {at: of(repo.split("/")[1])} if at in commits and fnmatch.fnmatch(at, match) else {}
     found = [
         Checkpoint(step, f"{repo}@{r}", commits[r], repo=repo, commit=commits[r])
-        for r, step in chosen.items()
+        for r, step in steps.items()
         if step is not None
     ]
-    skipped = [Skip(f"{repo}@{r}", no_step([r])) for r, step in chosen.items() if step is None]
-    return found, skipped
-
-
-def _wanted(names: Sequence[str]) -> list[str]:
-    """Which files of a repository to fetch: the weights in one format, safetensors first."""
-    here = [n for n in names if "/" not in n and not re.search(r"optim|scheduler|training_args|rng_state|adapter", n)]
-    for single in ("model.safetensors", "pytorch_model.bin"):
-        suffix = Path(single).suffix
-        if single in here:
-            return [single]
-        if files := [n for n in here if n.endswith((suffix, f"{suffix}.index.json"))]:
-            return files
-    only_adapter = any(n.startswith("adapter_model.") for n in names)
-    other = in_parts(names) or other_format(names) or "no .safetensors and no .bin file in it"
-    raise ReadError(ONLY_ADAPTER if only_adapter else other)
+    return found, [Skip(f"{repo}@{r}", no_step([r])) for r, step in steps.items() if step is None]
 
 
 class Opener:
@@ -283,46 +239,26 @@ class Opener:
     def __init__(self, keep: bool) -> None:
         self.keep = keep
         self.pinned: str | None = None
-        self.opened: dict[str, tuple[Weights, Path | None]] = {}
+        self.check: hub.Check | None = None  # refuses a label by the shapes in its headers, before it is downloaded
+        self.opened: dict[str, Weights] = {}
 
     def __call__(self, checkpoint: Checkpoint) -> Weights:
-        if checkpoint.label in self.opened:
-            self.opened[checkpoint.label] = self.opened.pop(checkpoint.label)  # the latest used is the last to go
-            return self.opened[checkpoint.label][0]
-        for label in [name for name in self.opened if name != self.pinned][:-1]:
-            self._drop(label)
-        scratch = None
-        try:
-            place = checkpoint.place
-            if place is None:
-                scratch = None if self.keep else Path(tempfile.mkdtemp(prefix="nbutils-"))
-                place = self._fetch(checkpoint, scratch)
-            weights = Weights(place)
-        except BaseException:
-            if scratch:
-                shutil.rmtree(scratch, ignore_errors=True)
-            raise
-        self.opened[checkpoint.label] = (weights, scratch)
+        weights = self.opened.pop(checkpoint.label, None)
+        if weights is None:
+            for label in [name for name in self.opened if name != self.pinned][:-1]:
+                del self.opened[label]
+            weights = read(checkpoint.place) if checkpoint.place else self._downloaded(checkpoint)
+        self.opened[checkpoint.label] = weights  # the latest used is the last to go
         return weights
 
-    def _fetch(self, checkpoint: Checkpoint, scratch: Path | None) -> Path:
-        with _asking(checkpoint.label, "its weights"):
-            from huggingface_hub import HfApi, hf_hub_download
-
-            try:
-                names = _wanted(HfApi().list_repo_files(checkpoint.repo, revision=checkpoint.commit))
-            except ReadError as error:
-                raise ReadError(f"{checkpoint.label}: {error}") from error
-            where = {"revision": checkpoint.commit, "local_dir": scratch}
-            files = [Path(hf_hub_download(checkpoint.repo, name, **where)) for name in names]
-        return files[0].parent
-
-    def _drop(self, label: str) -> None:
-        weights, scratch = self.opened.pop(label)
-        weights.close()
-        if scratch:
-            shutil.rmtree(scratch, ignore_errors=True)
-
-    def close(self) -> None:
-        for label in list(self.opened):
-            self._drop(label)
+    def _downloaded(self, checkpoint: Checkpoint) -> Weights:
+        """The weights of a revision; unless they are kept, their files are deleted with them."""
+        with contextlib.ExitStack() as cleaning:
+            scratch = None
+            if not self.keep:
+                made = tempfile.TemporaryDirectory(prefix="nbutils-", ignore_cleanup_errors=True)
+                scratch = cleaning.enter_context(made)
+            place = hub.download(checkpoint.repo, checkpoint.commit, checkpoint.label, scratch, self.check)
+            weights = read(place)
+            weakref.finalize(weights, cleaning.pop_all().close)
+        return weights

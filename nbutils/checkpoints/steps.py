@@ -1,4 +1,4 @@
-"""The training step that a name tells."""
+"""The training step in a name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 
 
 def step_of(name: str) -> int | None:
-    """The training step that a name tells, or None where it tells none, or two.
+    """The training step in a name, or None where there is none, or two.
 
     >>> [step_of(n) for n in ("step1000-tokens4B", "checkpoint-300000", "step_20k", "step-1.5M", "iter_0001000", "64")]
     [1000, 300000, 20000, 1500000, 1000, 64]
@@ -42,20 +42,16 @@ def _number(digits: str, unit: str) -> int | None:
 
 
 def no_step(names: Iterable[str]) -> str:
-    """Why a checkpoint of such names is in no series.
-
-    >>> no_step(["epoch_3"])
-    'no step (epochs are not steps; rename, such as step500, or give --step)'
-    """
+    """Why a checkpoint of such names is in no series."""
     if any("epoch" in name.lower() or re.fullmatch(r"checkpoint\d+|ep\d+", name) for name in names):
         return "no step (epochs are not steps; rename, such as step500, or give --step)"
-    return "its name tells no step, or two; --step takes a pattern that tells it"
+    return "no step in its name, or two; --step takes a pattern that finds it"
 
 
-Tell = Callable[[str], int | None]  # from a name to its step
+StepOf = Callable[[str], int | None]  # from a name to its step
 
 
-def by_pattern(pattern: str | None) -> Tell:
+def by_pattern(pattern: str | None) -> StepOf:
     r"""``step_of``, or what a regular expression with one group finds in a name, with its unit such as k.
 
     Raises:
@@ -75,9 +71,9 @@ def by_pattern(pattern: str | None) -> Tell:
             f"--step {pattern!r} has {compiled.groups} groups; put ( ) around the number of the step, once"
         )
 
-    def tell(name: str) -> int | None:
+    def step(name: str) -> int | None:
         found = compiled.search(name)
         number = re.fullmatch(_AMOUNT, found[1]) if found and found[1] else None
         return _number(*number.groups()) if number else None
 
-    return tell
+    return step

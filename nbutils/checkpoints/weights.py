@@ -1,23 +1,29 @@
-"""Weights on disk, tensor by tensor and in blocks: no model is built, and a file may be larger than memory."""
+"""The weights of one checkpoint: tensors of torch, mapped from its files. No model is built, no code of a file runs."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from nbutils.checkpoints import layouts, pickles
-from nbutils.checkpoints.tensors import BLOCK, FLOATS, ReadError, Tensor, why_constant, why_left_out
+from nbutils.checkpoints.layouts import ReadError
+from nbutils.names import originals_first
 
-ITEM = dict(zip(FLOATS, (8, 4, 2, 2), strict=True))  # bytes of a value
+BLOCK = 1 << 15  # values in float64 at once: those of two tensors then stay in the processor's cache
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+LARGE_NEGATIVE = -1e3  # and below, to −∞: what a mask adds to the scores of the future
+MERGE = "merge it into its model first (merge_and_unload)"
 
 _WRAPPER = re.compile(
     r"^(?:module\.)+|(?:(?<=^)|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
@@ -25,232 +31,270 @@ _WRAPPER = re.compile(
 OTHER_FILES = re.compile(
     r"^(?!model_optim_rng)(?:.*)(?:optim|scheduler|training_args|rng_state|random_states|scaler|adapter)", re.I
 )
-
-MERGE = "merge it into its model first (merge_and_unload)"
-ONLY_ADAPTER = f"only an adapter: {MERGE}"
 _ADAPTER = re.compile(  # of PEFT
     r"(?:^|\.)(?:base_layer|modules_to_save|lora_\w+|ia3_l|vera_\w+|hada_\w+|lokr_\w+|b?oft_[Rs]|ranknum|trainable_tokens_"
     r"\w+)(?:\.|$)"
 )
 _AVERAGE = re.compile(r"^(?:module\.|model\.)*(?:ema|ema_model|model_ema|averaged_model|swa_model)\.(?:module\.)*")
+_BUFFER = re.compile(  # of transformers' models, and of PyTorch's modules
+    r"(?:^|\.)(?:position_ids|token_type_ids|(?:original_)?inv_freq|freqs_cis|masked_bias|rotary_emb\.alpha"
+    r"|(?:freqs_|rope_|rotary_)?(?:cos|sin)(?:_sin)?(?:_cached?)?"
+    r"|(?:causal|attn|attention)_mask|running_mean|running_var|num_batches_tracked|relative_position_index"
+    r"|relative_coords_table|embed_positions\.weights|pos_idx_to_embed|_float_tensor"
+    r"|e_score_correction_bias|expert_bias|balancing_biases"  # of routers: moved by a rule, not by a gradient
+    r"|final_logits_bias|layer_scalar|slope_rate|(?:query|key|diagonal)_decay|act_fn\.(?:beta|eps)|n(?:um)?_points_scale"
+    r"|codebook\.(?:inited|initialized|cluster_size|cluster_usage|embed|embed_avg|embed_sum)"  # moving averages
+    r"|(?:weight|bias)_integer|(?:weight|fc|act|norm)_scaling_factor|(?:x|input|output)_(?:min|max)|LayerNorm\.shift"
+    r"|global_(?:mean|invstd)|norm_(?:mean|std)|vocoder\.(?:mean|scale))$"  # of the data
+)
+_MASK = re.compile(r"(?:^|\.)(?:mask|tril|triu)$")  # and not mask_token, which is trained
+_POSITIONS = re.compile(r"(?:^|\.)(?:pe|pos(?:ition(?:al)?)?_enc(?:odings?)?|position_embedding)$")
 
 
+@dataclass
 class Weights:
-    """The parameters of one checkpoint: a file, or a folder with one or several files. Use it in a ``with`` statement.
+    """The parameters of one checkpoint, by name without wrappers' prefixes; and what is stored and is none, and why."""
 
-    Attributes:
-        parameters: tensors by name, without buffers; wrappers' prefixes such as ``module.`` are cut off.
-        left_out: name and reason of what is stored and is no parameter.
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.parameters.items()}
+
+
+def read(place: Path) -> Weights:
+    """The weights of a checkpoint: of a file, or of a folder with one or several files.
 
     Raises:
-        ReadError: nothing there, shards missing, a truncated or corrupt file, an unknown dtype, an unsafe pickle, only
+        ReadError: nothing is there, shards are missing, a file is cut short, corrupt, unsafe, or a dtype unknown; only
             an adapter or one that is not merged, a quantised model, parts of ZeRO-3, FSDP or Megatron, another format,
-            or tensors of which it cannot be told that they are the weights.
+            or tensors of which it is unclear that they are the weights.
 
     >>> import tempfile
-    >>> from safetensors.numpy import save_file
+    >>> from safetensors.torch import save_file
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_file({"w": np.ones(2), "attn.masked_bias": np.zeros(1)}, f"{folder}/model.safetensors")
-    ...     with Weights(Path(folder)) as weights:
-    ...         list(weights.parameters), weights.left_out
-    (['w'], {'attn.masked_bias': 'buffer'})
+    ...     save_file({"w": torch.ones(2), "attn.masked_bias": torch.zeros(1)}, f"{folder}/model.safetensors")
+    ...     read(Path(folder))
+    Weights(parameters={'w': tensor([1., 1.])}, left_out={'attn.masked_bias': 'buffer'})
     """
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.parameters: dict[str, Tensor] = {}
-        self.left_out: dict[str, str] = {}
-        self._open: list[Any] = []
-        try:
-            for file in weight_files(place):
-                stored = self._safetensors(file) if file.suffix == ".safetensors" else self._pickled(file)
-                for raw_name, tensor in stored.items():
-                    self._add(file, _WRAPPER.sub("", raw_name), tensor)
-            self._leave_out_averages()
-            if not self.parameters:
-                raise ReadError(f"{place}: holds no parameters")
-            if why := layouts.why_empty({name: tensor.shape for name, tensor in self.parameters.items()}):
-                raise ReadError(f"{place}: {why}")
-        except OSError as error:
-            self.close()
-            raise ReadError(f"{error.filename or place}: {error.strerror or error}") from error
-        except BaseException:
-            self.close()
-            raise
-
-    def _add(self, file: Path, name: str, tensor: Tensor) -> None:
-        if name in self.parameters or name in self.left_out:
-            raise ReadError(f"{file}: tensor {name} is there twice")
-        if _ADAPTER.search(name):
-            raise ReadError(f"{file}: {name} belongs to an adapter that is not merged: {MERGE}")
-        whole = tensor.dtype.removeprefix("torch.").lower().startswith(("i", "u"))
-        if whole and name.endswith(("weight", "weight_packed")):
-            why = "a quantised model; its norm cannot be read from the file"
-            raise ReadError(f"{file}: {name} is {tensor.dtype}: {why}")
-        reason = why_left_out(name, tensor.dtype, tensor.shape)
-        if reason:
-            self.left_out[name] = reason
-        elif tensor.dtype not in FLOATS:
-            raise ReadError(f"{file}: tensor {name} has dtype {tensor.dtype}; known are {', '.join(FLOATS)}")
-        elif reason := why_constant(name, tensor):
-            self.left_out[name] = reason
-        else:
-            self.parameters[name] = tensor
-
-    def _leave_out_averages(self) -> None:
-        """Averages of weights that are there too, named as these after ``ema.`` or so; some without dots."""
-        copies = {name: _AVERAGE.sub("", name).replace(".", "") for name in self.parameters if _AVERAGE.match(name)}
-        others = [name.split(".") for name in self.parameters if name not in copies]
-        shapes: dict[str, dict[str, tuple[int, ...]]] = {}  # by what the names begin with, then by the rest
-        for parts in others:
-            for i in range(len(parts)):
-                below = shapes.setdefault(".".join(parts[:i]), {})
-                below["".join(parts[i:])] = self.parameters[".".join(parts)].shape
-        wanted = [(copy, shape) for name, copy in copies.items() if (shape := self.parameters[name].shape)]
-        same = any(all(below.get(copy) == shape for copy, shape in wanted) for below in shapes.values())
-        if wanted and not (same and 2 * len(wanted) >= len(others)):
-            why = "may be an average of weights or a weight, which cannot be told; save model.state_dict() alone"
-            raise ReadError(f"{self.place}: {next(iter(copies))} {why}")
-        for name in copies:
-            del self.parameters[name]
-            self.left_out[name] = "an average of the weights"
-
-    def close(self) -> None:
-        for file in self._open:
-            file.close()
-        self._open.clear()
-
-    def __enter__(self) -> Weights:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _safetensors(self, path: Path) -> dict[str, Tensor]:
-        file = path.open("rb", buffering=0)
-        self._open.append(file)
-        header, start = safetensors_header(path)
-        room = threading.local()  # a buffer for each thread
-
-        def tensor(name: str, entry: Mapping[str, Any]) -> Tensor:
-            dtype, at = str(entry["dtype"]), start + entry["data_offsets"][0]
-
-            def read(first: int, out: NDArray[np.float64]) -> None:
-                if not hasattr(room, "raw"):
-                    room.raw = np.empty(BLOCK * 8, dtype=np.uint8)
-                part = room.raw[: len(out) * ITEM[dtype]]
+    found = Weights()
+    try:
+        for file in _files(place):
+            state, beside = _stored(file)
+            found.left_out |= beside
+            seen: dict[object, str] = {}  # of this file: the storage of one that is closed may be another's later
+            for raw in sorted(state, key=originals_first):
+                name, tensor = plain_name(raw), state[raw].detach()
                 try:
-                    complete = os.preadv(file.fileno(), [memoryview(part)], at + first * ITEM[dtype]) == len(part)
-                except OSError as error:
-                    raise ReadError(f"{path}: {error.strerror} in tensor {name}") from error
-                if not complete:
-                    raise ReadError(f"{path}: ends within tensor {name}")
-                decode(part, dtype, out)
-
-            return Tensor(dtype, tuple(entry["shape"]), read)
-
-        return {name: tensor(name, entry) for name, entry in header.items()}
-
-    def _pickled(self, path: Path) -> dict[str, Tensor]:
-        """A file of ``torch.save``. What shares storage is tied."""
-        loaded = pickles.load(path)
-        try:
-            state, beside = pickles.weights(loaded)
-            found, ties = pickles.stored(state)
-        except ReadError as error:
-            raise ReadError(f"{path}: {error}") from None
-        self.left_out |= beside | {_WRAPPER.sub("", name): why for name, why in ties.items()}
-        return found
+                    _add(found, name, tensor, seen)
+                except ReadError as error:
+                    raise ReadError(f"{file}: {error}") from None
+        _leave_out_averages(found)
+    except ReadError as error:
+        raise error if str(place) in str(error) else ReadError(f"{place}: {error}") from error.__cause__
+    except OSError as error:
+        raise ReadError(f"{error.filename or place}: {error.strerror or error}") from error
+    if why := "holds no parameters" if not found.parameters else layouts.why_empty(found.shapes):
+        raise ReadError(f"{place}: {why}")
+    return found
 
 
-def decode(raw: NDArray[np.uint8], dtype: str, out: NDArray[np.float64]) -> None:
-    """Little-endian bytes of a safetensors dtype to float64, in place; every value is exact.
-
-    >>> out = np.empty(1)
-    >>> decode(np.array([0x80, 0x3F], dtype=np.uint8), "BF16", out)  # a bfloat16 is the upper half of a float32
-    >>> out
-    array([1.])
-    """
-    if dtype == "BF16":
-        bits = raw.view("<u2").astype("<u4")
-        bits <<= 16
-        np.copyto(out, bits.view("<f4"))
-    else:
-        np.copyto(out, raw.view(f"<f{ITEM[dtype]}"))
+def plain_name(name: str) -> str:
+    """A tensor's name without the prefixes of wrappers."""
+    return _WRAPPER.sub("", name)
 
 
-def safetensors_header(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
-    """Entries of a safetensors file by name, and where its data begin; the library of the format says if it is sound.
-
-    Raises:
-        ReadError: it is not.
-
-    >>> import tempfile
-    >>> from safetensors.numpy import save_file
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_file({"w": np.ones(2)}, f"{folder}/w.safetensors")
-    ...     safetensors_header(Path(folder, "w.safetensors"))[0]["w"]
-    {'dtype': 'F64', 'shape': [2], 'data_offsets': [0, 16]}
-    """
+def _stored(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The tensors in a file, and what beside them is left out."""
     with path.open("rb") as file:
-        first = file.read(8)
-        if first == b"version ":
+        if file.read(8) == b"version ":
             raise ReadError(f"{path}: a Git LFS pointer, not the weights (git lfs pull fetches them)")
-        try:
-            with safe_open(path, framework="numpy"):
-                pass
-        except SafetensorError as error:
-            said = str(error).removeprefix("Error while deserializing header: ")
-            raise ReadError(f"{path}: cut short, damaged, or no safetensors file ({said})") from None
-        length = int.from_bytes(first, "little")
-        header = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    return header, 8 + length
+    if path.suffix != ".safetensors":
+        return pickles.state_dict(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, {}  # noqa: SIM118
+    except SafetensorError as error:
+        why = str(error).removeprefix("Error while deserializing header: ")
+        raise ReadError(f"{path}: cut short, damaged, or no safetensors file ({why})") from None
+    except RuntimeError as error:  # of torch: one file may not be larger than memory and swap together
+        raise ReadError(f"{path}: cannot be mapped; save it in shards (max_shard_size=…): {error}") from error
 
 
-def weight_files(place: Path) -> list[Path]:
-    """The files that hold a checkpoint's weights: safetensors before pickles, one file before shards.
+def _add(found: Weights, name: str, tensor: Tensor, seen: dict[object, str]) -> None:
+    """A stored tensor as a parameter, or as left out; what shares storage is tied."""
+    if why := _why_unreadable(tensor):
+        raise ReadError(f"tensor {name} {why}")
+    if name in found.parameters or name in found.left_out:
+        raise ReadError(f"tensor {name} is there twice")
+    refuse_adapter([name])
+    original = seen.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), name) if tensor.numel() else name
+    numbers = tensor.is_floating_point() or tensor.is_complex()
+    if original != name:
+        found.left_out[name] = f"tied to {original}"
+    elif not numbers and tensor.dtype != torch.bool and name.endswith(("weight", "weight_packed")):
+        raise ReadError(f"{name} is {tensor.dtype}: a quantised model; its norm cannot be read from the file")
+    elif why := why_left_out(name, tensor.dtype, tensor.shape):
+        found.left_out[name] = why
+    elif tensor.dtype not in FLOATS:
+        raise ReadError(f"tensor {name} has dtype {tensor.dtype}; known are {', '.join(map(str, FLOATS))}")
+    elif why := why_constant(name, tensor):
+        found.left_out[name] = why
+    else:
+        found.parameters[name] = tensor
+
+
+def refuse_adapter(names: Collection[str]) -> None:
+    """Raise ReadError if one of the names belongs to an adapter that is not merged."""
+    for name in filter(_ADAPTER.search, names):
+        raise ReadError(f"{name} belongs to an adapter that is not merged: {MERGE}")
+
+
+def _why_unreadable(tensor: Tensor) -> str | None:
+    if tensor.is_quantized:
+        return f"is {tensor.dtype}: a quantised model; its norm cannot be read from the file"
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return f"is sparse or nested ({tensor.layout}); save it dense, with to_dense() or to_padded_tensor()"
+    if type(tensor) is not torch.Tensor:
+        return f"is a {type(tensor).__name__}, in parts or packed; save it whole, with full_tensor() or dequantize()"
+    return "has no values: it is on the device meta" if tensor.is_meta else None
+
+
+def why_left_out(name: str, dtype: torch.dtype, shape: Sequence[int]) -> str | None:
+    """Why a stored tensor is no trainable parameter, from its name, type and shape; or None if it is one."""
+    if not (dtype.is_floating_point or dtype.is_complex):
+        if name.endswith("n_averaged"):
+            return "counts averages: the weights beside it are averages (AveragedModel)"
+        return "not floating point"
+    square = len(shape) > 1 and shape[-1] == shape[-2]
+    if square and (_MASK.search(name) or (name.endswith("bias") and len(shape) == 4 and tuple(shape[:2]) == (1, 1))):
+        return "attention mask"
+    return "buffer" if _BUFFER.search(name) else None
+
+
+def why_constant(name: str, tensor: Tensor) -> str | None:
+    """Why a tensor is no parameter, from its values; or None: names do not distinguish some buffers from parameters.
+
+    A causal mask ``(…, n, n)`` under any name: 1 and 0, or 0 and a large negative number, with nothing else on either
+    side of the diagonal; the identity, which weights may start from, is none. And position sinusoids under a name
+    such as ``pe``, which learned ones have too: position 0 has sin 0 and cos 0, exactly.
+    """
+    if tensor.dim() < 2 or not tensor.numel():
+        return None
+    if _is_causal(tensor):
+        return "attention mask"
+    if _POSITIONS.search(name):
+        first, place = tensor[(0,) * (tensor.dim() - 1)], torch.arange(tensor.shape[-1])
+        odd, later = place % 2, place >= len(place) / 2  # sines and cosines in turn, or one after the other
+        if torch.equal(first, odd.to(first)) or torch.equal(first, later.to(first)):
+            return "position sinusoids"
+    return None
+
+
+def _is_causal(tensor: Tensor) -> bool:
+    n = tensor.shape[-1]
+    if tensor.shape[-2] != n or n < 2:
+        return False
+    corner = (0,) * (tensor.dim() - 1)
+    seen, unseen = float(tensor[(*corner, 0)]), float(tensor[(*corner, 1)])  # on the diagonal, and above it
+    if (seen, unseen) not in ((1, 0), (0, 1)) and not (seen == 0 and unseen <= LARGE_NEGATIVE):
+        return False  # nearly all weights: two values are read of them
+    start = 0
+    for (block,) in blocks(tensor):
+        row, column = np.divmod(np.arange(start, start + len(block)) % (n * n), n)
+        if not np.array_equal(block, np.where(column <= row, seen, unseen)):
+            return False
+        start += len(block)
+    return True
+
+
+def blocks(*tensors: Tensor) -> Iterator[NDArray[np.float64]]:
+    """Flat values of tensors of one size in float64, a row a tensor, block by block; the memory is used again."""
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    size = flat[0].numel()
+    room = torch.empty(len(flat), min(BLOCK, size), dtype=torch.float64)
+    for start in range(0, size, BLOCK):
+        block = room[:, : size - start]
+        for row, values in zip(block, flat, strict=True):
+            row.copy_(values[start : start + BLOCK])
+        yield block.numpy()
+
+
+def _leave_out_averages(found: Weights) -> None:
+    """Averages of weights that are there too, named as these after ``ema.`` or so; some without dots."""
+    sizes = found.shapes
+    copies = {name: _AVERAGE.sub("", name).replace(".", "") for name in sizes if _AVERAGE.match(name)}
+    others = [name.split(".") for name in sizes if name not in copies]
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}  # by what the names begin with, then by the rest
+    for parts in others:
+        for i in range(len(parts)):
+            shapes.setdefault(".".join(parts[:i]), {})["".join(parts[i:])] = sizes[".".join(parts)]
+    wanted = [(copy, sizes[name]) for name, copy in copies.items() if sizes[name]]
+    same = any(all(below.get(copy) == shape for copy, shape in wanted) for below in shapes.values())
+    if wanted and not (same and 2 * len(wanted) >= len(others)):
+        first = next(iter(copies))
+        raise ReadError(f"{first} may be an average of weights or a weight: save model.state_dict() alone")
+    for name in copies:
+        del found.parameters[name]
+        found.left_out[name] = "an average of the weights"
+
+
+def listing(place: Path) -> list[str]:
+    """Names in a folder, those of folders with a ``/`` at their end."""
+    return sorted(inside.name + "/" * inside.is_dir() for inside in place.iterdir())
+
+
+def _files(place: Path) -> list[Path]:
+    if not place.is_file():
+        chosen = weight_files(listing(place))
+        if chosen[0].endswith(".index.json"):
+            index, chosen = place / chosen[0], shards_of(place / chosen[0])
+            missing = [shard for shard in chosen if not (place / shard).is_file()]
+            if missing:
+                why = f"names {missing[0]}, which is not there ({len(missing)} of {len(chosen)} missing)"
+                raise ReadError(f"{index}: {why}")
+        return [place / name for name in chosen]
+    if why := layouts.other_format([place.name]) or layouts.in_parts([place.name]):
+        raise ReadError(why)
+    return [place]
+
+
+def weight_files(names: Collection[str]) -> list[str]:
+    """Of the names in a folder those with its weights, or their index: safetensors before pickles, one before shards.
 
     Raises:
-        ReadError: none there, only an adapter, missing shards, or several files and no index.
+        ReadError: none is there, only an adapter, shards are missing, or there are several files and no index.
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name in ("model.safetensors", "pytorch_model.bin", "optimizer.pt"):
-    ...         Path(folder, name).touch()
-    ...     [file.name for file in weight_files(Path(folder))]
+    >>> weight_files(["model.safetensors", "pytorch_model.bin", "optimizer.pt"])
     ['model.safetensors']
     """
-    if place.is_file():
-        if why := layouts.other_format([place.name]) or layouts.in_parts([place.name]):
-            raise ReadError(f"{place}: {why}")
-        return [place]
-    try:
-        listed = sorted(place.iterdir())
-    except OSError as error:
-        raise ReadError(f"{place}: {error.strerror}") from error
-    names = {f.name for f in listed}
-    whole = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"}
-    if not names & whole and (why := layouts.in_parts(names)):
-        raise ReadError(f"{place}: {why}")
-    for single in ("model.safetensors", "pytorch_model.bin"):
-        for suffix in (".safetensors",) if single.startswith("model") else (".bin", ".pt", ".pth", ".ckpt"):
-            files = [f for f in listed if f.suffix == suffix and not OTHER_FILES.search(f.name)]
-            indices = [f for f in listed if f.name.endswith(f"{suffix}.index.json") and not OTHER_FILES.search(f.name)]
-            if place / single in files:
-                return [place / single]
-            if indices:
-                return _indexed(indices[0])
-            if files:
-                return _complete(place, files)
-    if any(f.name.startswith("adapter_model.") for f in listed):
-        raise ReadError(f"{place}: {ONLY_ADAPTER}")
-    if why := layouts.other_format(names):
-        raise ReadError(f"{place}: {why}")
-    raise ReadError(f"{place}: {'no .safetensors, .bin, .pt, .pth or .ckpt file in it' if listed else 'empty folder'}")
+    whole = {"model.safetensors", "pytorch_model.bin"} & set(names)
+    indices = {"model.safetensors.index.json", "pytorch_model.bin.index.json"} & set(names)
+    if not whole | indices and (why := layouts.in_parts(names)):
+        raise ReadError(why)
+    mine = sorted(name for name in names if "/" not in name and not OTHER_FILES.search(name))
+    for suffix in (".safetensors", *PICKLES):
+        files = [name for name in mine if name.endswith(suffix)]
+        index = [name for name in mine if name.endswith(f"{suffix}.index.json")]
+        if single := whole & set(files):
+            return list(single)
+        if index:
+            return index[:1]
+        if files:
+            return _complete(files)
+    if any(name.startswith("adapter_model.") for name in names):
+        raise ReadError(f"only an adapter: {MERGE}")
+    none = f"no .safetensors, {', '.join(PICKLES[:-1])} or {PICKLES[-1]} file in it" if names else "empty folder"
+    raise ReadError(layouts.other_format(names) or none)
 
 
-def _indexed(index: Path) -> list[Path]:
+def shards_of(index: Path) -> list[str]:
+    """Names of the shards in an index.
+
+    Raises:
+        ReadError: the index is corrupt, names none, or files of other folders.
+    """
     try:
         shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         plain = all(shard == Path(shard).name for shard in shards)
@@ -258,21 +302,18 @@ def _indexed(index: Path) -> list[Path]:
         raise ReadError(f"{index}: corrupt: no weight_map") from error
     if not plain or not shards:
         raise ReadError(f"{index}: shards must be files of the same folder")
-    missing = [shard for shard in shards if not (index.parent / shard).is_file()]
-    if missing:
-        raise ReadError(f"{index}: names {missing[0]}, which is not there ({len(missing)} of {len(shards)} missing)")
-    return [index.parent / shard for shard in shards]
+    return shards
 
 
-def _complete(place: Path, files: list[Path]) -> list[Path]:
+def _complete(files: list[str]) -> list[str]:
     """Shards without an index: all must be there by their numbers."""
-    parts = [part for file in files if (part := re.search(r"-(\d+)-of-(\d+)\.", file.name))]
+    parts = [part for file in files if (part := re.search(r"-(\d+)-of-(\d+)\.", file))]
     if len(files) == 1 and not parts:
         return files
     if len(parts) < len(files):
-        raise ReadError(f"{place}: {len(files)} weight files and no index: {', '.join(f.name for f in files[:3])}")
+        raise ReadError(f"{len(files)} weight files and no index: {', '.join(files[:3])}")
     total = max(int(part[2]) for part in parts)
     missing = sorted(set(range(1, total + 1)) - {int(part[1]) for part in parts})
     if missing or len(files) != total:
-        raise ReadError(f"{place}: {len(files)} of {total} shards; missing {', '.join(map(str, missing))}")
+        raise ReadError(f"{len(files)} of {total} shards; missing {', '.join(map(str, missing))}")
     return files

@@ -1,0 +1,71 @@
+"""The Hub: revisions of a repository, and the files with the weights of one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from nbutils.checkpoints.layouts import ReadError
+from nbutils.checkpoints.weights import plain_name, refuse_adapter, shards_of, weight_files
+
+Check = Callable[[str, Mapping[str, tuple[int, ...]]], None]
+
+
+@contextlib.contextmanager
+def asking(repo: str, what: str) -> Iterator[None]:
+    """Say plainly what is missing when the Hub does not answer."""
+    try:
+        from huggingface_hub import errors as hub
+    except ImportError as error:
+        raise ConnectionError(f"{repo}: reading from the Hub needs the package huggingface_hub") from error
+    try:
+        yield
+    except hub.RepositoryNotFoundError as error:
+        raise FileNotFoundError(f"{repo}: not on the Hub, or no access to it") from error
+    except ReadError as error:
+        raise ReadError(str(error) if repo in str(error) else f"{repo}: {error}") from error
+    except Exception as error:  # each version of the client raises its own kinds
+        gone = isinstance(error, hub.EntryNotFoundError | hub.RevisionNotFoundError)
+        if gone and not isinstance(error, hub.LocalEntryNotFoundError):  # that one is of a missing network
+            raise ReadError(f"{repo}: {what}: not on the Hub") from error
+        first = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+        raise ConnectionError(
+            f"{repo}: cannot get {what} from the Hub ({type(error).__name__}: {first}). Without a network, give a "
+            "folder of checkpoints or of the Hub's cache (…/hub/models--org--name)"
+        ) from error
+
+
+def revisions(repo: str, asker: str) -> dict[str, str]:
+    """Commits of the branches and tags of a repository; ``asker`` begins the sentence of a refusal."""
+    with asking(asker, "the list of its revisions"):
+        from huggingface_hub import HfApi
+
+        refs = HfApi().list_repo_refs(repo)
+    return {ref.name: ref.target_commit for ref in [*refs.branches, *refs.tags]}
+
+
+def download(repo: str, commit: str, label: str, scratch: str | None, check: Check | None) -> Path:
+    """The folder with a revision's weights in one format, of shards those in the index.
+
+    Headers come before bodies: ``check`` refuses shapes by name before the values are downloaded.
+    """
+    with asking(label, "its weights"):
+        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub.errors import SafetensorsParsingError
+
+        def fetched(names: list[str]) -> Path:
+            return Path(snapshot_download(repo, revision=commit, allow_patterns=names, local_dir=scratch))
+
+        api = HfApi()
+        names = weight_files(api.list_repo_files(repo, revision=commit))
+        if names[0].endswith(".index.json"):
+            names = shards_of(fetched(names) / names[0])
+        if names[0].endswith(".safetensors"):
+            with contextlib.suppress(SafetensorsParsingError):  # the reader says why
+                files = [api.parse_safetensors_file_metadata(repo, name, revision=commit) for name in names]
+                shapes = {plain_name(name): tuple(t.shape) for file in files for name, t in file.tensors.items()}
+                refuse_adapter(shapes)
+                if check:
+                    check(label, shapes)
+        return fetched(names)
