@@ -46,7 +46,7 @@ def write(run, *records, made_from="its code", device="cpu"):
     cell = nbformat.v4.new_code_cell("x")
     for name, kind, measured, holds in records:
         entry = {"claim": "one", "check": name, "role": "stated", "kind": kind, "measured": measured, "holds": holds}
-        entry |= {"chapter": "01-one", "profile": "smoke", "seed": run.seed, "band": [0.0, 2.0]}
+        entry |= {"chapter": "01-one", "profile": "smoke", "seed": run.seed, "device": device, "band": [0.0, 2.0]}
         cell.outputs.append(nbformat.v4.new_output("display_data", {claims.MIME: entry}))
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), run.notebook("01-one"))
     made = {"hardware": "h", "versions": {}, "made_from": made_from, "device": device}
