@@ -233,7 +233,10 @@ def test_laws_in_a_window(page):
 def test_words_in_the_drawings_can_be_read_on_a_phone(page):
     """Axe and what sticks out are looked at where the figures stand, in test_pages."""
     page.set_viewport_size({"width": 390, "height": 900})
-    page.wait_for_function("() => document.querySelector('.explore-chart svg').getBoundingClientRect().width < 370")
+    page.wait_for_function(  # until each is drawn anew for its box, and not only made smaller
+        "() => [...document.querySelectorAll('.explore-chart svg')]"
+        ".every(svg => svg.getBoundingClientRect().width < 370 && svg.getScreenCTM().a > 0.95)"
+    )
     sizes = page.evaluate("""() => [...document.querySelectorAll(".explore-chart :is(text, tspan)")].map(text =>
       parseFloat(getComputedStyle(text).fontSize) * text.ownerSVGElement.getScreenCTM().a)""")
     assert len(sizes) > 40 and min(sizes) >= 11
