@@ -36,7 +36,7 @@ def hash_of(name: str, codes: Mapping[str, str] | None = None) -> str:
     """
     codes = codes or modules()
     files = [path.read_bytes() for pattern in DATA for path in sorted((ROOT / "book").glob(pattern))]
-    common = [*files, json.dumps(device.versions(), sort_keys=True)]
+    common = [*files, _versions()]
     if name in trainings.RECIPES:
         return _digest([*common, of_modules([_module_of(name)], codes)])
     return _digest([*common, of_modules(used_by(name, codes), codes), *map(_hash, _cells(name))])
@@ -126,6 +126,11 @@ def families() -> list[list[str]]:
             made.append([])
         made[-1].append(name)
     return made
+
+
+@cache
+def _versions() -> str:
+    return json.dumps(device.versions(), sort_keys=True)
 
 
 def _module_of(training: str) -> str:
