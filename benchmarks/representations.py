@@ -49,7 +49,7 @@ def similarity() -> Row:
         "representation similarity, 100 sentences, against a loop with a scaled copy, raw similarity alone",
         lambda: saturation.similarity_many(model, sentences, C),
         lambda: one_at_a_time(model, sentences),
-        1,
+        5,
     )
 
 
