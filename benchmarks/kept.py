@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbutils import device
+from nbutils import devices
 from workflow import sources, write_atomically
 
 FILE = Path(__file__).with_name("kept.json")
@@ -16,7 +16,7 @@ NONE = "No measurement of today's code is kept: `make -C maintenance bench` make
 
 def stamped(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows with the hash of the modules they measure, the hardware and the versions."""
-    here = {"hardware": device.hardware("cpu"), "versions": device.versions()}
+    here = {"hardware": devices.hardware("cpu"), "versions": devices.versions()}
     return [row | {"made_from": sources.of_modules(row["modules"])} | here for row in rows]
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks.timing import Row, compare, cpu_seconds, row
 from nbutils import models, norms, training
-from nbutils.device import generator
+from nbutils.devices import generator
 
 
 @functools.cache

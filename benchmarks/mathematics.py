@@ -9,7 +9,7 @@ from torch import nn
 from benchmarks.timing import Row, compare
 from nbutils import homogeneity
 from nbutils.chapters import figure1, projection, walks
-from nbutils.device import generator
+from nbutils.devices import generator
 
 
 def stepwise(n: int, steps: int, count: int, seed: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch import nn
 
 from benchmarks.timing import Row, compare
 from nbutils import saturation
-from nbutils.device import generator
+from nbutils.devices import generator
 
 C = 1000.0
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from benchmarks.timing import Row, compare
 from nbutils import checkpoints
-from nbutils.device import generator
+from nbutils.devices import generator
 
 
 @contextmanager

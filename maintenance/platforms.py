@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from maintenance import copy_checkout
-from nbutils import device
+from nbutils import devices
 from workflow import BUILD, compare, write_atomically
 
 
@@ -116,7 +116,7 @@ def measure(profile: str, seed: int) -> dict[str, Any]:
         else:
             found[name] = {"not counted": "it needs instructions that this processor has not"}
         print(f"{name}: {found[name]}", flush=True)
-    facts = {"profile": profile, "seed": seed, "hardware": device.hardware("cpu")}
+    facts = {"profile": profile, "seed": seed, "hardware": devices.hardware("cpu")}
     return facts | {name: reference["run"][name] for name in ("versions", "green")} | {"platforms": found}
 
 

@@ -3,7 +3,7 @@
 Submodules are imported on first use, so ``import nbutils`` stays cheap and does not import torch.
 
 >>> import nbutils
->>> nbutils.profile.choose("smoke", smoke=10, book=1000, gpu=100_000)
+>>> nbutils.profiles.choose("smoke", smoke=10, book=1000, gpu=100_000)
 10
 """
 
@@ -17,17 +17,17 @@ __all__ = [
     "checkpoints",
     "claims",
     "data",
-    "device",
+    "devices",
     "figures",
     "fits",
     "heads",
     "homogeneity",
+    "intervals",
+    "layers",
     "models",
-    "names",
     "norms",
     "optimizers",
-    "profile",
-    "samples",
+    "profiles",
     "saturation",
     "sublayers",
     "text",

@@ -99,8 +99,8 @@ def glue(**numbers: str) -> None:
 def listing(*functions: Callable[..., Any]) -> None:
     """Show the source of functions or classes, so that a chapter's mathematics can be read in the chapter.
 
-    >>> import nbutils.samples
-    >>> listing(nbutils.samples.rounding)  # doctest: +ELLIPSIS
+    >>> import nbutils.intervals
+    >>> listing(nbutils.intervals.rounding)  # doctest: +ELLIPSIS
     def rounding(terms: int, bits: int = 53) -> float:
     ...
     """

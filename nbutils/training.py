@@ -19,9 +19,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
-from nbutils import device as devices
-from nbutils import optimizers
-from nbutils.names import layer_of
+from nbutils import devices, optimizers
+from nbutils.layers import layer_of
 from nbutils.norms import NormTracker
 
 Batch = Any  # tokens (B, T + 1), a pair (inputs, targets), or a mapping of tensors for a transformers model

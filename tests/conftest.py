@@ -58,7 +58,7 @@ CLAIMS = """- id: one
   why: a test
 """
 
-API = "# The module\n\n```{eval-rst}\n.. automodule:: nbutils.samples\n   :members:\n```\n"
+API = "# The module\n\n```{eval-rst}\n.. automodule:: nbutils.intervals\n   :members:\n```\n"
 CHECK = 'claims.check("{}", "a number", {}, (0, 2), kind="exact")'
 HOLDS, FAILS = CHECK.format("one", 1.0), CHECK.format("one", 5.0)  # the cell of a chapter
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import copy_project
 
-from nbutils import device, models, training
+from nbutils import devices, models, training
 from workflow import Run, book, compare, report, sources
 from workflow.notebooks import glued
 
@@ -95,7 +95,7 @@ def test_thread_counts_agree_over_the_whole_book(smoke, workflow, tmp_path):
 
 
 def needs_cuda():
-    if not device.cuda_count():
+    if not devices.cuda_count():
         pytest.skip("torch finds no CUDA device here: CPU against CUDA needs one")
 
 
@@ -104,8 +104,8 @@ def test_training_on_cuda_is_that_on_the_cpu():
     needs_cuda()
     runs = []
     for where in ("cpu", "cuda"):
-        model = models.CausalLM(64, 32, depth=2, heads=2, length=16, generator=device.generator(0, "cpu"))
-        drawn = device.generator(1, "cpu")
+        model = models.CausalLM(64, 32, depth=2, heads=2, length=16, generator=devices.generator(0, "cpu"))
+        drawn = devices.generator(1, "cpu")
         batches = [torch.randint(64, (8, 17), generator=drawn) for _ in range(20)]
         runs.append(training.train(model, batches, steps=20, device=where, progress=False).history)
     for column in ("norm", "step_norm", "loss"):

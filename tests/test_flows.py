@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from nbutils.chapters import flows, one_weight
-from nbutils.device import generator
+from nbutils.devices import generator
 from nbutils.models import HomogeneousMLP
 
 F64 = torch.float64

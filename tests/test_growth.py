@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nbutils import optimizers, training, trainings
 from nbutils.chapters import growth
-from nbutils.device import generator
+from nbutils.devices import generator
 from nbutils.norms import NormTracker
 from nbutils.trainings import recipes_t5
 

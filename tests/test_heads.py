@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from torch import nn
 
 from nbutils import heads, models, saturation
-from nbutils.device import generator
+from nbutils.devices import generator
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 7))
 INTEGERS = arrays(np.float64, SHAPES, elements=st.integers(-6, 6).map(float)).map(torch.from_numpy)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbutils.chapters import languages as lang
-from nbutils.device import generator
+from nbutils.devices import generator
 
 LETTER = {lang.PAD: "", lang.A: "a", lang.B: "b"}
 MEMBERSHIP = {"majority": lang.majority, "anbn": lang.anbn}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import expit, logit
 
 from nbutils.chapters import margins
-from nbutils.device import generator
+from nbutils.devices import generator
 from nbutils.models import HomogeneousMLP
 
 FINITE = st.floats(-1e150, 1e150).filter(lambda m: m == 0 or abs(m) > 1e-150)

@@ -5,7 +5,7 @@ import torch
 from torch.func import functional_call
 
 from nbutils.chapters.counting import Classifier
-from nbutils.device import generator
+from nbutils.devices import generator
 from nbutils.homogeneity import degree
 from nbutils.models import PLACEMENTS, CausalLM, HomogeneousMLP
 from nbutils.trainings.recipes_t5 import small_t5

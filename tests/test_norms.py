@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from nbutils import samples
+from nbutils import intervals
 from nbutils.norms import NormTracker, drift_free_cap, norm_budget, pieces
 
 
@@ -304,7 +304,7 @@ VALUES = {"normal": lambda x: x, "heavy": lambda x: x.mul(3).exp(), "equal": lam
 
 
 @pytest.mark.parametrize(
-    ("sums", "bound"), [("compiled", samples.rounding(1_111_000)), ("as on CUDA", samples.rounding(3, bits=24))]
+    ("sums", "bound"), [("compiled", intervals.rounding(1_111_000)), ("as on CUDA", intervals.rounding(3, bits=24))]
 )
 @pytest.mark.parametrize("values", VALUES)
 def test_sums_of_a_large_tensor_are_right_in_any_order(values, sums, bound):

@@ -14,7 +14,7 @@ from torch import nn
 from nbutils.chapters import projection
 from nbutils.chapters.figure1 import SUBLAYERS, Affine, _released_sublayer, figure1, released_transformer
 from nbutils.chapters.projection import along_ray, by_autograd, equilibrium
-from nbutils.device import generator
+from nbutils.devices import generator
 
 
 def draw(name, *, seed=0, tokens=8, dtype=torch.float64, **switches):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nbutils import fits
 from nbutils.chapters import rates
-from nbutils.device import generator
+from nbutils.devices import generator
 from nbutils.sublayers import BIASES, Sublayer
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nbutils import models, saturation
-from nbutils.device import generator
+from nbutils.devices import generator
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers.optimization import Adafactor
 
 from nbutils.chapters import scale_invariant as si
-from nbutils.device import generator
+from nbutils.devices import generator
 
 SGD = torch.optim.SGD
 

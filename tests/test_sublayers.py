@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nbutils import sublayers
 from nbutils.chapters import rates
-from nbutils.device import generator
+from nbutils.devices import generator
 from nbutils.homogeneity import one_minus_cosine
 from nbutils.sublayers import Encoder, Sublayer
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbutils import text
-from nbutils.device import generator
+from nbutils.devices import generator
 from nbutils.text import corpora
 
 

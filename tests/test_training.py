@@ -12,7 +12,7 @@ from torch import nn
 
 from nbutils.chapters.counting import Classifier
 from nbutils.chapters.ensemble import Member, grid, train_ensemble
-from nbutils.device import generator
+from nbutils.devices import generator
 from nbutils.models import CausalLM
 from nbutils.optimizers import OPTIMIZERS, optimizer, schedule
 from nbutils.training import Run, _check, batch_loss, gradient_scales, noise_gradients, to_device, train

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbutils import device, models, saturation, text, training, trainings
+from nbutils import devices, models, saturation, text, training, trainings
 from nbutils.trainings import recipes_lm, recipes_t5
 
 SMALL = {"profile": "smoke", "seed": 0, "device": "cpu"}
@@ -50,7 +50,7 @@ def test_noise_is_not_parallel_to_the_first_weights(monkeypatch):
     monkeypatch.setattr(training, "train", lambda model, windows, **options: seen.update(options, model=model) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         trainings.make("null-pre-adamw", **SMALL)
-    training.noise_gradients(seen["model"], device.generator(seen["seed"], "cpu"))
+    training.noise_gradients(seen["model"], devices.generator(seen["seed"], "cpu"))
     weights = seen["model"].embedding.weight
     cosine = float((weights * weights.grad).sum() / weights.norm() / weights.grad.norm())
     assert abs(cosine) < 5 / weights.numel() ** 0.5
@@ -125,7 +125,7 @@ def test_snapshots_of_t5_are_evenly_spaced_from_the_start_to_the_end(asked, prof
 
 def test_noise_of_t5_is_not_parallel_to_its_weights():
     """One seed for both, but in another order: cos·√n is standard normal, for each matrix and step."""
-    net, noise, cosines = recipes_t5.small_t5(512, 32, 2, heads=2, seed=0), device.generator(0, "cpu"), []
+    net, noise, cosines = recipes_t5.small_t5(512, 32, 2, heads=2, seed=0), devices.generator(0, "cpu"), []
     for _ in range(3):
         training.noise_gradients(net, noise)
         for weights in (p for p in net.parameters() if p.ndim > 1):
@@ -180,7 +180,7 @@ def test_another_seed_or_another_version_is_trained_anew(tmp_path, monkeypatch):
 def test_a_population_never_has_the_size_of_a_gpus_models(monkeypatch, asked, sized):
     """A notebook on Colab asks for ``auto``, which is ``gpu`` there."""
     seen = {}
-    monkeypatch.setattr(device, "cuda_count", lambda: 1)
+    monkeypatch.setattr(devices, "cuda_count", lambda: 1)
     monkeypatch.setattr(recipes_lm, "language_model", lambda recipe, **given: seen.update(given))
     trainings.RECIPES["again-pre-sgd-2"](profile=asked, seed=5, device="cpu")
     assert seen == {"profile": sized, "seed": 2_000_005, "device": "cpu"}
@@ -272,8 +272,8 @@ def test_twelve_steps_evenly_spaced_unless_more_are_asked_for():
 
 def test_measures_of_a_language_model_by_hand():
     """Loss and accuracy of the next token; each number against the network at a thousand, its mean over the blocks."""
-    model = models.CausalLM(13, 8, 2, 2, 8, init_std=0.3, generator=device.generator(0, "cpu"))
-    windows = torch.randint(0, 13, (5, 8), generator=device.generator(1, "cpu"))
+    model = models.CausalLM(13, 8, 2, 2, 8, init_std=0.3, generator=devices.generator(0, "cpu"))
+    windows = torch.randint(0, 13, (5, 8), generator=devices.generator(1, "cpu"))
     logits = model(windows[:, :-1]).detach()
     windows[:, 1:][:, ::3] = logits.argmax(-1)[:, ::3]  # some are right, and then the inputs are others
     found = recipes_lm._measure(model, windows)
@@ -293,7 +293,7 @@ def test_measures_of_a_language_model_by_hand():
 
 
 def test_points_of_a_path_have_the_distances_of_the_snapshots():
-    rng = device.generator(0, "cpu")
+    rng = devices.generator(0, "cpu")
     shapes = {"shared.weight": (9, 4), "a.shared.weight": (3, 4), "b": (5,), "c": (2, 2, 2)}
     runs = {
         step: {name: torch.randn(*shape, generator=rng) for name, shape in shapes.items()} for step in (7, 0, 30, 2)

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 
 from nbutils.chapters import growth, walks
-from nbutils.device import generator
+from nbutils.devices import generator
 
 LAWS = {"gaussian": walks.gaussian, "signs": walks.signs, "bursts": walks.bursts(0.3), "stable": walks.stable(1.3)}
 
@@ -161,7 +161,7 @@ def test_a_million_steps_in_a_hundred_thousand_dimensions():
     code = (
         "import json, time, torch\n"
         "from nbutils.chapters import walks\n"
-        "from nbutils.device import generator\n"
+        "from nbutils.devices import generator\n"
         "torch.set_num_threads(1)\n"
         "start = time.process_time()\n"
         "times = walks.log_times(10**6, 4)\n"

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from conftest import CHECK, FAILS, HOLDS, ROOT, chapter
 
-from nbutils import device
+from nbutils import devices
 from workflow import book, job, sources
 
 
@@ -385,7 +385,7 @@ def test_bad_arguments_say_one_line_and_touch_nothing(project, workflow, argumen
 
 
 def test_cuda_where_there_is_none(project, workflow):
-    if device.cuda_count():
+    if devices.cuda_count():
         pytest.skip("this machine has a GPU")
     done = workflow(project, "--device", "cuda")
     assert done.returncode == 2 and "torch finds no CUDA device here" in done.stdout
@@ -505,7 +505,7 @@ def test_through_a_schedulers_submit_script(project, workflow, gpu):
     assert f"2000 65 {gpu}" in asked, asked
     if not gpu:
         assert done.returncode == 0 and "GREEN: 2 checks hold" in last_line(done), done.stdout[-4000:]
-    elif not device.cuda_count():
+    elif not devices.cuda_count():
         assert done.returncode == 1 and f"4000 65 {gpu}" in asked, "tried again, with more memory"
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nbutils import device
+from nbutils import devices
 from workflow import BUILD, ROOT, Run, book, sources, write_atomically
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -124,8 +124,8 @@ def keep_stats(
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 2),
         "cpu_seconds": round(usage.ru_utime + usage.ru_stime - before, 2),
         "peak_mb": round(usage.ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2), 1),
-        "hardware": device.hardware(how.device),
-        "versions": device.versions(),
+        "hardware": devices.hardware(how.device),
+        "versions": devices.versions(),
         "made_from": how.made[name],
     }
     write_atomically(file, json.dumps(stats, indent=1) + "\n")

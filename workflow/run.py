@@ -13,8 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from nbutils import device as devices
-from nbutils import profile as profiles
+from nbutils import devices, profiles
 from workflow import BUILD, ROOT, Run, book, report, sources, summaries
 
 STOPPED = "the workflow stopped before its end: see the messages above"

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
-from nbutils import device, trainings
+from nbutils import devices, trainings
 from workflow import ROOT, Run, book
 
 DATA = ("data/*.csv", "book.mplstyle")  # what chapters read beside modules; a change of it is one for all
@@ -130,7 +130,7 @@ def families() -> list[list[str]]:
 
 @cache
 def _versions() -> str:
-    return json.dumps(device.versions(), sort_keys=True)
+    return json.dumps(devices.versions(), sort_keys=True)
 
 
 def _module_of(training: str) -> str:

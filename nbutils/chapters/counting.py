@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from nbutils import device as devices
-from nbutils import models, optimizers, training
+from nbutils import devices, models, optimizers, training
 from nbutils.chapters import languages
 from nbutils.models import Attention, SelfAttention
 from nbutils.saturation.scaling import mode, scaled

@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm.auto import tqdm
 
-from nbutils import device as devices
+from nbutils import devices
 from nbutils.training import Batch, batch_loss, endless, next_batch, to_device
 
 

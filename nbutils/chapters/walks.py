@@ -109,7 +109,7 @@ def walk_norms(
     Walks run in batches of at most ``batch_elements`` coordinates, so memory grows neither with t nor with the number
     of walks. Sums of squares are accumulated in float64.
 
-    >>> from nbutils.device import generator
+    >>> from nbutils.devices import generator
     >>> walk_norms(gaussian, n=3, times=log_times(100, 1), walks=5, generator=generator(0, "cpu")).shape
     (5, 3)
     """

@@ -15,7 +15,7 @@ from nbutils.checkpoints.comparisons import Sums, same, sums, tied
 from nbutils.checkpoints.layouts import ReadError
 from nbutils.checkpoints.sources import Checkpoint, Opener, Skip, find, grouped, series_below
 from nbutils.checkpoints.store import COLUMNS, Key, Reference, Row, Shapes, Store
-from nbutils.names import layer_of, layer_order, layers, type_of
+from nbutils.layers import layer_of, layer_order, layers, type_of
 
 Grouping = str | Callable[[str], str]
 GROUPINGS = ("total", "layer", "type", "tensor")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nbutils.checkpoints.weights import blocks
-from nbutils.names import layer_of, originals_first
+from nbutils.layers import layer_of, originals_first
 
 
 def tied(parameters: Mapping[str, Tensor]) -> dict[str, str]:

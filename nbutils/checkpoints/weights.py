@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nbutils.checkpoints import layouts, pickles
 from nbutils.checkpoints.layouts import ReadError
-from nbutils.names import originals_first
+from nbutils.layers import originals_first
 
 BLOCK = 1 << 15  # values in float64 at once: those of two tensors then stay in the processor's cache
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -18,10 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nbutils import data
-from nbutils import device as devices
-from nbutils import profile as profiles
-from nbutils import samples as intervals
+from nbutils import data, devices, intervals, profiles
 from nbutils.claims.records import Band, Record, finite, line
 
 MIME = "application/vnd.nbutils.claim+json"
@@ -109,7 +106,7 @@ class Ledger:
         """Check that all of many values lie between ``at_least`` and ``at_most``; measured is the one nearest an edge.
 
         Without either the values are margins, right side − left side of an inequality, and at least 0. Leave room for
-        rounding (``samples.rounding``). An empty set or a NaN does not hold; a value may be infinite where nothing
+        rounding (``intervals.rounding``). An empty set or a NaN does not hold; a value may be infinite where nothing
         bounds it, as the logarithm of an error that is exactly 0. For trainings ask ``check_population``.
         """
         if at_least is None and at_most is None:

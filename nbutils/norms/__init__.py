@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nbutils.names import layer_of
-from nbutils.names import layers as layers_of
+from nbutils.layers import layer_of
+from nbutils.layers import layers as layers_of
 from nbutils.norms import shards
 from nbutils.norms.attach import attach
 from nbutils.norms.budget import NormBudget as NormBudget

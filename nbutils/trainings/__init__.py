@@ -99,8 +99,7 @@ def results_folder(*, profile: str, seed: int, device: str) -> Path | None:
     ...     results_folder(profile="smoke", seed=7, device="cpu").name.rpartition("-")[0]  # after it, the digest
     'smoke-cpu-seed-7'
     """
-    from nbutils import device as devices
-    from nbutils import profile as profiles
+    from nbutils import devices, profiles
 
     kept = os.environ.get("NBUTILS_RESULTS")
     if not kept:

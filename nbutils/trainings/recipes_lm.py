@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nbutils import profile as profiles
-from nbutils.profile import choose
+from nbutils import profiles
+from nbutils.profiles import choose
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -108,8 +108,7 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
     >>> run.settings["parameters"], round(float(run.measures["loss"][0]), 1)  # 300 tokens: it starts near ln 300
     (11648, 5.7)
     """
-    from nbutils import device as devices
-    from nbutils import models, optimizers, text, training
+    from nbutils import devices, models, optimizers, text, training
 
     of, place = size(profile), devices.resolve(device)
     corpus = text.corpus(of.text)
@@ -177,7 +176,7 @@ def part_of(name: str) -> str:
     >>> [part_of(f"{name}.weight") for name in ("embedding", "blocks.2.inner", "blocks.2.attention_norm", "norm")]
     ['embeddings', 'block 2', 'vectors', 'vectors']
     """
-    from nbutils.names import layer_of
+    from nbutils.layers import layer_of
 
     layer = layer_of(name)
     return "vectors" if layer != "embeddings" and (name.endswith("bias") or "norm" in name) else layer

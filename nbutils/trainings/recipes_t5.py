@@ -57,9 +57,7 @@ def t5(draw: int = 0, *, null: bool = False, profile: str, seed: int, device: st
     """
     import pandas as pd
 
-    from nbutils import device as devices
-    from nbutils import optimizers, text, training
-    from nbutils import profile as profiles
+    from nbutils import devices, optimizers, profiles, text, training
 
     dim, layers, heads = profiles.choose(profile, smoke=(32, 2, 2), book=(64, 2, 4), gpu=(768, 12, 12))
     batch, length, vocab = profiles.choose(profile, smoke=(4, 32, 512), book=(8, 64, 1024), gpu=(32, 256, 32_000))

@@ -7,7 +7,7 @@ import torch
 
 from nbutils import checkpoints, models
 from nbutils.chapters import counting
-from nbutils.names import layer_of, layer_order
+from nbutils.layers import layer_of, layer_order
 from nbutils.norms import NormTracker
 from nbutils.trainings import recipes_lm, recipes_t5
 

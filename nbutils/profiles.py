@@ -19,9 +19,9 @@ def resolve(profile: str = "auto") -> str:
     if profile in PROFILES:
         return profile
     if profile == "auto":
-        from nbutils import device
+        from nbutils import devices
 
-        return "gpu" if device.cuda_count() else "book"
+        return "gpu" if devices.cuda_count() else "book"
     raise ValueError(f"unknown profile {profile!r}: choose one of auto, {', '.join(PROFILES)}")
 
 

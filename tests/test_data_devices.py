@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import nbutils
-from nbutils import data, device, profile
+from nbutils import data, devices, profiles
 
 
 @pytest.mark.parametrize("name", data.tables())
@@ -68,28 +68,28 @@ def test_published_data_are_consistent():
 
 
 def test_profiles():
-    assert [profile.choose(name, smoke=1, book=2, gpu=3) for name in profile.PROFILES] == [1, 2, 3]
-    assert profile.resolve("auto") == ("gpu" if device.cuda_count() else "book")
+    assert [profiles.choose(name, smoke=1, book=2, gpu=3) for name in profiles.PROFILES] == [1, 2, 3]
+    assert profiles.resolve("auto") == ("gpu" if devices.cuda_count() else "book")
     with pytest.raises(ValueError, match="unknown profile 'big': choose one of auto, smoke, book, gpu"):
-        profile.resolve("big")
+        profiles.resolve("big")
 
 
 def test_devices(monkeypatch):
-    assert device.resolve("cpu") == "cpu"
+    assert devices.resolve("cpu") == "cpu"
     with pytest.raises(ValueError, match="unknown device 'tpu': choose one of auto, cpu, cuda"):
-        device.resolve("tpu")
-    monkeypatch.setattr(device, "cuda_count", lambda: 0)
-    assert device.resolve("auto") == "cpu"
+        devices.resolve("tpu")
+    monkeypatch.setattr(devices, "cuda_count", lambda: 0)
+    assert devices.resolve("auto") == "cpu"
     with pytest.raises(RuntimeError, match="no CUDA device here"):
-        device.resolve("cuda")
-    monkeypatch.setattr(device, "cuda_count", lambda: 1)
-    assert (device.resolve("auto"), device.resolve("cuda")) == ("cuda", "cuda")
+        devices.resolve("cuda")
+    monkeypatch.setattr(devices, "cuda_count", lambda: 1)
+    assert (devices.resolve("auto"), devices.resolve("cuda")) == ("cuda", "cuda")
 
 
 def test_generators_are_explicit():
     import torch
 
-    draws = [torch.randn(3, generator=device.generator(seed, "cpu")) for seed in (0, 0, 1)]
+    draws = [torch.randn(3, generator=devices.generator(seed, "cpu")) for seed in (0, 0, 1)]
     assert (draws[0] == draws[1]).all() and (draws[0] != draws[2]).any()
 
 
@@ -97,7 +97,7 @@ def test_import_is_cheap():
     """Under 0.1 s of CPU time, median of five processes, and no torch before a function needs it."""
     code = (
         "import sys, time; start = time.process_time(); import nbutils; print(time.process_time() - start);"
-        "nbutils.profile.choose('smoke', smoke=1, book=2, gpu=3); print('torch' in sys.modules)"
+        "nbutils.profiles.choose('smoke', smoke=1, book=2, gpu=3); print('torch' in sys.modules)"
     )
     seconds = []
     for _ in range(5):
@@ -114,7 +114,7 @@ def test_unknown_module_is_named():
 
 
 def test_hardware_and_versions():
-    assert "core" in device.hardware("cpu") and {"python", "numpy", "torch"} <= set(device.versions())
+    assert "core" in devices.hardware("cpu") and {"python", "numpy", "torch"} <= set(devices.versions())
 
 
 INTERNAL = ("norms.attach", "norms.loops", "norms.pieces", "norms.shards", "checkpoints.", "homogeneity.rules")
@@ -144,7 +144,7 @@ def test_each_public_function_has_an_example(name):
 
 def test_cores_are_those_that_this_process_may_use(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 7}, raising=False)
-    assert device.hardware("cpu").endswith("(3 cores)")
+    assert devices.hardware("cpu").endswith("(3 cores)")
 
 
 def test_a_machine_is_told_by_its_processor_or_at_least_its_kind(tmp_path, monkeypatch):
@@ -153,7 +153,7 @@ def test_a_machine_is_told_by_its_processor_or_at_least_its_kind(tmp_path, monke
         monkeypatch.setattr("builtins.open", lambda *_, **__: (tmp_path / "cpuinfo").open(encoding="utf-8"))
         monkeypatch.setattr("platform.processor", lambda: "")
         monkeypatch.setattr("platform.machine", lambda: "riscv64")
-        return device._processor()
+        return devices._processor()
 
     assert told("vendor_id: x\nmodel name\t: A Processor @ 2 GHz\n") == "A Processor @ 2 GHz"
     assert told("hart: 0\n") == "riscv64"
@@ -167,11 +167,11 @@ def test_a_machine_is_told_by_its_processor_or_at_least_its_kind(tmp_path, monke
     ],
 )  # fmt: skip
 def test_devices_are_named_as_they_are_shown_to_this_process(monkeypatch, shown, count, names):
-    monkeypatch.setattr(device, "cuda_count", lambda: count)
+    monkeypatch.setattr(devices, "cuda_count", lambda: count)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    assert device.cuda_names() == names
+    assert devices.cuda_names() == names
 
 
 @pytest.mark.parametrize(("available", "count"), [(True, 3), (False, 0)])
@@ -181,11 +181,11 @@ def test_devices_are_counted_only_where_they_can_be_used(monkeypatch, available,
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A Card")
-    assert device.cuda_count() == count
-    assert device.resolve() == ("cuda" if available else "cpu") and device.resolve("cpu") == "cpu"
-    assert (device.hardware() == "A Card (3 GPU)") is available and device.hardware("cpu").endswith("cores)")
+    assert devices.cuda_count() == count
+    assert devices.resolve() == ("cuda" if available else "cpu") and devices.resolve("cpu") == "cpu"
+    assert (devices.hardware() == "A Card (3 GPU)") is available and devices.hardware("cpu").endswith("cores)")
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert device.cuda_count() == 0, "without torch there is none to use"
+    assert devices.cuda_count() == 0, "without torch there is none to use"
 
 
 def test_a_machine_without_affinity_or_processor_files_is_told_all_the_same(monkeypatch):
@@ -197,9 +197,9 @@ def test_a_machine_without_affinity_or_processor_files_is_told_all_the_same(monk
 
     monkeypatch.setattr("builtins.open", missing)
     monkeypatch.setattr("platform.processor", lambda: "a kind")
-    assert device.hardware("cpu") == "a kind (6 cores)"
+    assert devices.hardware("cpu") == "a kind (6 cores)"
 
 
 def test_what_is_not_installed_has_no_version_and_the_next_one_has(monkeypatch):
-    monkeypatch.setattr(device, "PACKAGES", ("no-such-package-here", "numpy"))
-    assert list(device.versions()) == ["python", "numpy"] and device.versions()["numpy"] == np.__version__
+    monkeypatch.setattr(devices, "PACKAGES", ("no-such-package-here", "numpy"))
+    assert list(devices.versions()) == ["python", "numpy"] and devices.versions()["numpy"] == np.__version__

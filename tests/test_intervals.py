@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from nbutils import samples
+from nbutils import intervals
 
 
 def test_mean_is_students_interval():
     values = np.random.default_rng(0).normal(3, 2, 15)
-    found = samples.mean(values, 0.99)
+    found = intervals.mean(values, 0.99)
     low, high = stats.t.interval(0.99, 14, values.mean(), stats.sem(values))
     assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12) and found.n == 15
 
@@ -22,7 +22,7 @@ def test_mean_is_students_interval():
 @given(st.integers(8, 60))
 def test_the_medians_interval_is_the_narrowest_of_its_confidence(n):
     """Of order statistics k and n + 1 − k the coverage is 1 − 2 P(X < k), X binomial; the next k has too little."""
-    found = samples.median(np.arange(1.0, n + 1))
+    found = intervals.median(np.arange(1.0, n + 1))
     out = int(found.low)
     assert found.low + found.high == n + 1
     assert 1 - 2 * stats.binom.cdf(out - 1, n, 0.5) >= 0.95 > 1 - 2 * stats.binom.cdf(out, n, 0.5)
@@ -31,7 +31,7 @@ def test_the_medians_interval_is_the_narrowest_of_its_confidence(n):
 def test_the_medians_interval_covers_for_a_skewed_law():
     rng, inside = np.random.default_rng(1), 0
     for _ in range(4000):
-        found = samples.median(rng.exponential(size=12))
+        found = intervals.median(rng.exponential(size=12))
         inside += found.low <= math.log(2) <= found.high
     assert inside / 4000 > 0.95 - 3 * math.sqrt(0.05 * 0.95 / 4000)
 
@@ -39,19 +39,19 @@ def test_the_medians_interval_covers_for_a_skewed_law():
 @given(st.integers(8, 40), st.data())
 def test_share_is_clopper_and_pearson(n, data):
     k = data.draw(st.integers(0, n))
-    found = samples.share([True] * k + [False] * (n - k))
+    found = intervals.share([True] * k + [False] * (n - k))
     exact = stats.binomtest(k, n).proportion_ci(0.95, "exact")
     assert (found.value, found.low, found.high) == pytest.approx((k / n, exact.low, exact.high), abs=1e-9)
 
 
 def test_what_is_no_population():
-    for statistic in samples.STATISTICS.values():
+    for statistic in intervals.STATISTICS.values():
         with pytest.raises(ValueError, match=r"7 replicates.*at least 8"):
             statistic([1] * 7)
     with pytest.raises(ValueError, match=r"true and false; got 0.5"):
-        samples.share([0.5] * 9)
-    assert math.isnan(samples.mean([math.inf] + [1.0] * 8).value) and math.isnan(samples.median([math.nan] * 9).low)
-    assert samples.median([math.inf] * 2 + [1.0] * 9).value == 1.0
+        intervals.share([0.5] * 9)
+    assert math.isnan(intervals.mean([math.inf] + [1.0] * 8).value) and math.isnan(intervals.median([math.nan] * 9).low)
+    assert intervals.median([math.inf] * 2 + [1.0] * 9).value == 1.0
 
 
 @pytest.mark.parametrize("bits", [24, 53])
@@ -64,6 +64,6 @@ def test_no_order_of_a_sum_leaves_the_bound_of_rounding(bits):
         total = dtype(0)
         for x in rng.permutation(values):
             total = dtype(total + x)
-        assert abs(Fraction(float(total)) - exact) <= Fraction(samples.rounding(500, bits)) * scale
+        assert abs(Fraction(float(total)) - exact) <= Fraction(intervals.rounding(500, bits)) * scale
     with pytest.raises(ValueError, match="no bound"):
-        samples.rounding(0)
+        intervals.rounding(0)
