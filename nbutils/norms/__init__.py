@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,26 @@ from nbutils.norms.pieces import Pieces
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import Tensor
+    from torch import Tensor, nn
+
+def norm(parameters: nn.Module | Mapping[str, Tensor] | Iterable[Tensor]) -> float:
+    """‖θ‖ of a model, a state dict or any tensors: squares in float64, what comes twice counted once.
+
+    >>> import torch
+    >>> layer = torch.nn.Linear(2, 1, bias=False)
+    >>> layer.weight.data = torch.tensor([[3.0, 4.0]])
+    >>> norm(torch.nn.ModuleList([layer, layer]))
+    5.0
+    """
+    from torch.nn import Module
+
+    if isinstance(parameters, Module):
+        parameters = parameters.parameters()
+    elif isinstance(parameters, Mapping):
+        parameters = parameters.values()
+    once = {id(tensor): tensor for tensor in parameters}.values()
+    return math.sqrt(sum(float(tensor.detach().double().square().sum()) for tensor in once))
+
 
 QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
 
