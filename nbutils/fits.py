@@ -193,39 +193,3 @@ def local_exponents(t: ArrayLike, rho: ArrayLike, edges: ArrayLike) -> Array:
         raise ValueError(f"edges {edges.min():g} … {edges.max():g} must lie within the positive times of the series")
     log_rho = np.interp(np.log(edges), np.log(inside), np.log(rho[positive]))
     return np.diff(log_rho) / np.diff(np.log(edges))
-
-
-class Rate(NamedTuple):
-    """Exponent r of errors ∝ c^−r over a window of scales."""
-
-    estimate: float
-    interval: tuple[float, float]
-    local: Array  # (networks, scales − 1): slope between neighbouring scales
-
-
-def saturation_rate(scales: ArrayLike, errors: ArrayLike, *, level: float = 0.999) -> Rate:
-    """Fit errors ∝ c^−r for each network, errors ``(networks, scales)``, and give r over the networks.
-
-    The interval is Student's over the networks, widened on both sides by what the window does: the mean distance
-    between the fits of its first and of its second half. A law that is a power only in the limit has such a drift.
-
-    Raises:
-        ValueError: fewer than 2 networks or 4 scales, an error that is not positive.
-
-    >>> c = np.array([10.0, 20.0, 40.0, 80.0])
-    >>> round(saturation_rate(c, [3 * c**-4, 5 * c**-4]).estimate, 9)
-    4.0
-    """
-    log_c, errors = np.log(np.asarray(scales, dtype=np.float64)), np.asarray(errors, dtype=np.float64)
-    if errors.ndim != 2 or len(errors) < 2 or errors.shape[1] != len(log_c) or len(log_c) < 4:
-        raise ValueError(f"errors have shape {errors.shape} for {len(log_c)} scales: give (networks ≥ 2, scales ≥ 4)")
-    if not (errors > 0).all():
-        raise ValueError("an error is not positive: it has reached rounding, or the networks are exactly homogeneous")
-    log_e = np.log(errors)
-
-    def slopes(part: slice) -> Array:
-        return -np.polyfit(log_c[part], log_e[:, part].T, 1)[0]
-
-    fitted, half = slopes(slice(None)), len(log_c) // 2 + 1
-    drift = abs(slopes(slice(None, half)) - slopes(slice(-half, None))).mean()
-    return Rate(*mean_interval(fitted, level=level, widen=float(drift)), -np.diff(log_e) / np.diff(log_c))

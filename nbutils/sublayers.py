@@ -1,18 +1,11 @@
-"""Transformer sublayers with a switch for every bias and residual.
-
-Appendix B of the paper, in float64 and with LayerNorm's ε = 0 unless asked otherwise.
-"""
+"""Transformer sublayers of appendix B of the paper, in float64, with a switch for every bias and residual."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-
-Array = NDArray[np.float64]
 
 BIASES = {"attention": ("output", "value", "query", "key"), "feedforward": ("output", "inner")}
 PLACEMENTS = ("simplified", "post", "pre", "residual-post", "none")
@@ -58,10 +51,9 @@ class Sublayer(nn.Module):
     Raises:
         ValueError: unknown kind, placement or bias, heads that do not divide the width.
 
-    >>> from nbutils.chapters.rates import degree_at
-    >>> layer = Sublayer("feedforward", 4, generator=torch.Generator().manual_seed(0))
-    >>> round(degree_at(layer, torch.eye(2, 4, dtype=torch.float64), 10.0, method="core"), 9)  # two matrices
-    2.0
+    >>> layer, x = Sublayer("feedforward", 4, biases=["output"]), torch.eye(2, 4, dtype=torch.float64)
+    >>> torch.allclose(layer.core(2 * x) - layer.output_bias, 2 * (layer.core(x) - layer.output_bias))
+    True
     """
 
     def __init__(
@@ -97,15 +89,13 @@ class Sublayer(nn.Module):
         self._linear("output", inner, dim, "output" in biases, generator)
         if not project:
             del self.output_weight
-        self.norm = None if placement == "none" else LayerNorm(dim, eps=eps, generator=generator)
+        if placement != "none":
+            self.norm = LayerNorm(dim, eps=eps, generator=generator)
 
     def _linear(self, name: str, fan_in: int, fan_out: int, bias: bool, generator: torch.Generator | None) -> None:
-        weight, vector = (
-            _normal((fan_out, fan_in), fan_in**-0.5, generator),
-            _normal((fan_out,), 0.5, generator),
-        )
+        weight, shift = _normal((fan_out, fan_in), fan_in**-0.5, generator), _normal((fan_out,), 0.5, generator)
         self.register_parameter(f"{name}_weight", weight)
-        self.register_parameter(f"{name}_bias", vector if bias else None)
+        self.register_parameter(f"{name}_bias", shift if bias else None)
 
     def _map(self, name: str, x: Tensor) -> Tensor:
         weight = getattr(self, f"{name}_weight", None)  # absent: the output projection that is left out
@@ -120,16 +110,20 @@ class Sublayer(nn.Module):
         )
         return q @ k.mT / self.key_dim**0.5, v
 
-    def head(self, x: Tensor) -> Tensor:
-        """Concatenated heads H, or the hidden layer of a feed-forward sublayer: what the last W multiplies."""
+    def head(self, x: Tensor, *, hard: bool = False) -> Tensor:
+        """Concatenated heads H, or the hidden layer of a feed-forward sublayer: what the last W multiplies.
+
+        ``hard`` puts the argmax in the place of softmax.
+        """
         if self.kind == "feedforward":
             return torch.relu(self._map("inner", x))
         scores, values = self.attend(x)
-        return (scores.softmax(-1) @ values).transpose(-2, -3).flatten(-2)
+        weights = nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores) if hard else scores.softmax(-1)
+        return (weights @ values).transpose(-2, -3).flatten(-2)
 
-    def core(self, x: Tensor) -> Tensor:
+    def core(self, x: Tensor, *, hard: bool = False) -> Tensor:
         """The sublayer without normalisation and residual: WH + b."""
-        return self._map("output", self.head(x))
+        return self._map("output", self.head(x, hard=hard))
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape ``(..., T, dim)`` in and out."""
@@ -143,43 +137,6 @@ class Sublayer(nn.Module):
             case "residual-post":
                 return x + self.norm(self.core(x))
         return x + self.core(x)
-
-
-class Encoder(nn.Module):
-    """An embedding and ``depth`` layers of attention and feed-forward; input ``(..., T, vocab)`` of one-hot rows.
-
-    ``final_norm`` ends the stack by a layer norm, as pre-norm transformers do.
-
-    >>> encoder = Encoder(5, 4, depth=1, placement="pre", generator=torch.Generator().manual_seed(0))
-    >>> x = torch.eye(5, dtype=torch.float64)
-    >>> torch.allclose(encoder(x.flip(0)), encoder(x).flip(0))  # no positions: the order of tokens does not matter
-    True
-    """
-
-    def __init__(
-        self,
-        vocab: int,
-        dim: int,
-        depth: int,
-        *,
-        placement: str,
-        biases: bool = False,
-        final_norm: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        self.embedding = _normal((vocab, dim), 1.0, generator)
-        self.layers = nn.Sequential(
-            *(
-                Sublayer(kind, dim, placement=placement, biases=BIASES[kind] if biases else (), generator=generator)
-                for _ in range(depth)
-                for kind in ("attention", "feedforward")
-            )
-        )
-        self.norm = LayerNorm(dim, generator=generator) if final_norm else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.layers(x @ self.embedding))
 
 
 def _normal(shape: Sequence[int], std: float, generator: torch.Generator | None, mean: float = 0.0) -> nn.Parameter:
@@ -198,13 +155,3 @@ def standardise(x: Tensor, *, eps: float = 0.0) -> Tensor:
     size = centred.abs().amax(-1, keepdim=True) if eps == 0 else torch.ones_like(centred[..., :1])
     centred = centred / size
     return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
-
-
-def batch_standardise(x: Tensor) -> Tensor:
-    """Batch normalisation's first half: mean and deviation of each feature over all tokens, ``(..., T, dim)``.
-
-    >>> batch_standardise(torch.tensor([[1.0, 0.0], [3.0, 4.0]])).tolist()
-    [[-1.0, -1.0], [1.0, 1.0]]
-    """
-    flat = x.flatten(0, -2)
-    return ((flat - flat.mean(0)) / flat.std(0, correction=0)).view_as(x)

@@ -132,19 +132,6 @@ def test_the_bootstraps_law_is_the_fitted_curve():
     assert means.std() == pytest.approx(law.residuals.std() / np.sqrt(len(T)), rel=0.15)
 
 
-def test_the_law_of_errors_under_scaling_and_its_interval():
-    """Two networks with exponents 3 and 5: Student's interval; a law that bends has one that its halves widen."""
-    c = np.geomspace(10, 1000, 7)
-    found = fits.saturation_rate(c, [2 * c**-3.0, 7 * c**-5.0])
-    wanted = stats.t.interval(0.999, 1, 4, stats.sem([3, 5]))
-    np.testing.assert_allclose([found.estimate, *found.interval], [4, *wanted], rtol=1e-9)
-    np.testing.assert_allclose(found.local, [[3.0] * 6, [5.0] * 6], rtol=1e-9)
-    log_c = np.log(c)
-    bent = np.exp(-0.5 * log_c**2)  # the exponent is ln c: a straight line fitted to a parabola has its mean as slope
-    low, high = fits.saturation_rate(c, [bent, bent]).interval
-    assert high - low == pytest.approx(2 * (log_c[3:].mean() - log_c[:4].mean()), rel=1e-9)
-
-
 @pytest.mark.parametrize("form", ["sqrt", "linear", "quarter", "log", "square", "power", "power_offset"])
 def test_a_search_begins_with_a_curve_through_the_ends(form):
     """Through the last point; with an offset also through the first."""
@@ -153,15 +140,6 @@ def test_a_search_begins_with_a_curve_through_the_ends(form):
     begun = law.rho(t, *law.start(t, rho))
     assert begun[-1] == pytest.approx(rho[-1])
     assert form == "power" or begun[0] == pytest.approx(rho[0])
-
-
-def test_what_is_no_law_of_errors():
-    c = np.geomspace(10, 1000, 4)
-    for errors, said in (([c], "networks ≥ 2"), ([c[:3]] * 2, "networks ≥ 2"), ([c, 0 * c], "not positive")):
-        with pytest.raises(ValueError, match=said):
-            fits.saturation_rate(c, errors)
-    with pytest.raises(ValueError, match="scales ≥ 4"):
-        fits.saturation_rate(c[:3], [c[:3]] * 2)
 
 
 def test_bootstrap_is_repeatable():

@@ -22,6 +22,10 @@ def sample(name, seed=0, count=40):
     return getattr(limit_networks, name), limit_networks.draw(name, rng), limit_networks.draw(name, rng), x
 
 
+def scaled(theta, c):
+    return {name: c * value for name, value in theta.items()}
+
+
 def two_terms(theta, x, act):
     return x * theta["a"] * theta["b"] + x * theta["c"]
 
@@ -32,7 +36,7 @@ def test_far_out_a_network_is_at_its_limit(name, drift):
     net, theta, u, x = sample(name)
     end = limits.limit(net, theta, x)
     assert not end.undecided.any()
-    far = net(limits.scaled(limits.along(theta, u, drift), 1e18), x, SMOOTH)
+    far = net({name: 1e18 * (theta[name] + drift * u[name]) for name in theta}, x, SMOOTH)
     np.testing.assert_allclose(expit(far), limits.step(end.coef), atol=1e-9)
     np.testing.assert_allclose(far / 1e18**end.degree, end.coef, atol=1e-6)
 
@@ -68,12 +72,6 @@ def test_steps_that_cancel_are_an_exact_zero_and_parameters_are_not():
     assert LEADING.sigmoid(left).tied.all()
 
 
-def test_counterexample_of_theorem_1_is_a_tie():
-    net = lambda theta, x, act: x * theta["t1"] * theta["w1"] + x * theta["t2"] * theta["w2"]  # noqa: E731
-    end = limits.limit(net, {"t1": [1.0], "w1": [1.0], "t2": [1.0], "w2": [-1.0]}, [2.0])
-    assert end.coef == 0 and end.degree == 2 and end.undecided.all()
-
-
 def test_layer_norm_of_a_constant_is_a_tie_and_lower_degrees_are_dropped():
     w = limits.leading({"w": [[2.0, 2.0, 2.0]], "v": [[1.0, 3.0, 5.0]], "b": [[7.0, 0.0, 0.0]]})
     assert LEADING.layer_norm(w["w"]).tied.all()
@@ -92,9 +90,9 @@ def test_the_reported_gap_is_the_rate_at_which_each_activation_saturates(sizes):
         (SMOOTH.softmax, LEADING.softmax),
     ):
         end = activation(limits.leading({"w": w})["w"] * np.ones_like(w))
-        c = 25 / float(end.gap.item())
+        c = 25 / float(end.slowest.imag.item())
         error = abs(smooth(c * w) - end.coef).max()  # the slowest unit, or the key that wins
-        assert end.order.item() == 1
+        assert end.slowest.real.item() == 1
         assert -math.log(error) == pytest.approx(25, abs=math.log(len(sizes) + 1) + 0.01)
 
 
@@ -115,7 +113,7 @@ def test_errors_inside_fall_with_the_reported_gap(seed, name):
     net, theta, _, x = sample(name, seed, count=5)
     end = limits.limit(net, theta, x)
     for rho in (1e2, 1e3, 1e4, 1e5):
-        error = abs(net(limits.scaled(theta, rho), x, SMOOTH) / rho - end.coef)
+        error = abs(net(scaled(theta, rho), x, SMOOTH) / rho - end.coef)
         assert (error <= 100 * np.exp(-end.gap * rho) + 1e-12).all()
     assert (end.order == 1).all()
 
@@ -127,26 +125,12 @@ def test_step_networks_of_one_degree_are_the_limit_and_an_lstm_keeps_its_cells_t
     assert abs(net(theta, x, STEP) - limits.limit(net, theta, x).coef).max() > 0.1
 
 
-def test_equal_tokens_tie_and_share_the_attention():
-    scores = limits.leading({"s": [[1.0, 3.0, 3.0]]})["s"]
-    out = LEADING.softmax(scores)
-    np.testing.assert_array_equal(out.coef, [[0, 0.5, 0.5]])
-    assert out.tied.all() and out.gap == 2
-
-
 def test_scores_that_do_not_grow_keep_their_softmax():
     """0 is exact, of degree −∞, and stays a score; one that falls with c counts as 0 beside it."""
     scores = np.array([[0.0, 1.0, -2.0]])
     constant = limits.leading({"w": scores})["w"] * 0.0 + scores
     np.testing.assert_allclose(LEADING.softmax(constant).coef, SMOOTH.softmax(scores), rtol=1e-12)
     assert LEADING.softmax(constant).exact.all() and not LEADING.softmax(constant).tied.any()
-
-
-def test_a_constant_row_is_normalised_to_zero_and_others_are_as_they_were():
-    w = limits.leading({"w": [[[2.0, 2.0], [1.0, 5.0]]]})["w"]
-    out = LEADING.layer_norm(w)
-    np.testing.assert_array_equal(out.coef, [[[0, 0], [-1, 1]]])
-    assert not out.exact.any()
 
 
 def test_layer_norm_of_inputs_is_exact_row_by_row():
@@ -158,15 +142,17 @@ def test_layer_norm_of_inputs_is_exact_row_by_row():
     np.testing.assert_array_equal(out.coef, [[[-1, 1], [-1, 1]]])
 
 
+def test_a_tie_on_either_side_of_a_sum_or_product_is_kept():
+    w = limits.leading({"w": [[1.0]]})["w"]
+    tied = LEADING.sigmoid(w + (-1.0) * w)
+    for joined in (w + tied, tied + w, w * tied, tied * w):
+        assert joined.tied.all()
+
+
 def test_zero_times_a_parameter_is_zero_from_either_side():
     w, nothing = limits.leading({"w": [[3.0]]})["w"], np.array([[0.0]])
-    for product in (w * nothing, nothing * w, limits._as_leading(nothing) * w):
+    for product in (w * nothing, nothing * w):
         assert product.coef == 0 and product.degree == -np.inf and product.exact
-
-
-def test_argmax_is_taken_in_each_row():
-    rows = np.array([[1.0, 3.0, 3.0], [5.0, 0.0, -1.0]])
-    np.testing.assert_array_equal(limits.argmax(rows), [[0, 0.5, 0.5], [1, 0, 0]])
 
 
 def test_matrix_product_is_that_of_numpy():
@@ -176,12 +162,6 @@ def test_matrix_product_is_that_of_numpy():
     np.testing.assert_allclose((a @ w).coef, a @ b)
     np.testing.assert_allclose((w.mT @ (w @ np.ones((5, 1)))).coef, b.T @ (b @ np.ones((5, 1))))
     assert ((w.mT @ w).degree == 2).all()
-
-
-def test_every_network_has_one_logit():
-    for name in NETWORKS:
-        net, theta, _, x = sample(name, count=4)
-        assert theta["W3" if name == "feedforward" else "W"].shape[0] == 1 and net(theta, x, SMOOTH).shape == (4,)
 
 
 def test_unknown_network_is_an_error():
@@ -216,7 +196,7 @@ def test_what_is_constant_but_for_rounding_is_a_tie_at_every_size(size):
 
 def test_a_gap_is_that_of_its_row_and_a_flat_row_warns_of_nothing():
     scores = limits.leading({"w": np.array([[3.0, 1, 0], [5, 0, 2], [1, 1, 1]])})["w"]
-    assert LEADING.softmax(scores).gap[:2].tolist() == [2, 3]
+    assert LEADING.softmax(scores).slowest.imag[:2].tolist() == [2, 3]
     with np.errstate(all="raise"):
         assert (LEADING.layer_norm(scores).coef[2] == 0).all()
 
@@ -242,15 +222,12 @@ def test_the_transformer_is_torch_s():
 
 def test_to_leading_order_layer_norm_sees_the_highest_degree_alone():
     """(3c, 5c, 7) tends to what (3, 5, 0) gives."""
-    one = np.ones((1, 3), dtype=bool)
-    w = limits.leading({"w": np.array([[3.0, 5.0, 7.0]])})["w"]
-    z = limits._new(w.coef, np.array([[1.0, 1.0, 0.0]]), one, w._history())
+    w = limits.leading({"w": np.array([[3.0, 5.0, 0.0]])})["w"]
+    z = w + np.array([[0.0, 0.0, 7.0]]) * (w * 0.0 + 1.0)
     at = np.array([3.0, 5.0, 0.0])
     np.testing.assert_allclose(LEADING.layer_norm(z).coef[0], (at - at.mean()) / at.std(), rtol=1e-12)
 
 
 def test_a_positive_value_that_is_not_exact_stays_so():
-    inexact = np.zeros((1, 2), dtype=bool)
     w = limits.leading({"w": np.array([[0.5, -0.5]])})["w"]
-    z = limits._new(w.coef, 1.0, inexact, w._history())
-    assert LEADING.relu(z).exact.tolist() == [[False, True]]
+    assert LEADING.relu(w).exact.tolist() == [[False, True]]

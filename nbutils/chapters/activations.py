@@ -1,4 +1,4 @@
-"""How far sigmoid, tanh and softmax move when their input is scaled by c ≥ 1, exactly and by bounds.
+"""How far softmax moves when its input is scaled by c ≥ 1, and what the bounds on it depend on.
 
 Everything is in natural logarithms, so that errors far below the smallest float64 keep their digits, and written
 without cancellation. A log error of −inf is an error of 0.
@@ -71,52 +71,6 @@ def log_softmax_error(x: ArrayLike, c: ArrayLike) -> Array:
     with np.errstate(invalid="ignore"):
         apart = np.where(np.isneginf(low), np.inf, high - low)
     return np.where(np.isneginf(high), -np.inf, high + _log_one_minus_exp(apart)) - depth - before - after
-
-
-def log_softmax_bound(x: ArrayLike) -> Array:
-    """ln of a bound on ``|softmax(c·x)_i − softmax(x)_i|`` over all c ≥ 1, for every entry, shape ``(..., n)``.
-
-    S/(m(m + S)) for a maximum, which is the supremum; exp(−d)/(m + exp(−d)) for an entry of depth d > 0, which is the
-    supremum if it is the only one below the maximum.
-
-    >>> np.exp(log_softmax_bound([0.0, 0.0, -np.log(2)]))  # 1/2 / (2 · 5/2) and 1/2 / (5/2)
-    array([0.1, 0.1, 0.2])
-    """
-    depth = _depth(x)
-    m, _, rest = (part[..., None] for part in gaps(x))
-    log_m = np.log(m)
-    return np.where(depth == 0, rest - log_m - np.logaddexp(log_m, rest), -depth - np.logaddexp(log_m, -depth))
-
-
-def log_mass_below(x: ArrayLike) -> Array:
-    """ln(S/(m + S)), the mass that softmax(x) leaves off its maxima, shape ``(...)``.
-
-    It is the supremum over c ≥ 1 of the total variation distance between softmax(c·x) and softmax(x).
-
-    >>> np.exp(log_mass_below([0.0, -np.log(3)])).round(12)
-    np.float64(0.25)
-    """
-    m, _, rest = gaps(x)
-    return rest - np.logaddexp(np.log(m), rest)
-
-
-def log_sigmoid_error(x: ArrayLike, c: ArrayLike) -> Array:
-    """``ln |σ(c·x) − σ(x)|``, shape of ``x`` and ``c`` broadcast: σ(x) is the first entry of softmax((x, 0)).
-
-    >>> np.exp(log_sigmoid_error([0.0, np.log(3)], np.inf)).round(12)  # σ(ln 3) = 3/4
-    array([0.  , 0.25])
-    """
-    x = np.abs(np.asarray(x, dtype=np.float64))
-    return log_softmax_error(np.stack([x, np.zeros_like(x)], axis=-1), c)[..., 0]
-
-
-def log_tanh_error(x: ArrayLike, c: ArrayLike) -> Array:
-    """``ln |tanh(c·x) − tanh(x)|``, from tanh(x) = 2σ(2x) − 1.
-
-    >>> np.exp(log_tanh_error([0.0, np.log(3) / 2], np.inf)).round(12)  # tanh(½ ln 3) = ½, its limit 1
-    array([0. , 0.5])
-    """
-    return np.log(2) + log_sigmoid_error(2 * np.asarray(x, dtype=np.float64), c)
 
 
 def _depth(x: ArrayLike) -> Array:

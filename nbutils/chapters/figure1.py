@@ -71,32 +71,24 @@ def figure1(
     kind, biases, residual = SUBLAYERS[name]
     if released:
         return _released_sublayer(kind, dim, hidden=dim, biases=biases, residual=residual, generator=generator)
-    body = Sublayer(
-        kind,
-        dim,
-        placement="post" if residual else "simplified",
-        biases=BIASES[kind] if biases else (),
-        generator=generator,
-    )
-    if affine is None:
-        return body
-    return Affine(body, dim, dim, scaled=affine == "network", generator=generator)
+    placement, names = "post" if residual else "simplified", BIASES[kind] if biases else ()
+    body = Sublayer(kind, dim, placement=placement, biases=names, generator=generator)
+    return body if affine is None else Affine(body, dim, dim, scaled=affine == "network", generator=generator)
 
 
 def _released_sublayer(
     kind: str, dim: int, *, hidden: int, biases: bool, residual: bool, generator: torch.Generator
 ) -> Sublayer:
-    """A sublayer as the authors' released code has it: see ``figure1``."""
-    attention = kind == "attention"
-    names = tuple(b for b in BIASES[kind] if not (attention and b == "output")) if biases else ()
+    attention, placement = kind == "attention", "post" if residual else "simplified"
+    names = [b for b in BIASES[kind] if biases and not (attention and b == "output")]
     layer = Sublayer(
         kind,
         dim,
-        hidden=hidden,
-        heads=1,
-        project=not attention,
-        placement="post" if residual else "simplified",
+        placement=placement,
         biases=names,
+        project=not attention,
+        heads=1,
+        hidden=hidden,
         eps=1e-5,
         generator=generator,
     )

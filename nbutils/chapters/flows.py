@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.integrate import solve_ivp
 from scipy.optimize import nnls
 from torch import Tensor
 from torch.func import functional_call
 
 from nbutils import fits
+from nbutils.intervals import Estimate
 from nbutils.models import HomogeneousMLP
 
 Array = NDArray[np.float64]
@@ -27,24 +27,12 @@ Array = NDArray[np.float64]
 Margins = Callable[[Tensor], Tensor]
 
 
-def log_softplus(z: Tensor) -> Tensor:
-    """log log(1 + exp(z)), without underflow: z for very negative z.
-
-    >>> log_softplus(torch.tensor([-1e4, 0.0], dtype=torch.float64)).exp()[1].item()  # log 2
-    0.6931471805599453
-    """
-    low = z < -30  # log(1 + e^z) = e^z (1 − e^z/2 + …)
+def _log_loss(q: Tensor) -> Tensor:
+    """ℓ = log of the mean of log(1 + exp(−q)) over the last dimension, where exp(−q) may be below every float."""
+    high = q > 30  # log(1 + e^−q) = e^−q (1 − e^−q/2 + …)
     # torch's own threshold of 20 leaves out a term of e^−20
-    return torch.where(low, z, torch.nn.functional.softplus(torch.where(low, 0.0, z), threshold=40).log())
-
-
-def log_loss(q: Tensor) -> Tensor:
-    """ℓ = log of the mean logistic loss over the last dimension of the margins.
-
-    >>> round(log_loss(torch.full((3,), 1e4, dtype=torch.float64)).item(), 6)  # e^−10000 is no float
-    -10000.0
-    """
-    return torch.logsumexp(log_softplus(-q), dim=-1) - math.log(q.shape[-1])
+    logs = torch.where(high, -q, torch.nn.functional.softplus(torch.where(high, 0.0, -q), threshold=40).log())
+    return torch.logsumexp(logs, dim=-1) - math.log(q.shape[-1])
 
 
 def gradient(margins: Margins, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -56,7 +44,7 @@ def gradient(margins: Margins, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     theta = theta.detach().requires_grad_()
     q = margins(theta)
-    ell = log_loss(q)
+    ell = _log_loss(q)
     (grad,) = torch.autograd.grad(ell.sum(), theta)
     return ell.detach(), grad, q.detach()
 
@@ -95,9 +83,9 @@ def separable(
     >>> max_margin(x[0], y[0]) > 0.5
     True
     """
-    kind = {"generator": generator, "dtype": torch.float64}
-    normal = torch.nn.functional.normalize(torch.randn(networks, 1, n_in, **kind), dim=-1)
-    x = torch.randn(networks, examples, n_in, **kind)
+    normal = torch.randn(networks, 1, n_in, generator=generator, dtype=torch.float64)
+    normal = torch.nn.functional.normalize(normal, dim=-1)
+    x = torch.randn(networks, examples, n_in, generator=generator, dtype=torch.float64)
     y = (x * normal).sum(-1).sign()
     return x + gap * y[..., None] * normal, y
 
@@ -128,23 +116,6 @@ def separated_start(
     return theta, done
 
 
-def with_margin(margins: Margins, right: Tensor, wrong: Tensor, value: float) -> Tensor:
-    """The unit vectors between ``right`` and ``wrong`` (rows) at which the first margin is ``value``, by bisection.
-
-    The margin must be above ``value`` at the unit vector along ``right`` and below it along ``wrong``.
-
-    >>> right, wrong = torch.eye(2, dtype=torch.float64)[:, None]
-    >>> with_margin(lambda theta: theta, right, wrong, 0.6).round(decimals=9).tolist()
-    [[0.6, 0.8]]
-    """
-    low, high = (torch.nn.functional.normalize(end, dim=1) for end in (right, wrong))
-    for _ in range(80):
-        middle = torch.nn.functional.normalize(low + high, dim=1)
-        above = (margins(middle)[:, 0] > value)[:, None]
-        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
-    return low
-
-
 class Path(NamedTuple):
     """A flow or descent at some points; arrays ``(points, networks)`` unless said otherwise."""
 
@@ -157,7 +128,7 @@ class Path(NamedTuple):
 
 
 def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e-4, floor: float = 0.02) -> Path:
-    """Gradient flow dθ/dt = −∇L from ``theta``, where the clock shows t = 1, told at given values of log 1/L.
+    """Gradient flow dθ/dt = −∇L from ``theta``, where the clock shows t = 1, at given values of log 1/L.
 
     The independent variable is λ = log 1/L: dθ/dλ = −∇ℓ/‖∇ℓ‖² and d(log t)/dλ = exp(λ − log t)/‖∇ℓ‖². Both sides stay
     moderate however small L is. Bogacki–Shampine 3(2), with a step length for each network.
@@ -167,7 +138,7 @@ def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e
 
     Args:
         theta: ``(networks, n)``, float64.
-        targets: increasing values of log 1/L. A network that starts past one is told where it starts.
+        targets: increasing values of log 1/L. Of a network that starts past one: where it starts.
         tol: local error of θ relative to ρ, and of log t.
 
     >>> path = flow(lambda theta: theta**2, torch.ones(1, 1, dtype=torch.float64), [16.0])
@@ -208,7 +179,7 @@ def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e
 
 
 def descent(margins: Margins, theta: Tensor, steps: Sequence[int], rate: float, *, scale: str = "plain") -> Path:
-    """Gradient descent, told after given numbers of steps (increasing).
+    """Gradient descent after given numbers of steps (increasing).
 
     ``scale``: ``plain`` steps −η∇L; ``polyak`` steps −ηL∇L/‖∇L‖², Euler's method for the flow with log 1/L as its clock
     and steps of η; ``normalised`` steps −η∇L/‖∇L‖. The time is Σ of what multiplies ∇L, kept as its logarithm.
@@ -237,52 +208,14 @@ def descent(margins: Margins, theta: Tensor, steps: Sequence[int], rate: float, 
 
 def _point(margins: Margins, theta: Tensor, log_t: Tensor, length: Tensor) -> tuple[Tensor, ...]:
     q = margins(theta)
-    return log_t, theta.norm(dim=1), length, -log_loss(q), q.amin(1), theta
+    return log_t, theta.norm(dim=1), length, -_log_loss(q), q.amin(1), theta
 
 
 def _path(points: list[tuple[Tensor, ...]]) -> Path:
     return Path(*(torch.stack(part).detach().numpy() for part in zip(*points, strict=True)))
 
 
-def loglog_coefficient(degree: int) -> float:
-    """2 − 2/k, what multiplies log log t in log 1/L.
-
-    >>> loglog_coefficient(1), loglog_coefficient(2), loglog_coefficient(4)
-    (0.0, 1.0, 1.5)
-    """
-    return 2 - 2 / degree
-
-
-def reduced_log_time(u: ArrayLike, degree: int, log_c: float = 0.0) -> Array:
-    """log t of the one-dimensional flow du/dt = C u^(2−2/k) / (1 + e^u), at increasing values of u ≥ u[0], t(u[0]) = 1.
-
-    That is the flow of one example along a direction which stays: u = γρ^k, C = k²γ^(2/k). Solved for
-    v = log t − u + p log u + log C, p = 2 − 2/k, which obeys dv/du = (1 + e^−u) e^−v − 1 + p/u and is never large.
-
-    >>> reduced_log_time([1.0, 50.0], 1).round(6)  # t = e^u + u − e: at u = 50 no digit is left of u
-    array([ 0., 50.])
-    """
-    u, p = np.asarray(u, dtype=np.float64), loglog_coefficient(degree)
-    if u[0] <= 0 or (np.diff(u) <= 0).any():
-        raise ValueError("u must be positive and increase")
-    start = -u[0] + p * math.log(u[0]) + log_c
-
-    def slope(u: float, v: Array) -> Array:
-        return (1 + math.exp(-u)) * np.exp(-v) - 1 + p / u
-
-    found = solve_ivp(slope, (u[0], u[-1]), [start], "LSODA", t_eval=u, rtol=1e-10, atol=1e-12)
-    return u - p * np.log(u) - log_c + found.y[0]
-
-
-class Coefficient(NamedTuple):
-    """Coefficient of log log t over networks."""
-
-    estimate: float
-    interval: tuple[float, float]
-    each: Array
-
-
-def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Coefficient:
+def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Estimate:
     """Coefficient p of u = log t + p (log u − 1/u) + const; arrays ``(points, networks)``.
 
     log u is log log t to leading order, and −1/u is the next term of the derived law, so that the fit needs no t of
@@ -291,7 +224,7 @@ def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Coeff
     a bias like u^(-1/2) is 2.5 times what it changes by between the halves of a window of a factor 5.
 
     >>> u = np.linspace(10, 50, 9)[:, None] * np.ones(2)
-    >>> round(fit_loglog(u - 1.5 * (np.log(u) - 1 / u), u).estimate, 6)  # the law itself, with p = 3/2
+    >>> round(fit_loglog(u - 1.5 * (np.log(u) - 1 / u), u).value, 6)  # the law itself, with p = 3/2
     1.5
     """
     log_t, u = np.asarray(log_t, dtype=np.float64), np.asarray(u, dtype=np.float64)
@@ -306,7 +239,8 @@ def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Coeff
     each, half = slopes(slice(None)), len(log_t) // 2 + 1
     moved = slopes(slice(None, half)) - slopes(slice(-half, None))
     drift = max(abs(moved).mean(), 2.5 * abs(moved.mean()))
-    return Coefficient(*fits.mean_interval(each, level=level, widen=float(drift)), each)
+    mean, (low, high) = fits.mean_interval(each, level=level, widen=float(drift))
+    return Estimate(mean, low, high, len(each))
 
 
 def max_margin(x: ArrayLike, y: ArrayLike) -> float:

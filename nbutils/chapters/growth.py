@@ -1,4 +1,4 @@
-"""What the growth of a recorded training is made of: lengths of steps, and their drift along the parameters."""
+"""Steps of recorded trainings, in length and along the parameters; and walks whose steps have no drift at all."""
 
 from __future__ import annotations
 
@@ -10,14 +10,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
-
-
-class ExponentParts(NamedTuple):
-    """Local exponent d ln ρ / d ln t of each window, shapes ``(windows,)``: ``exponent = length + drift``."""
-
-    exponent: Array
-    length: Array  # what the lengths of the steps give: all of it, were every step orthogonal to the parameters
-    drift: Array  # what θ·δ adds, or takes away
 
 
 class StepConstants(NamedTuple):
@@ -53,36 +45,6 @@ def total(layers: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def exponent_parts(table: pd.DataFrame, edges: ArrayLike) -> ExponentParts:
-    """Split the local exponent between successive ``edges`` into step length and drift, exactly.
-
-    From ρ'² = ρ²(1 + s² + 2sκ), with s = ‖δ‖/ρ and κ = cos(θ, δ): the growth of ln ρ is Σ ½ ln(1 + s²), and the rest
-    is drift.
-
-    Args:
-        table: every step of a run, as ``total`` gives it.
-        edges: numbers of steps, from 1 on, increasing.
-
-    Raises:
-        ValueError: steps are missing, or edges outside of the run.
-
-    >>> table = pd.DataFrame({"step": range(8), "norm": np.sqrt(np.arange(1, 9)), "step_norm": 1.0})
-    >>> exponent, length, drift = exponent_parts(table, [1, 7])  # ρ² = t + 1: unit steps, each orthogonal
-    >>> np.allclose(exponent, length), abs(drift).round(12)
-    (True, array([0.]))
-    """
-    edges = np.asarray(edges, dtype=np.int64)
-    if not np.array_equal(table["step"], np.arange(len(table))):
-        raise ValueError("the split needs every step from 0 on: record with every=1")
-    if len(edges) < 2 or edges[0] < 1 or edges[-1] >= len(table) or (np.diff(edges) <= 0).any():
-        raise ValueError(f"edges {edges} must increase, within 1 … {len(table) - 1}")
-    rho, delta = table["norm"].to_numpy(), table["step_norm"].to_numpy()
-    gained = np.concatenate(([0.0], np.cumsum(np.log1p((delta[1:] / rho[:-1]) ** 2) / 2)))
-    octaves = np.diff(np.log(edges))
-    exponent, length = np.diff(np.log(rho[edges])) / octaves, np.diff(gained[edges]) / octaves
-    return ExponentParts(exponent, length, exponent - length)
-
-
 def step_constants(table: pd.DataFrame, rate: ArrayLike, low: int, high: int) -> StepConstants:
     """u and κ of the steps ``low`` + 1 … ``high``: relative steps ‖δ‖ = α_t u ρ with cos(θ, δ) = κ/√t.
 
@@ -104,31 +66,6 @@ def step_constants(table: pd.DataFrame, rate: ArrayLike, low: int, high: int) ->
     weights = 1 / t
     kappa = inside["alignment"].to_numpy() * np.sqrt(t)
     return StepConstants(float(np.sqrt(np.average(u**2, weights=weights))), float(np.average(kappa, weights=weights)))
-
-
-def relative_exponent(alpha: float, u: float, kappa: float) -> float:
-    """Exponent of ρ for relative steps of rate α/√t: ρ² ∝ t^(α²u² + 2ακu), so α²u²/2 + ακu.
-
-    >>> relative_exponent(1.0, 1.0, 0.0)
-    0.5
-    """
-    return alpha**2 * u**2 / 2 + alpha * u * kappa
-
-
-def replayed_steps(lengths: ArrayLike) -> Array:
-    """Root mean square of each Adafactor update, from the lengths of a tensor's gradients alone: ``(steps,)``.
-
-    The running mean of the squared gradient, with β₂ = 1 − t^−0.8, as if only the gradient's length changed: the update
-    is ‖g_t‖/√v_t, clipped at 1. It is 1 where the length is constant, below 1 after a burst.
-
-    >>> replayed_steps([1, 10, 1]).round(2)
-    array([1.  , 1.  , 0.17])
-    """
-    steps, mean = [], 0.0
-    for t, length in enumerate(np.asarray(lengths, dtype=np.float64), 1):
-        mean += t**-0.8 * (length**2 - mean)
-        steps.append(min(1.0, float(length / mean**0.5)) if mean > 0 else 0.0)
-    return np.array(steps)
 
 
 class OrthogonalWalk(NamedTuple):
@@ -186,21 +123,3 @@ def orthogonal_walk(
         theta = theta + delta
         points[:, t + 1] = theta
     return OrthogonalWalk(points.numpy(), worst, total.numpy())
-
-
-def interval_shares(theta: NDArray[np.float64], spans: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Share of ‖Δ‖² in the growth of ρ² when a path is looked at every ``span`` steps, shape ``(len(spans),)``.
-
-    Args:
-        theta: every point of the path, shape ``(steps + 1, n)``.
-        spans: lengths of the intervals; what is left over at the end of the path is dropped.
-
-    >>> interval_shares(np.arange(5.0)[:, None], np.array([1, 2, 4]))  # a straight line from 0, at constant speed
-    array([0.25, 0.5 , 1.  ])
-    """
-    shares = []
-    for span in spans:
-        seen = theta[::span]
-        growth = (seen[-1] ** 2).sum() - (seen[0] ** 2).sum()
-        shares.append((np.diff(seen, axis=0) ** 2).sum() / growth)
-    return np.array(shares)

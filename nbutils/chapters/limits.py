@@ -21,6 +21,7 @@ Theta = Mapping[str, Any]
 Network = Callable[[Theta, Any, "Activations"], Any]
 
 ROUNDING = 1e-12  # a sum smaller than this part of its terms is 0
+NO, NEVER = np.array(False), np.array(complex(np.inf, np.inf))  # of an array with no activation on its way
 
 
 @dataclass
@@ -32,15 +33,15 @@ class Leading:
         exact: the coefficient does not change with a small change of the parameters' direction, up to an exponentially
             small amount: inputs, steps, and their sums and products. A parameter's coefficient is not exact.
         tied: ``(batch,)`` or (), an activation on the way stood at a tie.
-        order, gap: the slowest saturating activation on the way errs like exp(−gap · c ** order); inf if none.
+        slowest: the slowest saturating activation on the way errs like exp(−gap · c ** order): order + i·gap, since
+            complex numbers are ordered by their real part and then by their imaginary part; inf + i·inf if none.
     """
 
     coef: Array
     degree: Array
     exact: Array
     tied: Array
-    order: Array
-    gap: Array
+    slowest: Array
 
     __array_ufunc__ = None  # numpy arrays leave the operators to us
 
@@ -49,41 +50,40 @@ class Leading:
         zero = (self.degree == -np.inf) | (other.degree == -np.inf)
         degree = np.where(zero, -np.inf, self.degree + other.degree)
         exact = (self.exact & other.exact) | zero
-        return Leading(np.where(zero, 0.0, self.coef * other.coef), degree, exact, *_merge(self, other))
+        return Leading(np.where(zero, 0.0, self.coef * other.coef), degree, exact, *self._merged(other))
 
     __rmul__ = __mul__
 
     def __add__(self, other: Any) -> Leading:
         other = _as_leading(other)
-        terms = [np.stack(np.broadcast_arrays(*pair), -1) for pair in zip(self._term(), other._term(), strict=True)]
-        return Leading(*_sum(*terms), *_merge(self, other))
+        pairs = (self.coef, other.coef), (self.degree, other.degree), (self.exact, other.exact)
+        terms = [np.stack(np.broadcast_arrays(*pair), -1) for pair in pairs]
+        return Leading(*_sum(*terms), *self._merged(other))
 
     __radd__ = __add__
 
     def __matmul__(self, other: Any) -> Leading:
         """Matrix product over the last axis of the left and the last but one of the right side."""
-        left, right = self, _as_leading(other)
-        wide = [Leading(*(part[..., None] for part in left._term()), *left._history())]
-        wide += [Leading(*(part[..., None, :, :] for part in right._term()), *right._history())]
-        product = wide[0] * wide[1]  # (..., rows, inner, columns)
-        return Leading(*_sum(*(np.moveaxis(part, -2, -1) for part in product._term())), *product._history())
+        right = _as_leading(other)
+        product = self[..., None] * right[..., None, :, :]  # (..., rows, inner, columns)
+        terms = (np.moveaxis(part, -2, -1) for part in (product.coef, product.degree, product.exact))
+        return Leading(*_sum(*terms), product.tied, product.slowest)
 
     def __rmatmul__(self, other: Any) -> Leading:
         return _as_leading(other) @ self
 
     def __getitem__(self, index: Any) -> Leading:
         """Indices must keep the batch axis."""
-        return Leading(*(part[index] for part in self._term()), *self._history())
+        return Leading(self.coef[index], self.degree[index], self.exact[index], self.tied, self.slowest)
 
     @property
     def mT(self) -> Leading:
-        return Leading(*(part.swapaxes(-1, -2) for part in self._term()), *self._history())
+        coef, degree, exact = (part.swapaxes(-1, -2) for part in (self.coef, self.degree, self.exact))
+        return Leading(coef, degree, exact, self.tied, self.slowest)
 
-    def _term(self) -> tuple[Array, Array, Array]:
-        return self.coef, self.degree, self.exact
-
-    def _history(self) -> tuple[Array, Array, Array]:
-        return self.tied, self.order, self.gap
+    def _merged(self, other: Leading) -> tuple[Array, Array]:
+        """Tied if one of the two is; the slower of their slowest activations."""
+        return self.tied | other.tied, np.minimum(self.slowest, other.slowest)
 
 
 def leading(theta: Mapping[str, ArrayLike]) -> dict[str, Leading]:
@@ -96,11 +96,10 @@ def leading(theta: Mapping[str, ArrayLike]) -> dict[str, Leading]:
     return {name: _new(np.asarray(value, dtype=np.float64), 1.0, False) for name, value in theta.items()}
 
 
-def _new(coef: Array, degree: float | Array, exact: bool | Array, history: tuple[Array, ...] = ()) -> Leading:
+def _new(coef: Array, degree: float | Array, exact: bool | Array, tied: Array = NO, slowest: Array = NEVER) -> Leading:
     shape = np.shape(coef)
     degree, exact = np.broadcast_to(degree, shape), np.broadcast_to(exact, shape)
-    degree = np.where(exact & (coef == 0), -np.inf, degree)
-    return Leading(coef, degree, exact, *(history or (np.array(False), np.array(np.inf), np.array(np.inf))))
+    return Leading(coef, np.where(exact & (coef == 0), -np.inf, degree), exact, tied, slowest)
 
 
 def _as_leading(value: Any) -> Leading:
@@ -118,37 +117,21 @@ def _sum(coef: Array, degree: Array, exact: Array) -> tuple[Array, Array, Array]
     return total, np.where((total == 0) & fixed, -np.inf, top), fixed
 
 
-def _merge(*values: Leading) -> tuple[Array, Array, Array]:
-    """History of several operands: tied if one is; the slowest activation is that of the lowest order, then gap."""
-    tied, order, gap = values[0]._history()
-    for value in values[1:]:
-        tied = tied | value.tied
-        order, gap = _slowest((order, gap), (value.order, value.gap))
-    return tied, order, gap
-
-
-def _slowest(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
-    first = (a[0] < b[0]) | ((a[0] == b[0]) & (a[1] <= b[1]))
-    return np.where(first, a[0], b[0]), np.where(first, a[1], b[1])
-
-
-def _site(z: Leading, tie: Array, degree: Array, gap: Array, saturates: Array) -> tuple[Array, Array, Array]:
-    """History after an activation; the last four arrays have the batch on axis 0 and are reduced over the rest."""
-    others = tuple(range(1, np.ndim(tie)))
-    tied = z.tied | tie.any(others)
-    degree, gap = np.where(saturates, degree, np.inf), np.where(saturates, gap, np.inf)
-    order = degree.min(others, initial=np.inf)
-    low = degree == order.reshape(order.shape + (1,) * len(others))
-    gap = np.where(low, gap, np.inf).min(others, initial=np.inf)
-    return (tied, *_slowest((z.order, z.gap), (order, gap)))
+def _passed(z: Leading, tie: Array, degree: Array | float, gap: Array | float) -> tuple[Array, Array]:
+    """History after an activation that errs like exp(−gap · c ** degree); the batch of these arrays is on axis 0."""
+    others = tuple(range(1, tie.ndim))
+    here = np.empty(tie.shape, dtype=np.complex128)
+    here.real, here.imag = degree, gap
+    return z.tied | tie.any(others), np.minimum(z.slowest, here.min(others, initial=NEVER.item()))
 
 
 def _saturating(z: Leading, smooth: Callable[[Array], Array], step: Callable[[Array], Array], gap: float) -> Leading:
     grows = z.degree > 0
     sure = grows & (z.coef != 0)
     value = np.where(grows, step(z.coef), smooth(np.where(grows, 0.0, np.where(z.degree == 0, z.coef, 0.0))))
-    history = _site(z, grows & (z.coef == 0), z.degree, gap * abs(z.coef), sure)
-    return _new(value, 0.0, np.where(grows, sure, z.exact), history)
+    degree, gap_here = np.where(sure, z.degree, np.inf), np.where(sure, gap * abs(z.coef), np.inf)
+    history = _passed(z, grows & (z.coef == 0), degree, gap_here)
+    return _new(value, 0.0, np.where(grows, sure, z.exact), *history)
 
 
 def _leading_softmax(z: Leading) -> Leading:
@@ -163,15 +146,15 @@ def _leading_softmax(z: Leading) -> Leading:
     lost = np.isneginf(rest)  # every key ties: no gap
     several = winner.sum(-1, keepdims=True) > 1
     soft = smooth_softmax(np.where(z.degree == 0, z.coef, 0.0), axis=-1)
-    gap = np.where(lost, np.inf, best - np.where(lost, 0.0, rest))
-    history = _site(z, grows & several, top, gap, grows & ~lost)
+    saturates = grows & ~lost
+    gap = np.where(saturates, best - np.where(lost, 0.0, rest), np.inf)
+    history = _passed(z, grows & several, np.where(saturates, top, np.inf), gap)
     exact = np.where(grows, ~several, z.exact.all(-1, keepdims=True))
-    return _new(np.where(grows, hard, soft), 0.0, np.broadcast_to(exact, z.coef.shape), history)
+    return _new(np.where(grows, hard, soft), 0.0, exact, *history)
 
 
 def _leading_relu(z: Leading) -> Leading:
-    off = z.coef < 0
-    return Leading(*_new(np.maximum(z.coef, 0.0), z.degree, z.exact | off)._term(), *z._history())
+    return _new(np.maximum(z.coef, 0.0), z.degree, z.exact | (z.coef < 0), z.tied, z.slowest)
 
 
 def _leading_layer_norm(z: Leading) -> Leading:
@@ -182,10 +165,8 @@ def _leading_layer_norm(z: Leading) -> Leading:
     size = np.sqrt(np.square(centred).mean(-1, keepdims=True))
     flat = size <= ROUNDING * abs(at).max(-1, keepdims=True)
     unit = np.where(flat, 0.0, centred / np.where(flat, 1.0, size))
-    none = np.zeros_like(flat)
-    history = _site(z, flat, none + 0.0, none + 0.0, none)
     exact = (z.exact | (z.degree < top)).all(-1, keepdims=True) & ~flat
-    return _new(unit, 0.0, np.broadcast_to(exact, z.coef.shape), history)
+    return _new(unit, 0.0, exact, *_passed(z, flat, np.inf, np.inf))
 
 
 # ---- the three sets of activations ----
@@ -272,22 +253,5 @@ def limit(network: Network, theta: Mapping[str, ArrayLike], x: ArrayLike) -> Lim
     """
     out = network(leading(theta), np.asarray(x, dtype=np.float64), LEADING)
     batch = (len(out.coef),)
-    return Limit(out.coef, out.degree, *(np.broadcast_to(part, batch) for part in out._history()))
-
-
-def scaled(theta: Mapping[str, ArrayLike], c: float) -> dict[str, Array]:
-    """Every parameter times ``c``.
-
-    >>> scaled({"w": [1.0, -2.0]}, 10)
-    {'w': array([ 10., -20.])}
-    """
-    return {name: c * np.asarray(value, dtype=np.float64) for name, value in theta.items()}
-
-
-def along(theta: Mapping[str, ArrayLike], drift: Mapping[str, ArrayLike], size: float) -> dict[str, Array]:
-    """The direction θ + size · drift: one that converges to θ as ``size`` falls to 0.
-
-    >>> along({"w": [1.0, 0.0]}, {"w": [0.0, 2.0]}, 0.1)
-    {'w': array([1. , 0.2])}
-    """
-    return {name: np.asarray(value) + size * np.asarray(drift[name]) for name, value in theta.items()}
+    slowest = np.broadcast_to(out.slowest, batch)
+    return Limit(out.coef, out.degree, np.broadcast_to(out.tied, batch), slowest.real, slowest.imag)

@@ -6,6 +6,7 @@ With logits z and their derivative ż along the ray, dz/d ln c, softmax cross-en
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -14,10 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize.elementwise import find_root
-from scipy.special import lambertw
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
-from torch.utils._python_dispatch import TorchDispatchMode
 
 Array = NDArray[np.float64]
 Classes = NDArray[np.int64]
@@ -39,8 +38,7 @@ class Projection:
     wrong_part: Array = field(repr=False)  # and if it is wrong
     order: Classes = field(repr=False)  # the order in which samples turn wrong, (samples,)
     other: Classes = field(repr=False)  # their wrong labels, (n_scales, samples)
-    at: Callable[[float], Array] = field(repr=False)  # projection of every accuracy at another scale, (n_accuracies,)
-    several: Callable[[Array], Array] = field(repr=False)  # at several: (n_accuracies, n_scales)
+    at: Callable[[ArrayLike], Array] = field(repr=False)  # projection at other scales, (n_accuracies, n_scales)
 
     def labels(self, accuracy: int, scale: int) -> Classes:
         """Labels at an accuracy and a scale, given by their places in ``accuracies`` and ``scales``: ``(samples,)``."""
@@ -58,12 +56,12 @@ def along_ray(
     *,
     scale_inputs: bool = True,
     wrong: str = "uniform",
-    memory: int = 2**28,
+    at_once: int = 8,
     generator: torch.Generator,
 ) -> Projection:
     """θ·∇L of softmax cross-entropy where all parameters of ``module`` are multiplied by each scale.
 
-    The labels are those of §4.2. They are set anew at every scale, from the prediction there: a right label is
+    The labels are those of §4.2. They are set at every scale, from the prediction there: a right label is
     argmax z, a wrong one another class. The generator draws once, for all scales: the order in which samples turn
     wrong, and each sample's wrong class relative to its prediction. At accuracy a the first round((1 − a)·samples) in
     that order are wrong.
@@ -78,7 +76,7 @@ def along_ray(
             the parameters in any case: the input is scaled, not differentiated.
         wrong: ``uniform`` takes one of the other classes at random, ``mirror`` the class C − 1 − argmax of the released
             code, which needs an even number of classes.
-        memory: bytes that the intermediate values of the scales taken at once may need, roughly.
+        at_once: scales in one forward pass: more take more memory.
 
     Raises:
         ValueError: an accuracy outside [0, 1], a scale that is not positive, fewer than two classes, an odd number of
@@ -98,8 +96,9 @@ def along_ray(
     if wrong not in WRONG:
         raise ValueError(f"unknown wrong labels {wrong!r}: choose one of {', '.join(WRONG)}")
 
-    size, (*batch, classes) = _forward_bytes(module, inputs)
-    samples = int(np.prod(batch))
+    with torch.no_grad():
+        *batch, classes = module(inputs).shape
+    samples = math.prod(batch)
     if classes < 2:
         raise ValueError(f"{classes} class: with fewer than two there is no wrong label")
     if wrong == "mirror" and classes % 2:
@@ -107,7 +106,6 @@ def along_ray(
     order = torch.randperm(samples, generator=generator, device=generator.device).cpu().numpy()
     shift = torch.randint(1, classes, (samples,), generator=generator, device=generator.device).cpu()
     counts = np.rint((1 - accuracies) * samples).astype(np.int64)
-    at_once = max(1, memory // (4 * size))  # logits, their derivative, and what both leave behind
 
     def parts(c: Array) -> tuple[Array, Array, Classes, Classes]:
         """θ·∇L of each sample, right and wrong, and both labels; each ``(len(c), samples)``."""
@@ -127,21 +125,13 @@ def along_ray(
         right, false = (np.pad(part, ((0, 0), (1, 0))) for part in (right[:, order[::-1]], false[:, order]))
         return (false.cumsum(1)[:, counts] + right.cumsum(1)[:, samples - counts]).T / samples
 
+    def at(c: ArrayLike) -> Array:
+        return mean(*parts(np.atleast_1d(np.asarray(c, dtype=np.float64)))[:2])
+
     right, false, best, other = parts(scales)
-    table = mean(right, false)
-    known = dict(zip(scales.tolist(), table.T, strict=True))
-
-    def several(c: Array) -> Array:
-        return mean(*parts(c)[:2])
-
-    def at(c: float) -> Array:
-        c = float(c)
-        if c not in known:
-            known[c] = several(np.array([c]))[:, 0]
-        return known[c]
-
     rho = sum(float(p.detach().double().square().sum()) for p in module.parameters()) ** 0.5
-    return Projection(scales, accuracies, scales * rho, table, best, counts, right, false, order, other, at, several)
+    table = mean(right, false)
+    return Projection(scales, accuracies, scales * rho, table, best, counts, right, false, order, other, at)
 
 
 def logits_along_ray(
@@ -160,14 +150,15 @@ def logits_along_ray(
     def one(c: Tensor) -> tuple[Tensor, Tensor]:
         point = {name: c * value for name, value in theta.items()}
         x = c * inputs if scale_inputs else inputs
-        return jvp(lambda at: functional_call(module, at, (x,)), (point,), (point,))
+        z, dz = jvp(lambda at: functional_call(module, at, (x,)), (point,), (point,))[:2]
+        return z, dz
 
     with torch.no_grad():
         return vmap(one)(c)
 
 
 class Plain(NamedTuple):
-    """What one backward pass tells of a point on the ray."""
+    """A point on the ray by one backward pass."""
 
     total: float  # θ·∇L
     cosine: float  # θ·∇L / (‖θ‖‖∇L‖)
@@ -199,22 +190,6 @@ def by_autograd(module: nn.Module, inputs: Tensor, c: float, labels: ArrayLike, 
     return Plain(dot, dot / (rho * sum(float(g.square().sum()) for _, g in pairs.values()) ** 0.5), of_last)
 
 
-def _forward_bytes(module: nn.Module, inputs: Tensor) -> tuple[int, torch.Size]:
-    """Bytes of all values that one forward pass makes, and the shape of the last."""
-    total = 0
-
-    class Count(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal total
-            out = func(*args, **(kwargs or {}))
-            total += out.nbytes if isinstance(out, Tensor) else 0
-            return out
-
-    with torch.no_grad(), Count():
-        shape = module(inputs).shape
-    return max(total, 1), shape
-
-
 def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:
     """First norm at which θ·∇L turns from negative to positive, one for each accuracy, ``(n_accuracies,)``.
 
@@ -244,39 +219,21 @@ def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:
     for near in grid[0] * 0.5 ** np.arange(20):  # downwards
         if not (left := some_wrong & from_start & np.isnan(low)).any():
             break
-        found = left & (ray.at(near / 2) <= 0)
+        found = left & (ray.at(near / 2)[:, 0] <= 0)
         low[found], high[found] = near / 2, near
     for near in grid[-1] * 2.0 ** np.arange(20):  # upwards
         if not (left := unseen & np.isnan(low)).any():
             break
-        found = left & (ray.at(2 * near) > 0)
+        found = left & (ray.at(2 * near)[:, 0] > 0)
         low[found], high[found] = near, 2 * near
     out = np.where(some_wrong & from_start, 0.0, np.inf)
     inside = np.flatnonzero(np.isfinite(low))
-    out[inside] = unit * _roots(ray, inside, low[inside], high[inside], max(rtol, 1e-15))
+    if len(inside):
+        found = find_root(
+            lambda c, row: ray.at(c)[row, np.arange(len(row))],
+            (low[inside], high[inside]),
+            args=(inside,),
+            tolerances={"xatol": 0, "xrtol": max(rtol, 1e-15), "fatol": 0, "frtol": 0},
+        )
+        out[inside] = unit * found.x
     return out
-
-
-def _roots(ray: Projection, rows: Classes, low: Array, high: Array, rtol: float) -> Array:
-    """Where each row's θ·∇L turns positive in its bracket, all at once."""
-    if not len(rows):
-        return low
-    found = find_root(
-        lambda c, row: ray.several(c)[row, np.arange(len(row))],
-        (low, high),
-        args=(rows,),
-        tolerances={"xatol": 0, "xrtol": rtol, "fatol": 0, "frtol": 0},
-    )
-    return found.x
-
-
-def pull_bound(classes: int) -> float:
-    """Largest E_p over a right prediction of f_max − f: W((C − 1)/e), with Lambert's W.
-
-    For logits of degree k, −θ·∇L of a right sample is at most k times it, at any norm. It is Σ_j p_j m_j with margins
-    m_j = −ln(p_j/p_max), the entropy of p plus ln p_max; at given p_max it is largest if all other classes are alike.
-
-    >>> round(pull_bound(2), 4), round(pull_bound(10), 4)
-    (0.2785, 1.101)
-    """
-    return float(lambertw((classes - 1) / np.e).real)

@@ -7,15 +7,11 @@ depends on the number of sampled times and not on how many steps lie between the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import poch
-
-from nbutils import fits
 
 # An increment: the exact sum of `steps` independent steps, drawn for every walk at once, shape (walks, n).
 Increment = Callable[[int, tuple[int, int], torch.Generator], torch.Tensor]
@@ -117,57 +113,12 @@ def walk_norms(
         raise ValueError(f"times must be positive and increasing; got {list(times)}")
     gaps = [int(gap) for gap in np.diff(times, prepend=0)]
     norms = np.empty((walks, len(times)))
-    for rows in _batches(walks, max(1, batch_elements // n)):
-        theta = torch.zeros(rows.stop - rows.start, n, device=generator.device)
+    size = max(1, batch_elements // n)
+    for start in range(0, walks, size):
+        shape = (min(size, walks - start), n)
+        theta = torch.zeros(shape, device=generator.device)
         for column, gap in enumerate(gaps):
-            theta = theta + increment(gap, tuple(theta.shape), generator)
-            norms[rows, column] = torch.linalg.vector_norm(theta, dim=1, dtype=torch.float64).cpu().numpy()
+            theta = theta + increment(gap, shape, generator)
+            rho = torch.linalg.vector_norm(theta, dim=1, dtype=torch.float64)
+            norms[start : start + size, column] = rho.cpu().numpy()
     return norms
-
-
-def _batches(total: int, size: int) -> Iterator[slice]:
-    for start in range(0, total, size):
-        yield slice(start, min(start + size, total))
-
-
-def gaussian_mean_norm(n: int, variance: float = 1.0) -> float:
-    """E‖G‖ for G ~ N(0, variance · I_n): √(2·variance) · Γ((n+1)/2) / Γ(n/2).
-
-    >>> round(gaussian_mean_norm(1), 4)  # √(2/π)
-    0.7979
-    """
-    return math.sqrt(2 * variance) * float(poch(n / 2, 0.5))  # a difference of lgammas would lose all digits at large n
-
-
-class Exponent(NamedTuple):
-    """Growth exponent d ln ρ / d ln t over a window, with a 99.9 % interval."""
-
-    estimate: float
-    interval: tuple[float, float]
-    each: NDArray[np.float64]  # of each independent batch
-
-
-def growth_exponent(
-    times: NDArray[np.int64],
-    norms: NDArray[np.float64],
-    *,
-    statistic: Callable[..., NDArray[np.float64]] = np.mean,
-    batches: int = 20,
-    level: float = 0.999,
-) -> Exponent:
-    """Slope of ln(statistic of the norms) against ln t, with a Student interval from independent batches of walks.
-
-    Args:
-        times: sampled times, shape ``(T,)``.
-        norms: norms of independent walks, shape ``(walks, T)``.
-        statistic: ``np.mean`` or ``np.median``, taken over the walks of a batch.
-
-    >>> growth_exponent(np.array([1, 4, 16]), np.tile([1.0, 2.0, 4.0], (40, 1))).estimate
-    0.5
-    """
-    if len(norms) < 2 * batches:
-        raise ValueError(f"{len(norms)} walks are too few for {batches} batches: give at least {2 * batches}")
-    log_t = np.log(times) - np.log(times).mean()
-    curves = np.array([np.log(statistic(batch, axis=0)) for batch in np.array_split(norms, batches)])
-    slopes = curves @ log_t / (log_t @ log_t)
-    return Exponent(*fits.mean_interval(slopes, level=level), slopes)
