@@ -86,28 +86,10 @@ def test_split_by_file_and_stable_under_size(library):
     assert len(set(found)) == 3 and text.corpus(1000) == found[1]
 
 
-def test_real_library():
-    found = text.corpus(300_000)
-    train, dev = (sum(len(document.encode()) for document in part) for part in (found.train, found.dev))
-    assert 299_000 < train + dev <= 300_000 and 0.05 < dev / (train + dev) < 0.3
-
-
 def test_no_sources_is_an_error_that_names_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "_folder", lambda: tmp_path / "none")
     with pytest.raises(text.CorpusMissing, match="none"):
         text.corpus(1000)
-
-
-def test_sentences_of_docstrings():
-    items = text.sentences(100)
-    assert len(items) == len(set(items)) == 100
-    assert all(6 <= len(one.split()) <= 40 and one[0].isupper() and one.endswith(".") for one in items)
-    assert text.sentences(10) == items[:10]
-
-
-def test_import_needs_no_tokenizer_nor_network_package():
-    code = "import sys, nbutils.text; print({'tokenizers', 'datasets', 'nltk', 'huggingface_hub'} & set(sys.modules))"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
 
 
 # The BPE.
@@ -140,7 +122,7 @@ def test_bpe_is_the_same_in_another_process():
     """Another hash seed, one thread: the same vocabulary."""
     code = (
         "from nbutils import text; import hashlib;"
-        "print(hashlib.sha256(text.bpe(text.corpus(150_000), 800).to_str().encode()).hexdigest())"
+        "print(hashlib.sha256(text.bpe(text.corpus(60_000), 400).to_str().encode()).hexdigest())"
     )
     found = set()
     for seed, parallel in (("1", "true"), ("2", "false")):

@@ -41,15 +41,14 @@ def test_the_shared_trainings():
         trainings.make("lm-pre", **SMALL)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-def test_noise_moves_all_placements_alike(optimizer):
+def test_noise_moves_all_placements_alike():
     """Where the optimizer normalises, noise moves the blocks' matrices about alike wherever the layer norms stand.
 
     Not quite: the first queries and keys of post-norm have gradients below AdamW's ε, a sixth of their block's growth.
     """
     growth = []
     for placement in recipes_lm.PLACEMENTS:
-        recipe = recipes_lm.Recipe(placement, optimizer, recipes_lm.RATES[optimizer], gradients="noise")
+        recipe = recipes_lm.Recipe(placement, gradients="noise")
         layers = recipes_lm.language_model(recipe, **SMALL).layers
         norms = layers[layers["layer"].isin(["block 0", "block 1"])].pivot(index="step", columns="layer", values="norm")
         growth.append(np.log(norms.iloc[-1] / norms.iloc[0]).to_numpy())
@@ -153,18 +152,6 @@ def test_noise_is_as_long_as_the_gradient_that_it_stands_for(runs):
     np.testing.assert_allclose(np.log(first[1] / first[0]), 0, atol=np.log(2))
 
 
-def test_results_outlive_a_session(tmp_path, monkeypatch):
-    """What one session has trained the next one reads, to the last bit; without the variable nothing is written."""
-    monkeypatch.delenv("NBUTILS_TRAININGS", raising=False)
-    monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path / "drive"))
-    first = trainings.load("null-pre-adamw", **SMALL)["null-pre-adamw"]
-    monkeypatch.setattr(trainings, "make", lambda *_, **__: pytest.fail("trained again"))
-    again = trainings.load("null-pre-adamw", **SMALL)["null-pre-adamw"]
-    assert again.history.equals(first.history)
-    monkeypatch.delenv("NBUTILS_RESULTS")
-    assert trainings.results_folder(**SMALL) is None
-
-
 def test_another_seed_or_another_version_is_trained_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path))
     places = {trainings.results_folder(**SMALL | {"seed": seed}) for seed in (0, 1)}
@@ -185,34 +172,18 @@ def test_a_population_never_has_the_size_of_a_gpus_models(monkeypatch, asked, si
     assert seen == {"profile": sized, "seed": 2_000_005, "device": "cpu"}
 
 
-def test_each_window_of_text_has_one_token_more_than_the_model_reads(monkeypatch):
-    """Input and target are the window without its last and without its first token."""
-    lengths, windows = [], text.random_windows
-
-    def seen(tokens, batch, length, generator):
-        lengths.append(length)
-        return windows(tokens, batch, length, generator)
-
-    monkeypatch.setattr(text, "random_windows", seen)
-    recipes_lm.language_model(recipes_lm.Recipe(), profile="smoke", seed=0, device="cpu")
-    assert lengths == [recipes_lm.size("smoke").length + 1] * 2
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("embedding.weight", "embeddings"),
-        ("position_embedding.weight", "embeddings"),
-        ("norm.bias", "vectors"),
-        ("blocks.0.inner.bias", "vectors"),
-        ("blocks.0.inner.weight", "block 0"),
-        ("blocks.1.attention.key.bias", "vectors"),
-        ("blocks.1.attention.key.weight", "block 1"),
-        ("blocks.1.feedforward_norm.weight", "vectors"),
-    ],
-)
-def test_parts_of_a_language_model(name, part):
-    assert recipes_lm.part_of(name) == part
+def test_parts_of_a_language_model():
+    names = {
+        "embeddings": ["embedding.weight", "position_embedding.weight"],
+        "vectors": [
+            "norm.bias",
+            "blocks.0.inner.bias",
+            "blocks.1.attention.key.bias",
+            "blocks.1.feedforward_norm.weight",
+        ],
+        "block 1": ["blocks.1.inner.weight", "blocks.1.attention.key.weight"],
+    }
+    assert all(recipes_lm.part_of(name) == part for part, those in names.items() for name in those)
 
 
 def test_measures_of_a_language_model_by_hand():
@@ -279,17 +250,27 @@ def kept(norm):
     return training.Run(pd.DataFrame({"step": [0], "norm": [norm]}))
 
 
-def test_what_the_workflow_has_trained_comes_before_what_a_session_kept(tmp_path, monkeypatch):
+def test_what_the_workflow_trained_comes_before_what_a_session_kept(tmp_path, monkeypatch):
+    made = []
+
+    def norm():
+        return trainings.load("lm-pre-slow", **SMALL)["lm-pre-slow"].history["norm"].tolist()
+
+    monkeypatch.setattr(trainings, "make", lambda name, **given: made.append((name, given)) or kept(3.0))
+    monkeypatch.delenv("NBUTILS_TRAININGS", raising=False)
+    monkeypatch.setenv("NBUTILS_RESULTS", "")
+    monkeypatch.chdir(tmp_path)
+    assert norm() == norm() == [3.0] and made == [("lm-pre-slow", SMALL)] * 2
+    assert trainings.results_folder(**SMALL) is None and not list(tmp_path.iterdir())
     monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path / "drive"))
+    assert norm() == norm() == [3.0] and len(made) == 3, "what one session has trained the next one reads"
     own = trainings.results_folder(**SMALL)
     assert own.parent == tmp_path / "drive" / "trainings" and len(own.name.rpartition("-")[2]) == 12
-    save_run(kept(2.0), own / "lm-pre-slow")
-    assert trainings.load("lm-pre-slow", **SMALL)["lm-pre-slow"].history["norm"].tolist() == [2.0]
     monkeypatch.setenv("NBUTILS_TRAININGS", str(tmp_path / "workflow"))
     with pytest.raises(FileNotFoundError, match=r"lm-pre-slow has no run\.pt: it is not a saved run"):
-        trainings.load("lm-pre-slow", **SMALL)
+        norm()
     save_run(kept(1.0), tmp_path / "workflow" / "lm-pre-slow")
-    assert trainings.load("lm-pre-slow", **SMALL)["lm-pre-slow"].history["norm"].tolist() == [1.0]
+    assert norm() == [1.0] and len(made) == 3
 
 
 def test_a_saved_run_comes_back_to_the_bit(tmp_path, runs):
@@ -325,15 +306,6 @@ def test_a_failed_save_leaves_the_old_run(tmp_path, monkeypatch, where, name):
     assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
 
 
-def test_without_any_folder_a_training_is_made_and_nothing_is_kept(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NBUTILS_TRAININGS", raising=False)
-    monkeypatch.setenv("NBUTILS_RESULTS", "")
-    monkeypatch.setattr(trainings, "make", lambda name, **given: (name, given))
-    assert trainings.load("lm-pre-s*", **SMALL) == {name: (name, SMALL) for name in ("lm-pre-sgd", "lm-pre-slow")}
-    assert not list(tmp_path.iterdir())
-
-
 def test_sgd_has_momentum_and_the_others_have_none_of_their_own(monkeypatch):
     seen = []
     monkeypatch.setattr(training, "train", lambda model, windows, **options: seen.append(options) or 1 / 0)
@@ -342,8 +314,7 @@ def test_sgd_has_momentum_and_the_others_have_none_of_their_own(monkeypatch):
             trainings.make(name, **SMALL)
     sgd, adamw, adafactor = (options["optimizer"].param_groups[0] for options in seen)
     assert 0 < sgd["momentum"] < 1 and adamw["betas"] == (0.9, 0.999) and adafactor["beta1"] is None
-    assert [options["precision"] for options in seen] == ["full"] * 3
-    assert all(options["noise_scale"] == 1 and options["gradients"] == "loss" for options in seen)
+    assert all(options["precision"] == "full" and options["gradients"] == "loss" for options in seen)
     assert [options["schedule"](0) for options in seen[:2]] == [recipes_lm.RATES["sgd"], recipes_lm.RATES["adamw"]]
     warmup = recipes_lm.size("smoke").warmup
     assert seen[2]["schedule"](0) == pytest.approx(warmup**-0.5)
