@@ -43,11 +43,11 @@ def one_at_a_time(model: nn.Module, sentences: list[list[int]]) -> torch.Tensor:
 def similarity() -> Row:
     """Ours also computes the centred similarity and the anisotropy; it must not be slower for that."""
     model, sentences = model_and_sentences()
-    gap = float((one_at_a_time(model, sentences) - saturation.similarity_many(model, sentences, C).raw).abs().max())
+    gap = float((one_at_a_time(model, sentences) - saturation.similarity(model, sentences, C).raw).abs().max())
     assert gap < 1e-5, f"they disagree by {gap:.2g}"
     return compare(
         "representation similarity, 100 sentences, against a loop with a scaled copy, raw similarity alone",
-        lambda: saturation.similarity_many(model, sentences, C),
+        lambda: saturation.similarity(model, sentences, C),
         lambda: one_at_a_time(model, sentences),
         5,
     )

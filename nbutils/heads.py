@@ -7,13 +7,12 @@ probabilities serve as scores.
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from nbutils.saturation import Batch, check_tokens
+from nbutils.saturation import Batch, check_unpadded, forward, real_tokens
 from nbutils.saturation.scaling import mode, scaled
 
 
@@ -72,7 +71,7 @@ def multiplicative_mask(scores: Tensor) -> Tensor:
     """Scores with those of future keys times 0, as the paper's released code masks: the softmax still sees them.
 
     A score of 0 beats every negative one. Where all scores of the past are negative, the saturated head therefore
-    attends to the whole future, uniformly (``released_mask_positions``).
+    attends to the whole future, uniformly: (T − 1)/2 + 1/T positions on average, the last query among them.
 
     >>> saturated(multiplicative_mask(torch.full((3, 3), -1.0)))[0]  # the first query, its own key at −1
     tensor([0.0000, 0.5000, 0.5000])
@@ -82,20 +81,6 @@ def multiplicative_mask(scores: Tensor) -> Tensor:
 
 def _past(scores: Tensor) -> Tensor:
     return torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-
-
-def released_mask_positions(length: int) -> float:
-    """Mean number of positions that a saturated head attends under ``multiplicative_mask`` if all scores are negative.
-
-    Query i of T ties all its T − i future keys at 0. The last query has none and takes its largest score, one position.
-    The mean is (T(T − 1)/2 + 1)/T = (T − 1)/2 + 1/T.
-
-    >>> round(released_mask_positions(83), 5)
-    41.01205
-    """
-    if length < 1:
-        raise ValueError(f"the length must be at least 1; got {length}")
-    return (length - 1) / 2 + 1 / length
 
 
 # ---- measures ----
@@ -109,7 +94,7 @@ def windows(model: nn.Module) -> list[int | None]:
     >>> windows(SimpleNamespace(config=SimpleNamespace(**config)))
     [4, None]
     """
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     size = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
@@ -131,8 +116,7 @@ def allowed_positions(batch: Batch, *, causal: bool, window: int | None = None) 
     >>> allowed_positions(batch, causal=True).sum(-1).tolist()
     [[[1, 2, 0]]]
     """
-    ids = batch["input_ids"]
-    real = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(ids, dtype=torch.bool)
+    real = real_tokens(batch)
     pairs = real[:, None, :, None] & real[:, None, None, :]
     if window is not None:
         pairs = pairs & torch.ones_like(pairs).triu(1 - window)
@@ -144,42 +128,20 @@ def positions(weights: Tensor, *, threshold: float = 0.5) -> Tensor:
 
     In saturated attention all attended keys have the same weight: any threshold in (0, 1] counts exactly the ties.
 
+    Raises:
+        ValueError: a threshold outside of (0, 1]; rows that neither sum to 1 nor are all 0.
+
     >>> positions(torch.tensor([[0.5, 0.3, 0.2], [0.0, 1.0, 0.0]]))
     tensor([2, 1])
     """
     if not 0 < threshold <= 1:
         raise ValueError(f"the threshold must be in (0, 1]; got {threshold}")
-    weights = _probabilities(weights)
-    return ((weights > 0) & (weights >= threshold * weights.amax(-1, keepdim=True))).sum(-1)
-
-
-def entropy(weights: Tensor, allowed: Tensor | None = None, *, normalised: bool = False) -> Tensor:
-    """Entropy of each row in nats, float64, shape ``(..., T)``; ``normalised`` divides by log of the keys allowed.
-
-    Between 0 and log n, so between 0 and 1 normalised, unless weight is on keys that are not allowed. NaN where fewer
-    than two keys are allowed and the normalised entropy is asked for.
-
-    Args:
-        allowed: bool, broadcast to the shape of ``weights``; all keys if not given.
-
-    >>> halves = torch.tensor([0.5, 0.5, 0.0, 0.0])
-    >>> round(entropy(halves).item(), 4), entropy(halves, normalised=True).item()  # log 2, and over log 4
-    (0.6931, 0.5)
-    """
-    nats = torch.special.entr(_probabilities(weights)).sum(-1)
-    if not normalised:
-        return nats
-    count = _allowed(weights, allowed).sum(-1).double()
-    return nats / count.log().where(count > 1, math.nan)
-
-
-def masked_mass(weights: Tensor, allowed: Tensor) -> Tensor:
-    """Weight of each row on keys that are not allowed, float64, shape ``(..., T)``.
-
-    >>> masked_mass(torch.tensor([0.5, 0.25, 0.25]), torch.tensor([True, True, False])).item()
-    0.25
-    """
-    return _probabilities(weights).masked_fill(_allowed(weights, allowed), 0).sum(-1)
+    wide = weights.double()
+    total = wide.sum(-1)
+    off = torch.minimum((total - 1).abs(), total.abs())
+    if not ((wide >= 0).all() and (off < 1e-2).all()):  # 1e-2: float16 and bfloat16 rows
+        raise ValueError("weights are not probabilities: each row must be at least 0 and sum to 1 (or be all 0)")
+    return ((wide > 0) & (wide >= threshold * wide.amax(-1, keepdim=True))).sum(-1)
 
 
 def summarise(weights: Tensor, allowed: Tensor | None = None, *, threshold: float = 0.5) -> HeadSummary:
@@ -199,9 +161,11 @@ def summarise(weights: Tensor, allowed: Tensor | None = None, *, threshold: floa
     if weights.ndim != 4:
         raise ValueError(f"weights have shape {tuple(weights.shape)}: give (batch, heads, T, T)")
     sink = weights.shape[-1] == weights.shape[-2] + 1
-    if sink and allowed is not None:
+    if allowed is None:
+        allowed = torch.ones_like(weights)
+    elif sink:
         allowed = torch.cat([allowed.bool(), allowed.any(-1, keepdim=True)], -1)
-    allowed = _allowed(weights, allowed)
+    allowed = allowed.bool().expand_as(weights)
     count = allowed.sum(-1)
     queries = count > 0
     if not queries.any((0, 2)).all():
@@ -211,13 +175,15 @@ def summarise(weights: Tensor, allowed: Tensor | None = None, *, threshold: floa
         return (x.double().where(which, 0.0).sum((0, 2)) / which.sum((0, 2))).cpu()
 
     attended = positions(weights, threshold=threshold)
+    wide = weights.double()
+    entropy = torch.special.entr(wide).sum(-1)
     return HeadSummary(
         positions=mean(attended),
         share=mean(attended) / mean(count),  # the mean of the ratios would be large for any head: first queries see few
         split=mean(attended > 1),
-        entropy=mean(entropy(weights)),
-        normalised_entropy=mean(entropy(weights, allowed, normalised=True), count > 1),
-        masked_mass=mean(masked_mass(weights, allowed)),
+        entropy=mean(entropy),
+        normalised_entropy=mean(entropy / count.double().log(), count > 1),
+        masked_mass=mean(wide.masked_fill(allowed, 0).sum(-1)),
         sink=mean(weights[..., -1] if sink else torch.zeros_like(weights[..., -1])),
     )
 
@@ -239,22 +205,6 @@ def classify(summary: HeadSummary, *, few: float = 1.5, many: float = 0.25) -> l
         kind = "argmax-like" if count <= few else "mean-like" if share >= many else "other"
         kinds.append("sink" if sink >= 0.5 else kind)
     return kinds
-
-
-def _probabilities(weights: Tensor) -> Tensor:
-    """The weights in float64, if each row sums to 1, or to 0 where all is masked."""
-    wide = weights.double()
-    total = wide.sum(-1)
-    off = torch.minimum((total - 1).abs(), total.abs())
-    if not ((wide >= 0).all() and (off < 1e-2).all()):  # 1e-2: float16 and bfloat16 rows
-        raise ValueError("weights are not probabilities: each row must be at least 0 and sum to 1 (or be all 0)")
-    return wide
-
-
-def _allowed(weights: Tensor, allowed: Tensor | None) -> Tensor:
-    if allowed is None:
-        return torch.ones_like(weights, dtype=torch.bool)
-    return allowed.bool().expand_as(weights)
 
 
 # ---- models ----
@@ -281,7 +231,12 @@ def attention_scores(
     16.0
     """
     with mode(model), scaled(model, c, dtype=dtype):
-        found = _own(model, batch) if callable(getattr(model, "attentions", None)) else _transformers(model, batch)
+        own = getattr(model, "attentions", None)
+        if callable(own) and not isinstance(own, nn.Module):  # XLM's are a list of layers
+            check_unpadded(batch)
+            found = [layer.scores for layer in own(batch["input_ids"])]
+        else:
+            found = _transformers(model, batch)
     for number, scores in enumerate(found, start=1):
         if not (scores < torch.inf).all():
             raise OverflowError(
@@ -291,22 +246,12 @@ def attention_scores(
     return found
 
 
-def _own(model: nn.Module, batch: Batch) -> list[Tensor]:
-    if "attention_mask" in batch and not batch["attention_mask"].all():
-        raise ValueError("this model takes no attention mask: give it sentences of one length, without padding")
-    return [layer.scores for layer in model.attentions(batch["input_ids"])]
-
-
 def _transformers(model: nn.Module, batch: Batch) -> list[Tensor]:
-    check_tokens(model, batch)
-    inputs: dict[str, Any] = {**batch, "output_attentions": True, "return_dict": True}
-    if not getattr(model.config, "is_encoder_decoder", False):
-        found = model(**inputs).attentions
-    elif "decoder_input_ids" in batch:
-        out = model(**inputs)
-        found = (*(out.encoder_attentions or ()), *(out.decoder_attentions or ()))
+    out = forward(model, batch, output_attentions=True)
+    if hasattr(out, "attentions"):
+        found = out.attentions
     else:
-        found = model.get_encoder()(**inputs).attentions
+        found = (*(out.encoder_attentions or ()), *(out.decoder_attentions or ()))
     if not found or any(layer is None for layer in found):
         raise ValueError(f'{type(model).__name__} gives no attention: load it with attn_implementation="eager"')
     sinks = any(name.endswith("sinks") for name, _ in model.named_parameters())

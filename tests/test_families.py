@@ -96,8 +96,8 @@ def encoder_decoder():
 
 def test_encoder_decoders_take_what_the_decoder_reads():
     model = made(encoder_decoder)
-    both = saturation.similarity_many(model, SENTENCES, decoder=SENTENCES)
-    encoder = saturation.similarity_many(model, SENTENCES)
+    both = saturation.similarity(model, SENTENCES, decoder=SENTENCES)
+    encoder = saturation.similarity(model, SENTENCES)
     assert len(both.raw) == 2 * len(encoder.raw)
     torch.testing.assert_close(both.raw[: len(encoder.raw)], encoder.raw, atol=1e-6, rtol=0)
     ids = torch.tensor(SENTENCES[:1])
@@ -107,7 +107,7 @@ def test_encoder_decoders_take_what_the_decoder_reads():
 
 
 @pytest.mark.parametrize("ask", [
-    lambda model, ids: saturation.similarity_many(model, ids),
+    lambda model, ids: saturation.similarity(model, ids),
     lambda model, ids: heads.attention_scores(model, saturation.batches_by_length(ids)[0]),
     lambda model, ids: homogeneity.measure_degree(model, (torch.tensor(ids),), (1.0,)),
 ])  # fmt: skip

@@ -1,8 +1,6 @@
 """Optimizers, schedules, the training loop, its record, the batched ensemble."""
 
 import dataclasses
-import os
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,7 +15,6 @@ from nbutils.models import CausalLM
 from nbutils.optimizers import OPTIMIZERS, optimizer, schedule
 from nbutils.training import Run, _check, batch_loss, gradient_scales, noise_gradients, to_device, train
 from nbutils.trainings.recipes_t5 import small_t5
-from nbutils.trainings.runs import load_run, save_run
 
 BATCHES = [torch.randint(0, 13, (6, 9), generator=generator(i, "cpu")) for i in range(3)]
 
@@ -246,53 +243,6 @@ def test_measures_at_snapshots_do_not_disturb():
     done = run(net=model(dropout=0.2), snapshots=(0, 6, 12), on_snapshot=measure)
     assert done.measures.to_dict("list") == {"step": [0, 6, 12], "twice": [0, 12, 24]} and not done.snapshots
     pd.testing.assert_frame_equal(done.history, run(net=model(dropout=0.2)).history, check_exact=True)
-
-
-def test_a_saved_run_comes_back_to_the_bit(tmp_path):
-    done = run(by_layer=True, snapshots=(3,))
-    save_run(run(steps=2), tmp_path / "run")
-    save_run(done, tmp_path / "run")  # replaces
-    read = load_run(tmp_path / "run")
-    pd.testing.assert_frame_equal(read.history, done.history, check_exact=True)
-    pd.testing.assert_frame_equal(read.layers, done.layers, check_exact=True)
-    assert read.settings == done.settings and list(read.snapshots) == [3] and read.measures.empty
-    assert all(torch.equal(read.snapshots[3][name], value) for name, value in done.snapshots[3].items())
-    assert [file.name for file in tmp_path.iterdir()] == ["run"]
-
-
-def test_a_failed_save_leaves_the_old_run(tmp_path, monkeypatch):
-    done = run(steps=2, snapshots=(2,))
-    save_run(done, tmp_path / "run")
-
-    def full(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    with pytest.raises(OSError, match="disk full"):
-        save_run(run(steps=3, snapshots=(2,)), tmp_path / "run")
-    assert len(load_run(tmp_path / "run").history) == 3
-    assert [file.name for file in tmp_path.iterdir()] == ["run"]
-
-
-def test_a_save_that_fails_between_the_two_moves_leaves_the_old_run(tmp_path, monkeypatch):
-    done, move = run(steps=2, snapshots=(2,)), os.replace
-    save_run(done, tmp_path / "run")
-
-    def fails(source, target):
-        if ".part" in Path(source).name:
-            raise OSError("no such device")
-        move(source, target)
-
-    monkeypatch.setattr(os, "replace", fails)
-    with pytest.raises(OSError, match="no such device"):
-        save_run(run(steps=3, snapshots=(2,)), tmp_path / "run")
-    assert len(load_run(tmp_path / "run").history) == 3
-    assert [file.name for file in tmp_path.iterdir()] == ["run"]
-
-
-def test_no_run_is_said(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no history\.csv: it is not a saved run"):
-        load_run(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -545,24 +495,6 @@ def test_each_form_of_batch_goes_to_its_device():
     assert isinstance(moved, tuple) and [each.is_contiguous() for each in moved] == [True, True]
     assert to_device(part, torch.device("meta")).device.type == "meta"
     assert to_device({"a": part}, torch.device("meta"))["a"].device.type == "meta"
-
-
-def test_an_empty_folder_in_the_place_of_a_run_is_no_run_and_numbers_come_back_as_they_were(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "settings.json").write_text("{}")
-    with pytest.raises(FileNotFoundError):
-        load_run(tmp_path / "run")
-    history = pd.DataFrame(
-        {"step": [0, 10, 2], "norm": [0.1, float("nan"), 1e-310], "loss": [float("inf"), -0.0, 1 / 3]}
-    )
-    layers = pd.DataFrame({"step": [0], "layer": ["nan"], "norm": [2.0]})
-    snapshots = {10: {"w": torch.arange(6.0).view(2, 3).mT}, 9: {"w": torch.zeros(1)}, 100: {"w": torch.ones(1)}}
-    save_run(Run(history, layers, snapshots, settings={"größe": [1, None]}), tmp_path / "run")
-    read = load_run(tmp_path / "run")
-    pd.testing.assert_frame_equal(read.history, history, check_exact=True)
-    pd.testing.assert_frame_equal(read.layers, layers, check_exact=True)
-    assert list(read.snapshots) == [9, 10, 100] and torch.equal(read.snapshots[10]["w"], snapshots[10]["w"])
-    assert read.settings == {"größe": [1, None]} and read.measures.empty
 
 
 def test_full_precision_asks_for_no_autocast(recwarn):

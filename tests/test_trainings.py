@@ -1,6 +1,7 @@
 """The shared language models: what each recipe leaves, and its null model."""
 
-from dataclasses import FrozenInstanceError, replace
+import os
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from nbutils import devices, models, saturation, text, training, trainings
 from nbutils.trainings import recipes_lm, recipes_t5
+from nbutils.trainings.runs import load_run, save_run
 
 SMALL = {"profile": "smoke", "seed": 0, "device": "cpu"}
 
@@ -20,23 +22,33 @@ def runs():
     return {name: trainings.make(name, **SMALL) for name in ("lm-pre-adamw", "null-pre-adamw")}
 
 
-def test_every_recipe_has_its_null_model():
-    for name in trainings.names("null-*"):
-        recipe, null = recipes_lm.LANGUAGE_MODELS[name.replace("null", "lm")], recipes_lm.LANGUAGE_MODELS[name]
-        assert (null.placement, null.optimizer, null.lr) == (recipe.placement, recipe.optimizer, recipe.lr)
-        assert (recipe.gradients, null.gradients) == ("loss", "noise")
-    assert len(trainings.names("null-*")) == 9
+def test_the_shared_trainings():
+    """Nine language models and their null models, a slow one, nine draws of three recipes; T5, its draws and noise."""
+    lms = recipes_lm.LANGUAGE_MODELS
+    for placement in ("pre", "post", "residual-post"):
+        for optimizer in ("sgd", "adamw", "adafactor"):
+            recipe = lms[f"lm-{placement}-{optimizer}"]
+            assert (recipe.placement, recipe.optimizer, recipe.gradients) == (placement, optimizer, "loss")
+            assert lms[f"null-{placement}-{optimizer}"] == replace(recipe, gradients="noise")
+    rates = {placement: lms[f"lm-{placement}-sgd"].lr for placement in recipes_lm.PLACEMENTS}
+    assert rates["pre"] == rates["post"] > 10 * rates["residual-post"] > 0 and lms["lm-pre-adafactor"].lr == 1
+    again = [f"again-{r}-{d}" for r in ("pre-adamw", "pre-sgd", "post-gentle") for d in range(1, 10)]
+    t5 = ["t5-own", "t5-null", *(f"t5-own-{d}" for d in range(2, 10))]
+    assert len(lms) == 19 and sorted(trainings.names()) == sorted([*lms, *again, *t5])
+    with pytest.raises(ValueError, match="no shared training matches 'gpt'"):
+        trainings.names("gpt")
+    with pytest.raises(ValueError, match="no shared training is named 'lm-pre': there are lm-pre-sgd, lm-pre-adamw"):
+        trainings.make("lm-pre", **SMALL)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
-def test_noise_moves_all_placements_alike(optimizer):
+def test_noise_moves_all_placements_alike():
     """Where the optimizer normalises, noise moves the blocks' matrices about alike wherever the layer norms stand.
 
     Not quite: the first queries and keys of post-norm have gradients below AdamW's ε, a sixth of their block's growth.
     """
     growth = []
     for placement in recipes_lm.PLACEMENTS:
-        recipe = recipes_lm.Recipe(placement, optimizer, recipes_lm.RATES[optimizer], gradients="noise")
+        recipe = recipes_lm.Recipe(placement, gradients="noise")
         layers = recipes_lm.language_model(recipe, **SMALL).layers
         norms = layers[layers["layer"].isin(["block 0", "block 1"])].pivot(index="step", columns="layer", values="norm")
         growth.append(np.log(norms.iloc[-1] / norms.iloc[0]).to_numpy())
@@ -62,6 +74,7 @@ def asked(monkeypatch):
 
     def options(name, profile="smoke", seed=0):
         seen = {}
+        monkeypatch.setattr(text, "corpus", lambda size: text.Corpus("by hand", ("ab",), ()))
         monkeypatch.setattr(recipes_t5, "small_t5", lambda *sizes, seed, **more: seen.update(weights=seed))
         monkeypatch.setattr(text, "span_batches", lambda *given: seen.update(batches=given[3].initial_seed()))
         monkeypatch.setattr(training, "train", lambda model, batches, **more: seen.update(more) or 1 / 0)
@@ -105,16 +118,6 @@ def test_no_two_repetitions_share_a_seed(repetitions):
     assert len({recipes_t5.own_seed(*each) for each in repetitions}) == len(repetitions)
 
 
-@given(st.integers(0, 999), st.integers(0, recipes_t5.DRAWS - 1))
-def test_small_seeds_have_readable_draws(seed, draw):
-    assert recipes_t5.own_seed(seed, draw) == 1000 * draw + seed
-
-
-def test_a_draw_too_many_is_refused():
-    with pytest.raises(ValueError, match="draw = 9: choose one of 0 to 8"):
-        recipes_t5.own_seed(0, 9)
-
-
 @pytest.mark.parametrize("profile", ["smoke", "book", "gpu"])
 def test_snapshots_of_t5_are_evenly_spaced_from_the_start_to_the_end(asked, profile):
     options = asked("t5-null", profile)
@@ -149,23 +152,6 @@ def test_noise_is_as_long_as_the_gradient_that_it_stands_for(runs):
     np.testing.assert_allclose(np.log(first[1] / first[0]), 0, atol=np.log(2))
 
 
-def test_unknown_names_are_told():
-    with pytest.raises(ValueError, match="no shared training matches 'gpt'"):
-        trainings.names("gpt")
-
-
-def test_results_outlive_a_session(tmp_path, monkeypatch):
-    """What one session has trained the next one reads, to the last bit; without the variable nothing is written."""
-    monkeypatch.delenv("NBUTILS_TRAININGS", raising=False)
-    monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path / "drive"))
-    first = trainings.load("null-pre-adamw", **SMALL)["null-pre-adamw"]
-    monkeypatch.setattr(trainings, "make", lambda *_, **__: pytest.fail("trained again"))
-    again = trainings.load("null-pre-adamw", **SMALL)["null-pre-adamw"]
-    assert again.history.equals(first.history)
-    monkeypatch.delenv("NBUTILS_RESULTS")
-    assert trainings.results_folder(**SMALL) is None
-
-
 def test_another_seed_or_another_version_is_trained_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path))
     places = {trainings.results_folder(**SMALL | {"seed": seed}) for seed in (0, 1)}
@@ -186,88 +172,18 @@ def test_a_population_never_has_the_size_of_a_gpus_models(monkeypatch, asked, si
     assert seen == {"profile": sized, "seed": 2_000_005, "device": "cpu"}
 
 
-def test_padding_begins_the_decoder_and_ends_nothing():
-    """T5's convention: padding is id 0 and begins the decoder's input; a text ends with id 1."""
-    settings = recipes_t5.small_t5(300, 16, 1, heads=2, seed=0).config
-    assert (settings.pad_token_id, settings.decoder_start_token_id, settings.eos_token_id) == (0, 0, 1)
-
-
-def test_each_window_of_text_has_one_token_more_than_the_model_reads(monkeypatch):
-    """Input and target are the window without its last and without its first token."""
-    lengths, windows = [], text.random_windows
-
-    def seen(tokens, batch, length, generator):
-        lengths.append(length)
-        return windows(tokens, batch, length, generator)
-
-    monkeypatch.setattr(text, "random_windows", seen)
-    recipes_lm.language_model(recipes_lm.Recipe(), profile="smoke", seed=0, device="cpu")
-    assert lengths == [recipes_lm.size("smoke").length + 1] * 2
-
-
-# Edges and defaults
-
-
-def test_names_of_all_shared_trainings():
-    """Nine language models and their null models, two more, nine draws of three recipes; T5 at three rates."""
-    nine = [f"{p}-{o}" for p in ("pre", "post", "residual-post") for o in ("sgd", "adamw", "adafactor")]
-    again = [f"again-{r}-{d}" for r in ("pre-adamw", "pre-sgd", "post-gentle") for d in range(1, 10)]
-    t5 = [
-        "t5-own",
-        "t5-null",
-        *(f"t5-own-{d}" for d in range(2, 10)),
-    ]
-    models = [*(f"lm-{name}" for name in nine), *(f"null-{name}" for name in nine), "lm-pre-slow"]
-    assert sorted(trainings.names()) == sorted(trainings.names("*")) == sorted([*models, *again, *t5])
-    assert trainings.names("lm-pre-slow") == ["lm-pre-slow"]
-    with pytest.raises(ValueError, match="no shared training is named 'lm-pre': there are lm-pre-sgd, lm-pre-adamw"):
-        trainings.make("lm-pre", **SMALL)
-
-
-def test_the_relative_rate_is_that_of_t5():
-    for placement in recipes_lm.PLACEMENTS:
-        assert recipes_lm.LANGUAGE_MODELS[f"lm-{placement}-adafactor"].lr == 1
-        for name in recipes_lm.OPTIMIZERS:
-            recipe = recipes_lm.LANGUAGE_MODELS[f"lm-{placement}-{name}"]
-            assert (recipe.placement, recipe.optimizer, recipe.init) == (placement, name, 0.02)
-    rates = {p: recipes_lm.LANGUAGE_MODELS[f"lm-{p}-sgd"].lr for p in recipes_lm.PLACEMENTS}
-    assert rates["pre"] == rates["post"] > 10 * rates["residual-post"] > 0
-
-
-@pytest.mark.parametrize(("draw", "good"), [(-1, False), (0, False), (1, True), (9, True), (10, False)])
-def test_draws_of_a_population_are_one_to_nine(monkeypatch, draw, good):
-    seeds = []
-    monkeypatch.setattr(recipes_lm, "language_model", lambda recipe, *, profile, seed, device: seeds.append(seed))
-    if good:
-        recipes_lm.once_more(recipes_lm.Recipe(), draw, **SMALL | {"seed": 3})
-        assert seeds == [3 + draw * 10**6]
-    else:
-        with pytest.raises(ValueError, match=f"draw = {draw}: choose one of 1 to 9"):
-            recipes_lm.once_more(recipes_lm.Recipe(), draw, **SMALL)
-    with pytest.raises(ValueError, match="draw = -1: choose one of 0 to 8"):
-        recipes_t5.own_seed(5, -1)
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("embedding.weight", "embeddings"),
-        ("position_embedding.weight", "embeddings"),
-        ("norm.bias", "vectors"),
-        ("blocks.0.inner.bias", "vectors"),
-        ("blocks.0.inner.weight", "block 0"),
-        ("blocks.1.attention.key.bias", "vectors"),
-        ("blocks.1.attention.key.weight", "block 1"),
-        ("blocks.1.feedforward_norm.weight", "vectors"),
-    ],
-)
-def test_parts_of_a_language_model(name, part):
-    assert recipes_lm.part_of(name) == part
-
-
-def test_twelve_steps_evenly_spaced_unless_more_are_asked_for():
-    assert recipes_lm.log_steps(2**11) == [0, *(2**i for i in range(12))]
-    assert recipes_lm.log_steps(3**4, 5) == [0, 1, 3, 9, 27, 81] and recipes_lm.log_steps(7, 2) == [0, 1, 7]
+def test_parts_of_a_language_model():
+    names = {
+        "embeddings": ["embedding.weight", "position_embedding.weight"],
+        "vectors": [
+            "norm.bias",
+            "blocks.0.inner.bias",
+            "blocks.1.attention.key.bias",
+            "blocks.1.feedforward_norm.weight",
+        ],
+        "block 1": ["blocks.1.inner.weight", "blocks.1.attention.key.weight"],
+    }
+    assert all(recipes_lm.part_of(name) == part for part, those in names.items() for name in those)
 
 
 def test_measures_of_a_language_model_by_hand():
@@ -281,14 +197,9 @@ def test_measures_of_a_language_model_by_hand():
     right = windows[:, 1:, None]
     assert found["loss"] == pytest.approx(-float(logits.log_softmax(-1).gather(-1, right).mean()), rel=1e-5)
     assert found["accuracy"] == pytest.approx(float((logits.argmax(-1) == windows[:, 1:]).double().mean()))
-    batch = {"input_ids": windows[:, :-1]}
-    for name, values in (
-        ("raw", saturation.similarity(model, batch, 1000.0)),
-        ("anisotropy", saturation.anisotropy(model, batch)),
-        ("anisotropy_scaled", saturation.anisotropy(model, batch, 1000.0)),
-    ):
-        assert [found[f"{name} {i}"] for i in range(3)] == pytest.approx(values.tolist(), abs=1e-6)
-        assert found[name] == pytest.approx(float(values[1:].mean()), abs=1e-6)
+    for name, values in saturation.compare(model, [{"input_ids": windows[:, :-1]}], 1000.0)._asdict().items():
+        assert [found[f"{name} {i}"] for i in range(3)] == values.tolist()
+        assert found[name] == pytest.approx(float(values[1:].mean()), abs=1e-12)
     assert f"{name} 3" not in found and len(found) == 2 + 5 * 4
 
 
@@ -298,26 +209,20 @@ def test_points_of_a_path_have_the_distances_of_the_snapshots():
     runs = {
         step: {name: torch.randn(*shape, generator=rng) for name, shape in shapes.items()} for step in (7, 0, 30, 2)
     }
-    for options, left in (({}, "shared."), ({"without": "b"}, "b"), ({"without": "none"}, "none")):
-        steps, points = recipes_t5.path(runs, **options)
-        flat = [
-            np.concatenate([v.double().numpy().ravel() for k, v in runs[s].items() if not k.startswith(left)])
-            for s in steps
-        ]
-        assert steps.tolist() == [0, 2, 7, 30] and points.shape == (4, 4)
-        np.testing.assert_allclose(points @ points.T, np.array(flat) @ np.array(flat).T, atol=1e-6)
+    steps, points = recipes_t5.path(runs)
+    flat = [torch.cat([runs[step][name].double().flatten() for name in list(shapes)[1:]]).numpy() for step in steps]
+    assert steps.tolist() == [0, 2, 7, 30] and points.shape == (4, 4)
+    np.testing.assert_allclose(points @ points.T, np.array(flat) @ np.array(flat).T, atol=1e-6)
 
 
-def test_sizes_of_a_small_t5():
-    settings = recipes_t5.small_t5(30, 16, 3).config
-    assert (settings.num_heads, settings.d_kv, settings.d_ff, settings.dropout_rate) == (4, 4, 64, 0)
-    assert (settings.num_layers, settings.num_decoder_layers, settings.vocab_size) == (3, 3, 30)
-    assert settings.use_cache is False
-    other = recipes_t5.small_t5(30, 16, 1, heads=2, hidden=5, dropout=0.25, pad_token_id=2).config
-    assert (other.num_heads, other.d_kv, other.d_ff, other.dropout_rate, other.pad_token_id) == (2, 8, 5, 0.25, 2)
-    first, zero, one = (recipes_t5.small_t5(30, 16, 1, **seed) for seed in ({}, {"seed": 0}, {"seed": 1}))
-    assert torch.equal(first.shared.weight, zero.shared.weight)
-    assert not torch.equal(first.shared.weight, one.shared.weight)
+def test_a_small_t5():
+    """T5's convention: padding is id 0 and begins the decoder's input; a text ends with id 1."""
+    config = recipes_t5.small_t5(30, 16, 3).config
+    assert (config.num_heads, config.d_kv, config.d_ff, config.dropout_rate) == (4, 4, 64, 0)
+    assert (config.num_layers, config.num_decoder_layers, config.vocab_size) == (3, 3, 30)
+    assert (config.pad_token_id, config.decoder_start_token_id, config.eos_token_id) == (0, 0, 1)
+    first, zero, one = (recipes_t5.small_t5(30, 16, 1, **seed).shared.weight for seed in ({}, {"seed": 0}, {"seed": 1}))
+    assert torch.equal(first, zero) and not torch.equal(first, one)
 
 
 def test_a_kept_path_of_t5_is_in_the_measures_and_its_snapshots_are_those_of_the_first_draw(monkeypatch):
@@ -341,31 +246,64 @@ def test_a_kept_path_of_t5_is_in_the_measures_and_its_snapshots_are_those_of_the
     assert all(options["precision"] == "full" and options["by_layer"] is str for _, _, options in seen)
 
 
-def test_what_the_workflow_has_trained_comes_before_what_a_session_kept(tmp_path, monkeypatch):
-    from nbutils.trainings.runs import save_run
-
-    def kept(norm):
-        return training.Run(pd.DataFrame({"step": [0], "norm": [norm]}))
-
-    monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path / "drive"))
-    own = trainings.results_folder(**SMALL)
-    assert own.parent == tmp_path / "drive" / "trainings" and len(own.name.rpartition("-")[2]) == 12
-    save_run(kept(2.0), own / "lm-pre-slow")
-    assert trainings.load("lm-pre-slow", **SMALL)["lm-pre-slow"].history["norm"].tolist() == [2.0]
-    monkeypatch.setenv("NBUTILS_TRAININGS", str(tmp_path / "workflow"))
-    with pytest.raises(FileNotFoundError):
-        trainings.load("lm-pre-slow", **SMALL)
-    save_run(kept(1.0), tmp_path / "workflow" / "lm-pre-slow")
-    assert trainings.load("lm-pre-slow", **SMALL)["lm-pre-slow"].history["norm"].tolist() == [1.0]
+def kept(norm):
+    return training.Run(pd.DataFrame({"step": [0], "norm": [norm]}))
 
 
-def test_without_any_folder_a_training_is_made_and_nothing_is_kept(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_the_workflow_trained_comes_before_what_a_session_kept(tmp_path, monkeypatch):
+    made = []
+
+    def norm():
+        return trainings.load("lm-pre-slow", **SMALL)["lm-pre-slow"].history["norm"].tolist()
+
+    monkeypatch.setattr(trainings, "make", lambda name, **given: made.append((name, given)) or kept(3.0))
     monkeypatch.delenv("NBUTILS_TRAININGS", raising=False)
     monkeypatch.setenv("NBUTILS_RESULTS", "")
-    monkeypatch.setattr(trainings, "make", lambda name, **given: (name, given))
-    assert trainings.load("lm-pre-s*", **SMALL) == {name: (name, SMALL) for name in ("lm-pre-sgd", "lm-pre-slow")}
-    assert not list(tmp_path.iterdir())
+    monkeypatch.chdir(tmp_path)
+    assert norm() == norm() == [3.0] and made == [("lm-pre-slow", SMALL)] * 2
+    assert trainings.results_folder(**SMALL) is None and not list(tmp_path.iterdir())
+    monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path / "drive"))
+    assert norm() == norm() == [3.0] and len(made) == 3, "what one session has trained the next one reads"
+    own = trainings.results_folder(**SMALL)
+    assert own.parent == tmp_path / "drive" / "trainings" and len(own.name.rpartition("-")[2]) == 12
+    monkeypatch.setenv("NBUTILS_TRAININGS", str(tmp_path / "workflow"))
+    with pytest.raises(FileNotFoundError, match=r"lm-pre-slow has no run\.pt: it is not a saved run"):
+        norm()
+    save_run(kept(1.0), tmp_path / "workflow" / "lm-pre-slow")
+    assert norm() == [1.0] and len(made) == 3
+
+
+def test_a_saved_run_comes_back_to_the_bit(tmp_path, runs):
+    """Names beyond ASCII, views, a text "nan", numbers that decimals would round; what a recipe makes."""
+    odd = {"step": [0, 10, 2], "norm": [0.1, float("nan"), 1e-310], "loss": [float("inf"), -0.0, 1 / 3]}
+    by_hand = training.Run(
+        pd.DataFrame(odd),
+        pd.DataFrame({"step": [0], "layer": ["nan"], "norm": [2.0]}),
+        {9: {"w": torch.zeros(1)}, 10: {"w": torch.arange(6.0).view(2, 3).mT}},
+        settings={"größe": [1, None]},
+    )
+    for run in (by_hand, runs["lm-pre-adamw"]):
+        save_run(kept(1.0), tmp_path)
+        save_run(run, tmp_path)  # replaces
+        read = load_run(tmp_path)
+        for name in ("history", "layers", "measures"):
+            pd.testing.assert_frame_equal(getattr(read, name), getattr(run, name), check_exact=True)
+        assert read.settings == run.settings and list(read.snapshots) == list(run.snapshots)
+        for step, values in run.snapshots.items():
+            assert all(torch.equal(read.snapshots[step][name], value) for name, value in values.items())
+
+
+@pytest.mark.parametrize(("where", "name"), [(torch, "save"), (os, "replace")])
+def test_a_failed_save_leaves_the_old_run(tmp_path, monkeypatch, where, name):
+    def fails(*_):
+        raise OSError("disk full")
+
+    save_run(kept(1.0), tmp_path)
+    monkeypatch.setattr(where, name, fails)
+    with pytest.raises(OSError, match="disk full"):
+        save_run(kept(2.0), tmp_path)
+    assert load_run(tmp_path).history["norm"].tolist() == [1.0]
+    assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
 
 
 def test_sgd_has_momentum_and_the_others_have_none_of_their_own(monkeypatch):
@@ -376,8 +314,7 @@ def test_sgd_has_momentum_and_the_others_have_none_of_their_own(monkeypatch):
             trainings.make(name, **SMALL)
     sgd, adamw, adafactor = (options["optimizer"].param_groups[0] for options in seen)
     assert 0 < sgd["momentum"] < 1 and adamw["betas"] == (0.9, 0.999) and adafactor["beta1"] is None
-    assert [options["precision"] for options in seen] == ["full"] * 3
-    assert all(options["noise_scale"] == 1 and options["gradients"] == "loss" for options in seen)
+    assert all(options["precision"] == "full" and options["gradients"] == "loss" for options in seen)
     assert [options["schedule"](0) for options in seen[:2]] == [recipes_lm.RATES["sgd"], recipes_lm.RATES["adamw"]]
     warmup = recipes_lm.size("smoke").warmup
     assert seen[2]["schedule"](0) == pytest.approx(warmup**-0.5)
@@ -395,16 +332,6 @@ def test_snapshots_of_a_language_model_are_its_first_and_its_last_weights(runs):
         assert run.settings["parameters"] == sum(v.numel() for v in run.snapshots[0].values())
 
 
-def test_recipes_sizes_and_texts_do_not_change():
-    for record, field in (
-        (recipes_lm.Recipe(), "lr"),
-        (recipes_lm.size("smoke"), "dim"),
-        (text.Corpus("by hand", (), ()), "dev"),
-    ):
-        with pytest.raises(FrozenInstanceError):
-            setattr(record, field, None)
-
-
 @pytest.mark.parametrize(("profile", "sentinels"), [("gpu", 100), ("smoke", 32), ("book", 64)])
 def test_t5_has_a_hundred_sentinels_where_the_vocabulary_is_large(monkeypatch, profile, sentinels):
     seen = {}
@@ -412,7 +339,5 @@ def test_t5_has_a_hundred_sentinels_where_the_vocabulary_is_large(monkeypatch, p
     monkeypatch.setattr(text, "corpus", lambda size: None)
     monkeypatch.setattr(text, "bpe", lambda corpus, vocab, **more: seen.update(more) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        trainings.make(
-            next(name for name in trainings.names("t5-*") if "null" not in name), profile=profile, seed=0, device="cpu"
-        )
+        trainings.make("t5-own", profile=profile, seed=0, device="cpu")
     assert seen == {"sentinels": sentinels}

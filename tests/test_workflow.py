@@ -165,7 +165,7 @@ def test_chapters_share_a_training(project, workflow):
         text = chapter(name, LOADS.format(claim), imports="from nbutils import trainings")
         (project / "book" / f"{name}.md").write_text(text)
     assert workflow(project).returncode == 0
-    kept, first = executed(project) / "trainings" / "quick-a" / "history.csv", stamps(project)
+    kept, first = executed(project) / "trainings" / "quick-a" / "run.pt", stamps(project)
     trained = kept.stat().st_mtime_ns
     edit(project / "book" / "02-two.md", "(1.4, 1.6)", "(1.3, 1.6)")
     assert workflow(project).returncode == 0 and kept.stat().st_mtime_ns == trained

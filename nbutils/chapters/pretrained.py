@@ -7,13 +7,11 @@ network needs no download, so one half of the figure can be run on every machine
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-
-from nbutils import saturation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +26,6 @@ HUB: Mapping[str, str] = {
     "xlnet-base-cased": "xlnet/xlnet-base-cased",
 }
 MINILM = "all-MiniLM-L6-v2"
-LONGEST = 512  # word pieces of a sentence, as in the paper
 
 
 class ModelMissing(RuntimeError):
@@ -64,14 +61,14 @@ def minilm() -> Loaded:
 
 
 def from_hub(name: str, *, cache: Path | str | None = None) -> Loaded:
-    """One of the paper's four models: from the hub's cache, else from the hub.
+    """One of the paper's four models: from the hub, or where it does not answer from its cache.
 
     Args:
         name: a key of ``HUB``.
         cache: folder of the hub's cache; its usual place if not given.
 
     Raises:
-        ModelMissing: it is not in the cache and the hub does not answer, or the download fails.
+        ModelMissing: the hub does not answer and the model is not in its cache, or the download fails.
         ValueError: another name.
 
     >>> from_hub("gpt2")
@@ -80,19 +77,17 @@ def from_hub(name: str, *, cache: Path | str | None = None) -> Loaded:
     """
     if name not in HUB:
         raise ValueError(f"unknown model {name!r}: choose one of {', '.join(HUB)}")
-    repository = HUB[name]
+    repository, online = HUB[name], hub_answers()
     try:
-        return _read(repository, f"{repository}, hub cache", local=True, cache=cache)
-    except (OSError, ValueError):
-        if not hub_answers():
-            raise ModelMissing(
-                f"{name} is not in the hub's cache, and huggingface.co does not answer for {repository}: "
-                "run this once where the hub is in reach"
-            ) from None
-    try:
-        return _read(repository, f"{repository}, hub", local=False, cache=cache)
+        return _read(repository, f"{repository}, hub{'' if online else ' cache'}", local=not online, cache=cache)
     except Exception as error:  # whatever the hub's client raises, the reader needs the same sentence
-        raise ModelMissing(f"{name} could not be read from {repository}: {error}") from error
+        why = f"could not be read from {repository}: {error}"
+        if not online:
+            why = (
+                f"is not in the hub's cache, and huggingface.co does not answer for {repository}: "
+                "run this once where the hub is in reach"
+            )
+        raise ModelMissing(f"{name} {why}") from error
 
 
 @functools.cache
@@ -113,29 +108,21 @@ def hub_answers(timeout: float = 5.0) -> bool:
     return True
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the progress bars and reports of ``transformers``; its settings come back."""
+def _quiet() -> None:
+    """No progress bars and reports of ``transformers`` from here on."""
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _read(place: str, source: str, *, local: bool, cache: Path | str | None = None) -> Loaded:
     import transformers as tf
 
-    where = {"local_files_only": local, "cache_dir": None if cache is None else str(cache)}
-    with _quiet():
-        model = tf.AutoModel.from_pretrained(place, dtype=torch.float32, **where)
-        tokenizer = tf.AutoTokenizer.from_pretrained(place, **where)
+    folder = None if cache is None else str(cache)
+    _quiet()
+    model = tf.AutoModel.from_pretrained(place, dtype=torch.float32, local_files_only=local, cache_dir=folder)
+    tokenizer = tf.AutoTokenizer.from_pretrained(place, local_files_only=local, cache_dir=folder)
     return Loaded(model.eval(), tokenizer, source)
 
 
@@ -155,17 +142,21 @@ def shape(name: str, *, width: int = 768, depth: int = 12, heads: int = 12, voca
 
     if name not in HUB:
         raise ValueError(f"unknown model {name!r}: choose one of {', '.join(HUB)}")
-    inner = {"num_attention_heads": heads, "num_hidden_layers": depth, "intermediate_size": 4 * width}
     match name:
         case "bert-base-cased":
-            return tf.BertConfig(vocab_size=vocab, hidden_size=width, **inner)
+            return tf.BertConfig(
+                vocab_size=vocab, hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads,
+                intermediate_size=4 * width,
+            )  # fmt: skip
         case "roberta-base":
-            special = {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
-            return tf.RobertaConfig(vocab_size=vocab, hidden_size=width, **special, **inner)
+            return tf.RobertaConfig(
+                vocab_size=vocab, hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads,
+                intermediate_size=4 * width, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5,
+            )  # fmt: skip
         case "t5-base":
             return tf.T5Config(
                 vocab_size=vocab, d_model=width, d_kv=width // heads, d_ff=4 * width, num_layers=depth,
-                num_heads=heads, decoder_start_token_id=0,
+                num_heads=heads,
             )  # fmt: skip
         case _:
             return tf.XLNetConfig(vocab_size=vocab, d_model=width, n_layer=depth, n_head=heads, d_inner=4 * width)
@@ -182,54 +173,10 @@ def random_model(config: Any, seed: int) -> nn.Module:
     """
     import transformers as tf
 
-    with torch.random.fork_rng(devices=[]), _quiet():
+    _quiet()
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return tf.AutoModel.from_config(config, dtype=torch.float32).eval()
-
-
-def encode(tokenizer: Any, sentences: Sequence[str]) -> list[list[int]]:
-    """Word pieces of each sentence with the model's special tokens, cut at 512.
-
-    >>> def letters(text, truncation, max_length):  # in the place of a model's tokenizer
-    ...     return {"input_ids": [ord(letter) for letter in text][:max_length]}
-    >>> [len(ids) for ids in encode(letters, ["short", "long " * 200])]
-    [5, 512]
-    """
-    return [tokenizer(text, truncation=True, max_length=LONGEST)["input_ids"] for text in sentences]
-
-
-def by_layer(
-    model: nn.Module, sentences: Sequence[Sequence[int]], c: float = 1000.0, *, part: str = "", **options: Any
-) -> saturation.Similarity:
-    """Figure 4's measurement: ``saturation.Similarity`` over encoded sentences, the mean over all tokens.
-
-    Args:
-        sentences: token numbers of each sentence.
-        part: of an encoder–decoder, ``decoder`` (the default, and what the published figure seems to show: the
-            sentence is the decoder's input, too) or ``encoder``. Other models have one part.
-        options: of ``saturation.compare``: ``dropout``, ``seed``, ``dtype``.
-
-    Raises:
-        ValueError: a ``part`` that the model does not have.
-
-    >>> model = random_model(shape("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
-    >>> by_layer(model, [[1, 2, 3], [4, 5]], c=1.0).raw.round(decimals=6).tolist()  # not scaled: the model itself
-    [1.0, 1.0]
-    """
-    both = bool(getattr(model.config, "is_encoder_decoder", False))
-    if part not in (("", "encoder", "decoder") if both else ("",)):
-        raise ValueError(f"{type(model).__name__} has no part {part!r}")
-    device = next(model.parameters()).device
-    batches = saturation.batches_by_length(sentences, pad=model.config.pad_token_id or 0, device=device)
-    if both and part != "encoder":
-        batches = [
-            {**batch, "decoder_input_ids": batch["input_ids"], "decoder_attention_mask": batch["attention_mask"]}
-            for batch in batches
-        ]
-    found = saturation.compare(model, batches, c, average="tokens", **options)
-    if not both or part == "encoder":
-        return found
-    return saturation.Similarity(*(values[len(values) // 2 :] for values in found))  # the decoder's half
 
 
 @contextmanager
@@ -238,10 +185,11 @@ def finite_mask(model: nn.Module, value: float = -10_000.0) -> Iterator[None]:
 
     That is how ``transformers`` 4.0.1 did it. Where scores are far larger, as at c = 1000, nothing is hidden.
 
+    >>> from nbutils import saturation
     >>> model = random_model(shape("t5-base", width=8, depth=1, heads=2, vocab=10), seed=0)
     >>> with finite_mask(model, 0.0):  # hides nothing
-    ...     seen = by_layer(model, [[1, 2, 3]], c=1.0).anisotropy
-    >>> bool(seen[1] == by_layer(model, [[1, 2, 3]], c=1.0).anisotropy[1])
+    ...     seen = saturation.similarity(model, [[1, 2, 3]], decoder=[[1, 2, 3]]).anisotropy
+    >>> bool(seen[-1] == saturation.similarity(model, [[1, 2, 3]], decoder=[[1, 2, 3]]).anisotropy[-1])
     False
     """
 
@@ -253,57 +201,9 @@ def finite_mask(model: nn.Module, value: float = -10_000.0) -> Iterator[None]:
         dtype = next(decoder.parameters()).dtype
         return arguments, {**options, "attention_mask": torch.where(seen, 0.0, value).to(dtype)}
 
-    handle = model.get_decoder().register_forward_pre_hook(replace, with_kwargs=True)
+    decoder: Any = model.get_decoder
+    handle = decoder().register_forward_pre_hook(replace, with_kwargs=True)
     try:
         yield
     finally:
         handle.remove()
-
-
-def mean_directions(model: nn.Module, sentences: Sequence[Sequence[int]], c: float = 1000.0) -> torch.Tensor:
-    """Mean of h/‖h‖ over all tokens by layer, in the network and in the network times ``c``, without dropout.
-
-    Returns:
-        Shape ``(2, n_layers + 1, dim)``, float64. Of an encoder–decoder: of its encoder.
-
-    >>> model = random_model(shape("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
-    >>> plain, same = mean_directions(model, [[1, 2, 3], [4, 5]], c=1.0)  # not scaled: the model itself
-    >>> plain.shape, torch.equal(plain, same)
-    (torch.Size([2, 8]), True)
-    """
-    device = next(model.parameters()).device
-    batches = saturation.batches_by_length(sentences, pad=model.config.pad_token_id or 0, device=device)
-    found = []
-    for scale in (1.0, c):
-        with saturation.mode(model), saturation.scaled(model, scale):
-            runs = [saturation.layers(model, batch) for batch in batches]
-        layers = (torch.cat([x.states[x.real] for x in layer]).double() for layer in zip(*runs, strict=True))
-        found.append(torch.stack([(h / h.norm(dim=-1, keepdim=True)).mean(0).cpu() for h in layers]))
-    return torch.stack(found)
-
-
-def shared_directions(models: Iterable[nn.Module], sentences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """√d·cos between the mean direction of model i and that of model j times 1000: of size 1 if by chance.
-
-    Returns:
-        Shape ``(n_models, n_models, n_layers)``, float64, without the embedding.
-
-    >>> model = random_model(shape("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
-    >>> shared = shared_directions([model, model], [[1, 2, 3], [4, 5]])  # each with itself and with the other
-    >>> shared.shape, bool((shared == shared[0, 0]).all())
-    (torch.Size([2, 2, 1]), True)
-    """
-    means = torch.stack([mean_directions(model, sentences)[:, 1:] for model in models])  # (n, 2, layers, d)
-    units = means / means.norm(dim=-1, keepdim=True)
-    return units.shape[-1] ** 0.5 * torch.einsum("ild,jld->ijl", units[:, 0], units[:, 1])
-
-
-def norm(model: nn.Module) -> float:
-    """Parameter norm ρ; squares summed in float64, tied weights once.
-
-    >>> layer = torch.nn.Linear(2, 1, bias=False)
-    >>> layer.weight.data = torch.tensor([[3.0, 4.0]])
-    >>> norm(torch.nn.ModuleList([layer, layer]))
-    5.0
-    """
-    return float(sum(p.detach().double().square().sum() for p in model.parameters()) ** 0.5)

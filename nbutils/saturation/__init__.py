@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from nbutils.saturation.scaling import mode as mode
 from nbutils.saturation.scaling import scaled as scaled
@@ -42,22 +42,40 @@ class Layer(NamedTuple):
 # ---- representations ----
 
 
-def check_tokens(model: nn.Module, batch: Batch) -> None:
-    """Raise ValueError if a token has no row in the embedding of a model of ``transformers``.
+def real_tokens(batch: Batch) -> Tensor:
+    """Which tokens of ``input_ids`` are no padding, bool, ``(batch, T)``."""
+    return batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
 
-    >>> from types import SimpleNamespace
-    >>> model = SimpleNamespace(get_input_embeddings=lambda: nn.Embedding(10, 2))
-    >>> check_tokens(model, {"input_ids": torch.tensor([[3, 12]])})
-    Traceback (most recent call last):
-    ValueError: token 12 is beyond the 10 rows of the embedding: the tokenizer is not that of this model
+
+def check_unpadded(batch: Batch) -> None:
+    """Raise ValueError if a batch for a model without an attention mask has padding."""
+    if not real_tokens(batch).all():
+        raise ValueError("this model takes no attention mask: give it sentences of one length, without padding")
+
+
+def forward(model: nn.Module, batch: Batch, **outputs: bool) -> Any:
+    """Output of a model of ``transformers``; of an encoder–decoder without ``decoder_input_ids``, of its encoder.
+
+    Raises:
+        ValueError: a token has no row in the embedding.
+        TypeError: another model.
     """
-    table = model.get_input_embeddings() if callable(getattr(model, "get_input_embeddings", None)) else None
-    rows = getattr(table, "num_embeddings", None)
+    if getattr(model, "config", None) is None:
+        raise TypeError(
+            f"{type(model).__name__} is no model of transformers: for saturation give it a method "
+            "hidden_states(tokens), for heads attentions(tokens)"
+        )
+    find = getattr(model, "get_input_embeddings", None)
+    rows = getattr(find() if find else None, "num_embeddings", None)
     for name in ("input_ids", "decoder_input_ids"):
         if rows is not None and name in batch and (largest := int(batch[name].max())) >= rows:
             raise ValueError(
                 f"token {largest} is beyond the {rows} rows of the embedding: the tokenizer is not that of this model"
             )
+    part: Any = model
+    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" not in batch:
+        part = part.get_encoder()
+    return part(**batch, **outputs, return_dict=True)
 
 
 def layers(model: nn.Module, batch: Batch) -> list[Layer]:
@@ -81,29 +99,63 @@ def layers(model: nn.Module, batch: Batch) -> list[Layer]:
         raise ValueError(
             f"the batch needs input_ids, and attention_mask if padded; it has {', '.join(batch) or 'nothing'}"
         )
-    ids = batch["input_ids"]
-    real = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(ids, dtype=torch.bool)
+    real = real_tokens(batch)
     if not real.any(1).all():
         raise ValueError(f"sentence {int((~real.any(1)).nonzero()[0])} of the batch has no real token")
-    if callable(getattr(model, "hidden_states", None)):
-        if not real.all():
-            raise ValueError("this model takes no attention mask: give it sentences of one length, without padding")
-        return [Layer(states, real) for states in model.hidden_states(ids)]
-    config = getattr(model, "config", None)
-    if config is None:
-        raise TypeError(f"{type(model).__name__} is no model of transformers and has no method hidden_states(tokens)")
-    check_tokens(model, batch)
-    inputs: dict[str, Any] = {"attention_mask": real.long(), **batch, "output_hidden_states": True, "return_dict": True}
-    if not getattr(config, "is_encoder_decoder", False):
-        return [Layer(states, real) for states in model(**inputs).hidden_states]
-    if "decoder_input_ids" not in batch:
-        return [Layer(states, real) for states in model.get_encoder()(**inputs).hidden_states]
-    decoder_ids = batch["decoder_input_ids"]
-    seen = batch.get("decoder_attention_mask", torch.ones_like(decoder_ids)).bool()
-    out = model(**inputs)
-    return [Layer(states, real) for states in out.encoder_hidden_states] + [
-        Layer(states, seen) for states in out.decoder_hidden_states
-    ]
+    if callable(own := getattr(model, "hidden_states", None)):
+        check_unpadded(batch)
+        return [Layer(states, real) for states in own(batch["input_ids"])]
+    out = forward(model, {"attention_mask": real.long(), **batch}, output_hidden_states=True)
+    if hasattr(out, "hidden_states"):
+        return [Layer(states, real) for states in out.hidden_states]
+    seen = batch.get("decoder_attention_mask", torch.ones_like(batch["decoder_input_ids"])).bool()
+    parts = ((out.encoder_hidden_states, real), (out.decoder_hidden_states, seen))
+    return [Layer(states, which) for part, which in parts for states in part]
+
+
+def pairs(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    c: float = 1000.0,
+    *,
+    average: str = "sentences",
+    dropout: bool = False,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Of each layer: weights of the real tokens ``(n,)``, their representations ``(n, dim)``, and those at ``c``.
+
+    Args:
+        batches: what the model takes: ``input_ids`` ``(batch, T)`` and ``attention_mask``, on the model's device.
+        average: ``sentences`` weighs all sentences alike (the paper's "mean over 100 sentences", as we read it),
+            ``tokens`` all tokens. Only ratios of weights matter.
+        dropout: leave it on in both runs, with draws from ``seed``; off by default. The model's mode comes back.
+        dtype: compute in another precision; that of the model if not given.
+
+    Raises:
+        OverflowError: a parameter or a representation is not finite at ``c``; names it.
+        ValueError: as ``layers``; no batch; another ``average``; a token whose representation is 0.
+
+    >>> from nbutils.models import CausalLM
+    >>> model = CausalLM(10, 8, depth=1, heads=2, length=4)
+    >>> weights, h, h_scaled = pairs(model, [{"input_ids": torch.tensor([[1, 2, 3]])}])[0]
+    >>> h.shape, torch.allclose(h_scaled, 1000 * h)  # the embedding only gets longer
+    (torch.Size([3, 8]), True)
+    """
+    if average not in AVERAGES:
+        raise ValueError(f"unknown average {average!r}: choose one of {', '.join(AVERAGES)}")
+    if not batches:
+        raise ValueError("no batch to compare on")
+    runs: list[list[list[Layer]]] = []
+    with mode(model, dropout=dropout, seed=seed):
+        for scale in (1.0, c):
+            with scaled(model, scale, dtype=dtype):
+                runs.append([_checked(layers(model, batch), scale) for batch in batches])
+    plain, saturated = (
+        [torch.cat([x.states[x.real] for x in layer]) for layer in zip(*run, strict=True)] for run in runs
+    )
+    weights = [torch.cat([_weights(x.real, average) for x in layer]) for layer in zip(*runs[0], strict=True)]
+    return list(zip(weights, plain, saturated, strict=True))
 
 
 def _checked(found: list[Layer], c: float) -> list[Layer]:
@@ -120,95 +172,20 @@ def _checked(found: list[Layer], c: float) -> list[Layer]:
     return found
 
 
-def _at(model: nn.Module, batch: Batch, c: float, dtype: torch.dtype | None) -> list[Layer]:
-    if c == 1 and dtype is None:
-        return _checked(layers(model, batch), c)
-    with scaled(model, c, dtype=dtype):
-        return _checked(layers(model, batch), c)
-
-
-def _unit(x: Tensor) -> Tensor:
-    """Rows in float64 at length 1; float32 magnitudes can be squared there."""
-    x = x.double()
-    return x / x.norm(dim=-1, keepdim=True)
+def _weights(real: Tensor, average: str) -> Tensor:
+    """Weight of each real token of a batch, up to a constant, shape ``(n_tokens,)``."""
+    lengths = real.sum(1, keepdim=True).expand_as(real)[real].double()
+    return 1 / lengths if average == "sentences" else torch.ones_like(lengths)
 
 
 # ---- similarity ----
 
 
-def similarity(
-    model: nn.Module,
-    batch: Batch,
-    c: float = 1000.0,
-    *,
-    average: str = "sentences",
-    dropout: bool = False,
-    seed: int = 0,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Mean cosine of each layer's representation with that of the model scaled by ``c``, over real tokens only.
-
-    The cosine is of one token's representation. ``average="sentences"`` takes the mean over the tokens of a sentence,
-    then over sentences (the paper's "mean over 100 sentences", as we read it); ``"tokens"`` weighs all tokens alike.
-
-    Args:
-        batch: what the model takes: ``input_ids`` ``(batch, T)`` and ``attention_mask``, on the model's device.
-        dropout: leave it on in both runs, with draws from ``seed``; off by default. The model's mode comes back.
-        dtype: compute in another precision; that of the model if not given.
-
-    Returns:
-        Shape ``(n_layers + 1,)``, float64, on the CPU.
-
-    Raises:
-        OverflowError: a parameter or a representation is not finite at ``c``; says which.
-        ValueError: see ``layers``; also a token whose representation is 0.
-
-    >>> from nbutils.models import CausalLM
-    >>> model = CausalLM(10, 8, depth=1, heads=2, length=4)
-    >>> found = similarity(model, {"input_ids": torch.tensor([[1, 2, 3]])})
-    >>> round(float(found[0]), 6)  # the embedding only gets longer
-    1.0
-    """
-    pairs = _pairs(model, [batch], c, average=average, dropout=dropout, seed=seed, dtype=dtype)
-    return torch.stack([_mean_cosine(_unit(h), _unit(h_scaled), weights) for weights, h, h_scaled in pairs])
-
-
-def anisotropy(model: nn.Module, batch: Batch, c: float = 1.0, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Mean cosine of two different tokens' representations in the model scaled by ``c``, by layer.
-
-    The mean is over all pairs of real tokens of the batch, by one sum: Σ_{i≠j} û_i·û_j = ‖Σ û_i‖² − n.
-
-    Returns:
-        Shape ``(n_layers + 1,)``, float64, on the CPU. NaN where there is a single token.
-
-    >>> from nbutils.models import CausalLM
-    >>> model = CausalLM(3, 4, depth=1, heads=2, length=3, positions=False)
-    >>> model.embedding.weight.data = torch.eye(3, 4)
-    >>> round(float(anisotropy(model, {"input_ids": torch.tensor([[0, 0, 1]])})[0]), 4)  # one pair of three is alike
-    0.3333
-    """
-    with mode(model):
-        return torch.stack([mean_pair_cosine(states[real]) for states, real in _at(model, batch, c, dtype)])
-
-
-def mean_pair_cosine(states: Tensor) -> Tensor:
-    """Mean cosine over all pairs of different rows of ``(n, dim)``, float64; NaN for n = 1.
-
-    >>> mean_pair_cosine(torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]))  # 0, 1 and 0
-    tensor(0.3333, dtype=torch.float64)
-    """
-    return _pair_cosine(_unit(states))
-
-
-def _pair_cosine(unit: Tensor) -> Tensor:
-    n = len(unit)
-    return (unit.sum(0).square().sum().cpu() - n) / (n * (n - 1) or math.nan)
-
-
 def compare(model: nn.Module, batches: Sequence[Batch], c: float = 1000.0, **options: Any) -> Similarity:
-    """:class:`Similarity` over several batches at once: the model is scaled once. ``options`` as in ``similarity``.
+    """:class:`Similarity` over several batches at once: the model is scaled once. ``options`` as in ``pairs``.
 
     Centres and pairs are over the tokens of all batches, whose representations are held in memory at both scales.
+    Anisotropy is NaN where there is a single token.
 
     >>> from nbutils.models import CausalLM
     >>> model = CausalLM(3, 4, depth=1, heads=2, length=3, positions=False)
@@ -218,7 +195,7 @@ def compare(model: nn.Module, batches: Sequence[Batch], c: float = 1000.0, **opt
     (1.0, 0.3333)
     """
     rows = []
-    for weights, h, h_scaled in _pairs(model, batches, c, **options):
+    for weights, h, h_scaled in pairs(model, batches, c, **options):
         unit, unit_scaled = _unit(h), _unit(h_scaled)
         raw = _mean_cosine(unit, unit_scaled, weights)
         common = ((weights @ unit) @ (weights @ unit_scaled)).cpu() / weights.sum().cpu() ** 2
@@ -227,39 +204,16 @@ def compare(model: nn.Module, batches: Sequence[Batch], c: float = 1000.0, **opt
     return Similarity(*torch.stack(rows, dim=1))
 
 
-def _pairs(
-    model: nn.Module,
-    batches: Sequence[Batch],
-    c: float,
-    *,
-    average: str = "sentences",
-    dropout: bool = False,
-    seed: int = 0,
-    dtype: torch.dtype | None = None,
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Of each layer: weights of the real tokens ``(n,)``, their representations ``(n, dim)``, and those at ``c``."""
-    if average not in AVERAGES:
-        raise ValueError(f"unknown average {average!r}: choose one of {', '.join(AVERAGES)}")
-    if not batches:
-        raise ValueError("no batch to compare on")
-    runs: list[list[list[Layer]]] = []
-    with mode(model, dropout=dropout, seed=seed):
-        for scale in (1.0, c):
-            with ExitStack() as stack:
-                if scale != 1 or dtype is not None:
-                    stack.enter_context(scaled(model, scale, dtype=dtype))
-                runs.append([_checked(layers(model, batch), scale) for batch in batches])
-    plain, saturated = (
-        [torch.cat([x.states[x.real] for x in layer]) for layer in zip(*run, strict=True)] for run in runs
-    )
-    weights = [torch.cat([_weights(x.real, average) for x in layer]) for layer in zip(*runs[0], strict=True)]
-    return list(zip(weights, plain, saturated, strict=True))
+def _unit(x: Tensor) -> Tensor:
+    """Rows in float64 at length 1; float32 magnitudes can be squared there."""
+    x = x.double()
+    return x / x.norm(dim=-1, keepdim=True)
 
 
-def _weights(real: Tensor, average: str) -> Tensor:
-    """Weight of each real token of a batch, up to a constant, shape ``(n_tokens,)``."""
-    lengths = real.sum(1, keepdim=True).expand_as(real)[real].double()
-    return 1 / lengths if average == "sentences" else torch.ones_like(lengths)
+def _pair_cosine(unit: Tensor) -> Tensor:
+    """Mean cosine of two different rows, by one sum: Σ_{i≠j} û_i·û_j = ‖Σ û_i‖² − n."""
+    n = len(unit)
+    return (unit.sum(0).square().sum().cpu() - n) / (n * (n - 1) or math.nan)
 
 
 def _centre(x: Tensor) -> Tensor:
@@ -283,6 +237,7 @@ def _mean_cosine(unit: Tensor, other: Tensor, weights: Tensor) -> Tensor:
 def batches_by_length(
     sentences: Sequence[Sequence[int]],
     *,
+    decoder: Sequence[Sequence[int]] | None = None,
     max_tokens: int = 4096,
     pad: int = 0,
     padding: bool = True,
@@ -291,7 +246,8 @@ def batches_by_length(
     """Pack sentences of token numbers into batches of at most ``max_tokens``, those of like length together.
 
     Padding is on the right and counts. ``padding=False`` puts only sentences of equal length together, for models
-    without an attention mask. A sentence longer than ``max_tokens`` is a batch of its own.
+    without an attention mask. A sentence longer than ``max_tokens`` is a batch of its own. ``decoder`` has what the
+    decoder of an encoder–decoder reads for each sentence.
 
     Raises:
         ValueError: no sentence, or an empty one.
@@ -301,57 +257,57 @@ def batches_by_length(
     """
     if not sentences:
         raise ValueError("no sentence to batch")
-    if empty := [i for i, sentence in enumerate(sentences) if not len(sentence)]:
+    texts = {"": sentences} if decoder is None else {"": sentences, "decoder_": decoder}
+    rows = list(zip(*texts.values(), strict=True))
+    if empty := [i for i, row in enumerate(rows) if not all(map(len, row))]:
         raise ValueError(f"sentence {empty[0]} has no token (has the folder a tokenizer?)")
-    groups: list[list[Sequence[int]]] = []
-    for sentence in sorted(sentences, key=len):
-        group = groups[-1] if groups else []
-        fits = group and (len(group) + 1) * len(sentence) <= max_tokens and (padding or len(group[0]) == len(sentence))
-        if fits:
-            group.append(sentence)
+    groups: list[list[tuple[Sequence[int], ...]]] = []
+    longest = 0
+    for row in sorted(rows, key=lambda row: max(map(len, row))):
+        shorter, longest = longest, max(map(len, row))
+        if groups and (len(groups[-1]) + 1) * longest <= max_tokens and (padding or shorter == longest):
+            groups[-1].append(row)
         else:
-            groups.append([sentence])
+            groups.append([row])
     batches = []
     for group in groups:
-        width = len(group[-1])  # the longest, by the order
-        ids = torch.tensor([[*sentence, *[pad] * (width - len(sentence))] for sentence in group])
-        real = torch.arange(width) < torch.tensor([[len(sentence)] for sentence in group])
-        batches.append({"input_ids": ids.to(device), "attention_mask": real.long().to(device)})
+        batch: dict[str, Tensor] = {}
+        for name, column in zip(texts, zip(*group, strict=True), strict=True):
+            ids = pad_sequence([torch.tensor(sentence) for sentence in column], True, pad)
+            real = pad_sequence([torch.ones(len(sentence), dtype=torch.long) for sentence in column], True)
+            batch |= {f"{name}input_ids": ids.to(device), f"{name}attention_mask": real.to(device)}
+        batches.append(batch)
     return batches
 
 
-def similarity_many(
+def similarity(
     model: nn.Module,
     sentences: Sequence[Sequence[int]],
     c: float = 1000.0,
     *,
-    max_tokens: int = 4096,
     decoder: Sequence[Sequence[int]] | None = None,
+    max_tokens: int = 4096,
     **options: Any,
 ) -> Similarity:
-    """:class:`Similarity` over encoded sentences, in batches by length; ``options`` as in ``compare``.
+    """:class:`Similarity` over encoded sentences, in batches by length; ``options`` as in ``pairs``.
 
-    ``decoder`` has what an encoder–decoder's decoder reads for each sentence: then its layers follow, and sentences go
-    one at a time. Without it the encoder alone is measured.
+    ``decoder`` has what an encoder–decoder's decoder reads for each sentence: then its layers follow. Without it the
+    encoder alone is measured.
 
-    With ``average="sentences"`` its ``raw`` is the mean of ``similarity`` over the sentences one at a time.
+    Raises:
+        OverflowError, ValueError, TypeError: as ``pairs``, ``layers`` and ``batches_by_length``.
 
     >>> from nbutils.models import CausalLM
-    >>> model, sentences = CausalLM(10, 8, depth=1, heads=2, length=4), [[1, 2, 3], [4, 5]]
-    >>> alone = [similarity(model, {"input_ids": torch.tensor([ids])}) for ids in sentences]
-    >>> torch.allclose(similarity_many(model, sentences).raw, torch.stack(alone).mean(0))
-    True
+    >>> found = similarity(CausalLM(10, 8, depth=1, heads=2, length=4), [[1, 2, 3], [4, 5]])
+    >>> round(float(found.raw[0]), 6)  # the embedding only gets longer
+    1.0
     """
-    config, device = getattr(model, "config", None), next(model.parameters()).device
-    if decoder is not None:
-        pairs = zip(sentences, decoder, strict=True)
-        both = [(torch.tensor([ids], device=device), torch.tensor([out], device=device)) for ids, out in pairs]
-        return compare(model, [{"input_ids": ids, "decoder_input_ids": out} for ids, out in both], c, **options)
     batches = batches_by_length(
         sentences,
+        decoder=decoder,
         max_tokens=max_tokens,
-        pad=getattr(config, "pad_token_id", None) or 0,
+        pad=getattr(getattr(model, "config", None), "pad_token_id", None) or 0,
         padding=not callable(getattr(model, "hidden_states", None)),
-        device=device,
+        device=next(model.parameters()).device,
     )
     return compare(model, batches, c, **options)

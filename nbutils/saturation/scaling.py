@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
-
-
-@contextmanager
-def _swapped(tensors: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Give each tensor other contents for a while. The old contents are set aside, never written to."""
-    kept = [(tensor, tensor.data, other) for tensor, other in tensors]
-    try:
-        for tensor, _, other in kept:
-            tensor.data = other
-        yield
-    finally:
-        for tensor, old, _ in kept:
-            tensor.data = old
 
 
 @contextmanager
@@ -52,8 +39,8 @@ def scaled(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> I
             raise TypeError(f"parameter {name!r} is {parameter.dtype}: only floating-point parameters can be scaled")
         before = parameter.detach()
         after = before.to(dtype or before.dtype) * c
-        if not _finite(after):
-            if not _finite(before):
+        if not after.isfinite().all():
+            if not before.isfinite().all():
                 raise ValueError(f"parameter {name!r} has values that are not finite before any scaling")
             raise OverflowError(
                 f"parameter {name!r} overflows {after.dtype}: its largest magnitude {float(before.abs().max()):.3g} "
@@ -63,12 +50,14 @@ def scaled(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> I
         pairs.append((parameter, after))
     if dtype is not None:
         pairs += [(buffer, buffer.to(dtype)) for buffer in model.buffers() if buffer.is_floating_point()]
-    with _swapped(pairs):
+    kept = [(tensor, tensor.data) for tensor, _ in pairs]  # set aside, never written to
+    try:
+        for tensor, other in pairs:
+            tensor.data = other
         yield model
-
-
-def _finite(x: Tensor) -> bool:
-    return not x.numel() or all(math.isfinite(float(end)) for end in x.aminmax())  # aminmax passes NaN on
+    finally:
+        for tensor, old in kept:
+            tensor.data = old
 
 
 @contextmanager

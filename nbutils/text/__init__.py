@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import count, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nbutils.text.corpora import Corpus as Corpus  # a chapter needs one import
 from nbutils.text.corpora import CorpusMissing as CorpusMissing
@@ -61,7 +62,7 @@ def sentinel_ids(tokenizer: Tokenizer) -> Tensor:
     >>> sentinel_ids(Tokenizer(models.WordLevel({"<extra_id_0>": 9, "<extra_id_1>": 8})))
     tensor([9, 8])
     """
-    ids = []
+    ids: list[int] = []
     while (found := tokenizer.token_to_id(f"<extra_id_{len(ids)}>")) is not None:
         ids.append(found)
     return torch.tensor(ids, dtype=torch.int64)
@@ -111,55 +112,53 @@ def batches(tokens: Tensor, batch: int, length: int, generator: torch.Generator)
 
 # Span corruption: spans of mean length 3 over 15 % of the tokens (Raffel et al. 2020, section 3.1.4, and its code).
 
+DENSITY, SPAN = 0.15, 3.0
 
-def span_counts(length: int, density: float = 0.15, span: float = 3.0) -> tuple[int, int]:
-    """Numbers of noise tokens and of noise spans in ``length`` tokens: fixed by the length, not random.
 
-    >>> span_counts(568)
-    (85, 28)
+def span_batches(
+    tokens: Tensor, batch: int, length: int, generator: torch.Generator, sentinels: Tensor
+) -> Iterator[dict[str, Tensor]]:
+    """Without end: ``input_ids`` (batch, length) and ``labels``; T5 makes the decoder's inputs from them.
+
+    The windows lie at uniform random places of ``tokens`` (n,). Noise begins and ends at uniform random places, too. In
+    the input the k-th of ``sentinels`` (ids in their order of use) takes the place of a row's k-th span of noise; the
+    labels have these spans, each after its sentinel. Both end with ``END``.
+
+    Raises:
+        ValueError: an input shorter than 3, fewer tokens than a window, fewer sentinels than spans.
+
+    >>> stream = span_batches(torch.arange(2, 99), 4, 32, torch.Generator().manual_seed(0), torch.tensor([100, 99]))
+    >>> {name: tuple(ids.shape) for name, ids in next(stream).items()}
+    {'input_ids': (4, 32), 'labels': (4, 8)}
     """
-    if length < 2 or not 0 < density < 1 or span < 1:
-        raise ValueError(f"need length ≥ 2, 0 < density < 1, span ≥ 1; got {length}, {density}, {span}")
-    noise = min(max(round(length * density), 1), length - 1)
-    spans = max(round(noise / span), 1)
-    if spans > length - noise:
-        raise ValueError(
-            f"{spans} noise spans cannot be kept apart by {length - noise} other tokens: lower the density"
-        )
-    return noise, spans
+    if length < 3:
+        raise ValueError(f"an input of {length} tokens is too short for span corruption: at least 3")
+    taken = next(taken for taken in count(2) if _input_length(taken + 1) > length)  # it grows by 0 or 1
+    if (spans := _span_counts(taken)[1]) > len(sentinels):
+        raise ValueError(f"{spans} spans need as many sentinels; there are {len(sentinels)}")
+
+    def corrupted(rows: Tensor) -> dict[str, Tensor]:
+        mask = _span_mask(batch, taken, generator).to(rows.device)
+        return {"input_ids": _replaced(rows, mask, sentinels), "labels": _replaced(rows, ~mask, sentinels)}
+
+    return map(corrupted, random_windows(tokens, batch, taken, generator))
 
 
-def span_lengths(length: int, density: float = 0.15, span: float = 3.0) -> tuple[int, int]:
-    """How many tokens to take so that the corrupted input has ``length`` tokens, and the length of the labels.
-
-    Input: what is left, a sentinel per span, ``END``. Labels: the noise, a sentinel per span, ``END``.
-
-    >>> span_lengths(512)  # T5's own numbers
-    (568, 114)
-    """
-
-    def lengths(taken: int) -> tuple[int, int]:
-        noise, spans = span_counts(taken, density, span)
-        return taken - noise + spans + 1, noise + spans + 1
-
-    if length < lengths(2)[0]:
-        raise ValueError(f"an input of {length} tokens is too short for span corruption: at least {lengths(2)[0]}")
-    taken = 2
-    while lengths(taken + 1)[0] <= length:  # one more token makes the input longer by 0 or 1
-        taken += 1
-    return taken, lengths(taken)[1]
+def _span_counts(length: int) -> tuple[int, int]:
+    """Numbers of noise tokens and of noise spans in ``length`` ≥ 2 tokens: fixed by the length, not random."""
+    noise = max(round(length * DENSITY), 1)
+    return noise, max(round(noise / SPAN), 1)
 
 
-def span_mask(batch: int, length: int, generator: torch.Generator, density: float = 0.15, span: float = 3.0) -> Tensor:
-    """Noise masks (batch, length), bool. Spans alternate, beginning with kept tokens and ending with noise.
+def _input_length(taken: int) -> int:
+    """What is left of so many tokens, a sentinel for each span, and the end."""
+    noise, spans = _span_counts(taken)
+    return taken - noise + spans + 1
 
-    All such masks are equally likely: both the noise and the rest are cut into their spans at uniform random places.
 
-    >>> mask = span_mask(3, 20, torch.Generator().manual_seed(0))
-    >>> mask.sum(1).tolist(), mask[:, 0].tolist(), mask[:, -1].tolist()  # 15 % of 20
-    ([3, 3, 3], [False, False, False], [True, True, True])
-    """
-    noise, spans = span_counts(length, density, span)
+def _span_mask(batch: int, length: int, generator: torch.Generator) -> Tensor:
+    """Noise masks (batch, length), bool, all equally likely: kept and noise in turns, kept first and noise last."""
+    noise, spans = _span_counts(length)
     kept = _cut_lengths(batch, length - noise, spans, generator)  # (batch, spans)
     lost = _cut_lengths(batch, noise, spans, generator)
     starts = torch.stack([kept, lost], dim=2).flatten(1).cumsum(1)[:, :-1]  # (batch, 2 spans − 1)
@@ -171,66 +170,15 @@ def _cut_lengths(batch: int, total: int, parts: int, generator: torch.Generator)
     """Lengths (batch, parts) ≥ 1 that sum to ``total``, uniform over all such."""
     keys = torch.rand(batch, total - 1, generator=generator, device=generator.device, dtype=torch.float64)
     cuts = (keys.argsort(1)[:, : parts - 1] + 1).sort(1).values
-    return torch.nn.functional.pad(torch.nn.functional.pad(cuts, (1, 0)), (0, 1), value=total).diff(dim=1)
-
-
-def corrupt(tokens: Tensor, mask: Tensor, sentinels: Tensor) -> tuple[Tensor, Tensor]:
-    """Input ids and labels of span corruption, each row ended by ``END``.
-
-    Args:
-        tokens: (batch, length), int64.
-        mask: (batch, length), bool, true at noise; as many noise tokens and spans in every row.
-        sentinels: ids in their order of use. The k-th takes the place of a row's k-th span of noise in the input, and
-            of its k-th span of kept tokens in the labels.
-
-    Raises:
-        ValueError: rows with other counts, or more spans than sentinels.
-
-    >>> mask = torch.tensor([[False, True, True, False, True]])
-    >>> corrupt(torch.tensor([[10, 11, 12, 13, 14]]), mask, torch.tensor([99, 98]))
-    (tensor([[10, 99, 13, 98,  1]]), tensor([[99, 11, 12, 98, 14,  1]]))
-    """
-    return _replaced(tokens, mask, sentinels), _replaced(tokens, ~mask, sentinels)
+    return pad(pad(cuts, (1, 0)), (0, 1), value=total).diff(dim=1)
 
 
 def _replaced(tokens: Tensor, mask: Tensor, sentinels: Tensor) -> Tensor:
-    first = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
-    number = first.cumsum(1)
-    if number.numel() and int(number.max()) > len(sentinels):
-        raise ValueError(f"{int(number.max())} spans need as many sentinels; there are {len(sentinels)}")
-    kept = ~mask | first
-    counts = kept.sum(1)
-    if (counts != counts[0]).any():
-        raise ValueError("all rows of the mask must have the same number of noise tokens and of spans")
-    values = torch.where(first, sentinels.to(tokens.device)[(number - 1).clamp(min=0)], tokens)
-    return torch.nn.functional.pad(values[kept].view(len(tokens), -1), (0, 1), value=END)
-
-
-def span_batches(
-    tokens: Tensor,
-    batch: int,
-    length: int,
-    generator: torch.Generator,
-    sentinels: Tensor,
-    density: float = 0.15,
-    span: float = 3.0,
-) -> Iterator[dict[str, Tensor]]:
-    """Without end: ``input_ids`` (batch, length) and ``labels``; T5 makes the decoder's inputs from them.
-
-    The windows lie at uniform random places of ``tokens`` (n,).
-
-    >>> stream = span_batches(torch.arange(2, 99), 4, 32, torch.Generator().manual_seed(0), torch.tensor([100, 99]))
-    >>> {name: tuple(ids.shape) for name, ids in next(stream).items()}  # as span_lengths(32) says
-    {'input_ids': (4, 32), 'labels': (4, 8)}
-    """
-    taken, _ = span_lengths(length, density, span)
-
-    def corrupted(rows: Tensor) -> dict[str, Tensor]:
-        mask = span_mask(batch, taken, generator, density, span).to(rows.device)
-        inputs, labels = corrupt(rows, mask, sentinels)
-        return {"input_ids": inputs, "labels": labels}
-
-    return map(corrupted, random_windows(tokens, batch, taken, generator))
+    """Rows with a sentinel for each run of ``mask``, which is as often true in every row, and with the end."""
+    first = mask & ~pad(mask, (1, 0))[:, :-1]
+    number = (first.cumsum(1) - 1).clamp(min=0)
+    values = torch.where(first, sentinels.to(tokens.device)[number], tokens)
+    return pad(values[first | ~mask].view(len(tokens), -1), (0, 1), value=END)
 
 
 def check_knows_words(tokenizer: Any, sentences: Sequence[str]) -> None:
@@ -244,12 +192,12 @@ def check_knows_words(tokenizer: Any, sentences: Sequence[str]) -> None:
     ...         return {"input_ids": [[5, 1, 5, 1, 0] for _ in sentences]}
     >>> check_knows_words(Made(), ["All words are unknown to it."])
     Traceback (most recent call last):
-    ValueError: this tokenizer knows no word: it gives 1 token that is not special for 1 sentences
+    ValueError: this tokenizer knows no word: 1 sentences give 1 different tokens, special ones left out
     """
     special = {*tokenizer.all_special_ids, tokenizer.unk_token_id}
     known = {token for ids in tokenizer(list(sentences))["input_ids"] for token in ids} - special
     if len(known) < 2:
         raise ValueError(
-            f"this tokenizer knows no word: it gives {len(known)} token{'s' * (len(known) != 1)} that "
-            f"{'are' if len(known) != 1 else 'is'} not special for {len(sentences)} sentences"
+            f"this tokenizer knows no word: {len(sentences)} sentences give {len(known)} different tokens, "
+            "special ones left out"
         )

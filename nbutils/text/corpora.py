@@ -12,12 +12,10 @@ import tokenize
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
-from torch import Tensor
-
+DEV = 0.1  # share of the dev split
 # Not text of the library: tests and their data, tables, generated files, and what belongs to this machine.
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data", "__pycache__"}
 _LEFT_OUT |= {"lib-dynload", "site-packages", "dist-packages", "sitecustomize.py", "usercustomize.py"}
@@ -27,35 +25,12 @@ class CorpusMissing(RuntimeError):
     """A corpus cannot be had here; the message says what is missing and what to do. Nothing is taken in its place."""
 
 
-@dataclass(frozen=True)
-class Corpus:
+class Corpus(NamedTuple):
     """Normalised documents, split into train and dev. ``source`` says where they come from, with its version."""
 
     source: str
     train: tuple[str, ...]
     dev: tuple[str, ...]
-
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of all documents and of the split; two corpora with the same digest are the same text."""
-        found = hashlib.sha256()
-        for split in (self.train, self.dev):
-            found.update(f"split {len(split)}\n".encode())
-            for document in split:
-                data = document.encode()
-                found.update(f"{len(data)}\n".encode() + data)
-        return found.hexdigest()
-
-    def report(self, **tokens: Tensor) -> dict[str, str | int]:
-        """What a chapter prints: source, bytes of each split, the length of each given tensor, and the content's hash.
-
-        >>> list(Corpus("by hand", ("abc\\n",), ()).report().values())[:-1]
-        ['by hand', 4, 0]
-        """
-        splits = {"train": self.train, "dev": self.dev}
-        sizes = {f"{name} bytes": sum(len(text.encode()) for text in split) for name, split in splits.items()}
-        counts = {f"{name} tokens": ids.numel() for name, ids in tokens.items()}
-        return {"source": self.source, **sizes, **counts, "content": self.digest[:12]}
 
 
 def normalise(text: str) -> str:
@@ -70,30 +45,28 @@ def normalise(text: str) -> str:
     return f"{text}\n" if text else ""
 
 
-def corpus(size: int, dev: float = 0.1) -> Corpus:
-    """At most ``size`` bytes of the library's sources; about the share ``dev`` is the dev split, made of whole files.
+def corpus(size: int) -> Corpus:
+    """At most ``size`` bytes of the library's sources; about a tenth is the dev split, made of whole files.
 
     Files come in a fixed mixed order (by the hash of their path), so that a larger ``size`` only appends, and a file
     never changes its split.
 
     Raises:
         CorpusMissing: this Python comes without its sources.
-        ValueError: a size or share that makes no sense.
+        ValueError: a size that leaves no dev split.
 
     >>> small, large = (corpus(size).train for size in (400_000, 600_000))
     >>> small[:-1] == large[: len(small) - 1]  # only its last document may be cut
     True
     """
-    if size < 1 or not 0 < dev < 1:
-        raise ValueError(f"size must be positive and dev between 0 and 1; got {size} and {dev}")
     parts: tuple[list[str], list[str]] = ([], [])
     sizes = [0, 0]
     for document in _cut(_files(), size):
-        part = int(sizes[1] < dev * sum(sizes))  # 1 (dev) whenever dev has less than its share so far
+        part = int(sizes[1] < DEV * sum(sizes))  # 1 (dev) whenever dev has less than its share so far
         parts[part].append(document)
         sizes[part] += len(document.encode())
     if not parts[1]:
-        raise ValueError(f"{size} bytes are one document and leave no dev split: ask for more")
+        raise ValueError(f"{size} bytes are at most one document and leave no dev split: ask for more")
     return Corpus(f"Python {platform.python_version()} standard library", tuple(parts[0]), tuple(parts[1]))
 
 
@@ -156,14 +129,12 @@ def _is_sentence(text: str) -> bool:
 
 def _cut(documents: Iterable[str], size: int) -> tuple[str, ...]:
     """Documents up to ``size`` bytes; the last one ends at a line end below it."""
-    found = []
+    found: list[str] = []
     for document in documents:
         data = document.encode()
         if len(data) > size:
-            data = data[: data.rfind(b"\n", 0, size) + 1]
-        if data:
-            found.append(data.decode())
+            part = data[: data.rfind(b"\n", 0, size) + 1].decode()
+            return (*found, part) if part else tuple(found)
+        found.append(document)
         size -= len(data)
-        if len(data) < len(document.encode()):
-            break
     return tuple(found)

@@ -34,7 +34,7 @@ def names(pattern: str = "*") -> list[str]:
     """
     found = [name for name in RECIPES if fnmatch(name, pattern)]
     if not found:
-        raise ValueError(f"no shared training matches {pattern!r}: there are {', '.join(RECIPES) or 'none'}")
+        raise ValueError(f"no shared training matches {pattern!r}: there are {', '.join(RECIPES)}")
     return found
 
 
@@ -49,7 +49,7 @@ def make(name: str, *, profile: str, seed: int, device: str) -> Run:
     ('noise', 41)
     """
     if name not in RECIPES:
-        raise ValueError(f"no shared training is named {name!r}: there are {', '.join(RECIPES) or 'none'}")
+        raise ValueError(f"no shared training is named {name!r}: there are {', '.join(RECIPES)}")
     return RECIPES[name](profile=profile, seed=seed, device=device)
 
 
@@ -80,7 +80,7 @@ def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, Run
     for name in names(pattern):
         if folder is not None:
             runs[name] = kept.load_run(Path(folder) / name)
-        elif results and (results / name / "history.csv").is_file():
+        elif results and (results / name / kept.NAME).is_file():
             runs[name] = kept.load_run(results / name)
         else:
             runs[name] = make(name, profile=profile, seed=seed, device=device)

@@ -65,7 +65,6 @@ GENTLE = 0.01  # of SGD in residual-post-norm, whose first gradients are large: 
 MOMENTUM = 0.9  # of SGD
 NOISE = 1_000_000  # added to the seed of the noise: the seed that drew the weights would draw noise parallel to them
 DRAWS = 9  # trainings of a population
-C = 1000.0  # the scale that stands for a saturated network, as in the paper
 
 
 def size(profile: str) -> Size:
@@ -148,21 +147,12 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
         seed=seed + NOISE,
     )
     sizes = asdict(of) | {"parameters": sum(p.numel() for p in model.parameters())}
-    made_from = corpus.report(train=train, dev=dev)
-    return replace(run, snapshots=ends, settings=run.settings | asdict(recipe) | sizes | made_from | {"seed": seed})
+    made_from = {"source": corpus.source, "seed": seed}
+    return replace(run, snapshots=ends, settings=run.settings | asdict(recipe) | sizes | made_from)
 
 
 def once_more(recipe: Recipe, draw: int, *, profile: str, seed: int, device: str) -> Run:
-    """A further training of a recipe, for statements on a population: initial values, batches and noise of its own.
-
-    >>> once_more(Recipe(), 0, profile="smoke", seed=0, device="cpu")
-    Traceback (most recent call last):
-    ValueError: draw = 0: choose one of 1 to 9; the training of the seed itself is not a further one
-    """
-    if not 1 <= draw <= DRAWS:
-        raise ValueError(
-            f"draw = {draw}: choose one of 1 to {DRAWS}; the training of the seed itself is not a further one"
-        )
+    """A further training of a recipe, for statements on a population: initial values, batches and noise of its own."""
     resolved = profiles.resolve(profile)  # "auto" is "gpu" where CUDA is: twenty-seven large models on Colab
     sized = "book" if resolved == "gpu" else resolved
     return language_model(recipe, profile=sized, seed=seed + 1_000_000 * draw, device=device)
@@ -192,7 +182,7 @@ def _measure(model: nn.Module, windows: Tensor) -> dict[str, float]:
     with torch.no_grad():
         loss = float(training.batch_loss(model, windows))
         accuracy = float((model(inputs).argmax(-1) == targets).double().mean())
-    found = saturation.compare(model, [{"input_ids": inputs}], C)._asdict()
+    found = saturation.compare(model, [{"input_ids": inputs}])._asdict()
     by_layer = {f"{name} {i}": float(x) for name, values in found.items() for i, x in enumerate(values)}
     means = {name: float(values[1:].nanmean()) for name, values in found.items()}
     return {"loss": loss, "accuracy": accuracy, **means, **by_layer}
