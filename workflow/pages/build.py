@@ -26,7 +26,7 @@ from nbutils.claims import KINDS
 from nbutils import __version__
 from workflow import ROOT, Run, book, git, notebooks, report, sources
 from workflow.job import die_with
-from workflow.pages import TEMPLATES, chapter, figures, render, verdicts
+from workflow.pages import TEMPLATES, api, chapter, figures, render, verdicts
 from workflow.pages import claims as of_claims
 from workflow.report import Report
 
@@ -125,7 +125,6 @@ def red(result: Report) -> str:
 
 def facts(result: Report) -> dict[str, Any]:
     """What tables of pages show besides claims and figures."""
-    names = [name for name in sources.modules() if name not in ("nbutils", "nbutils.__main__")]
     return {
         "run": result.run,
         "records": result.records,
@@ -135,7 +134,7 @@ def facts(result: Report) -> dict[str, Any]:
         "counts": verdicts.counts,
         "order": verdicts.ORDER,
         "kinds": KINDS,
-        "modules": sorted(names, key=lambda name: (name.startswith("nbutils.chapters"), name)),  # what is shared first
+        "modules": api.groups(),
     }
 
 
@@ -182,6 +181,7 @@ def pages(run: Run) -> Path:
     """Render all pages of a run, whose chapters are all there are. Returns the first page."""
     others = [path for path in sorted(BOOK.glob("[!_]*.md")) if path.stem not in run.chapters]
     content = staged(run, report.load(run.reports), others)
+    content |= api.pages()
     content["_toc.yml"] = (ROOT / "_toc.yml").read_bytes()
     content["conf.py"] = configuration().encode()
     folder = run.reports / "pages"
