@@ -71,7 +71,11 @@ def configuration(quiet: Iterable[str] = ()) -> str:
     for name in ("html_css_files", "html_js_files"):
         values[name] = sorted(file for file in values[name] if not file.startswith("explore/"))
     values["suppress_warnings"] += quiet
-    values |= {"project": values["html_title"], "version": __version__, "templates_path": [str(Path(__file__).with_name("templates"))]}
+    values |= {
+        "project": values["html_title"],
+        "version": __version__,
+        "templates_path": [str(Path(__file__).with_name("templates"))],
+    }
     values["packages"] = " ".join(sorted({f"{each.name} {each.version}" for each in distributions()}))
     return "".join(f"{name} = {value!r}\n" for name, value in sorted(values.items()))
 
