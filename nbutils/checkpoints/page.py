@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Array = NDArray[np.float64]
+Draw = Callable[[pd.DataFrame, pd.DataFrame], "Axes"]  # of the total and of the whole table
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
@@ -77,25 +78,10 @@ def write(result: Series, source: str, path: Path) -> None:
     total = result.table[result.table.layer == "total"].reset_index(drop=True)
     if len(total) < 2:
         raise ValueError(f"{len(total)} checkpoint: a report needs two or more")
-    drawn = [
-        _figure(draw, total, result.table, caption)
-        for draw, caption in (
-            (_norm, "Norm. Dashed: the square root through both ends. Dotted: noise of the same lengths."),
-            (_layers, "Norm by layer, over its norm at the first step."),
-            (_octaves, "Exponent by octave; noise beside it. One half is √t."),
-            (
-                _budget,
-                "What the growth of ρ² is made of, by interval: the length of the way, and drift (outward above 0).",
-            ),
-            (_direction, "Angle between neighbouring checkpoints: how far the direction turns in an interval."),
-        )
-        if draw is not _layers or result.table.layer.nunique() > 1
-    ]
-    known = {
-        "source": escape(source),
-        "sentences": "</p><p>".join(map(escape, sentences(total))),
-        "version": __version__,
-    }
+    shown = [entry for entry in FIGURES if entry[0] is not _layers or result.table.layer.nunique() > 1]
+    drawn = [_figure(draw, total, result.table, caption) for draw, caption in shown]
+    known = {"source": escape(source), "sentences": "</p><p>".join(map(escape, sentences(total)))}
+    known |= {"version": __version__}
     known |= {"figures": "\n".join(drawn), "summary": escape(report.summary(result))}
     path.write_text(Template(TEMPLATE.read_text(encoding="utf-8")).substitute(known), encoding="utf-8")
 
@@ -165,3 +151,12 @@ def _direction(total: pd.DataFrame, table: pd.DataFrame) -> Axes:
     )
     ax.set_ylim(bottom=0)
     return ax
+
+
+FIGURES: tuple[tuple[Draw, str], ...] = (
+    (_norm, "Norm. Dashed: the square root through both ends. Dotted: noise of the same lengths."),
+    (_layers, "Norm by layer, over its norm at the first step."),
+    (_octaves, "Exponent by octave; noise beside it. One half is √t."),
+    (_budget, "What the growth of ρ² is made of, by interval: the length of the way, and drift (outward above 0)."),
+    (_direction, "Angle between neighbouring checkpoints: how far the direction turns in an interval."),
+)

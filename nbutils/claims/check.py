@@ -51,7 +51,7 @@ def judge(notebook: Path) -> tuple[bool, list[str]]:
 
 
 def main(notebooks: Sequence[Path]) -> int:
-    """Print what ``judge`` says of each; the exit status: 0 if all are sound, 1 if one is not, 2 if one cannot be read."""
+    """Print what ``judge`` says of each. Returns 0 if all are sound, 1 if one is not, 2 if one cannot be read."""
     sound = True
     for notebook in notebooks:
         try:

@@ -32,16 +32,19 @@ SHORT = {name.rpartition(".")[2]: url for name, url in ELSEWHERE.items()}
 def groups() -> dict[str, dict[str, str]]:
     """What each module is for, by its name: those for one's own models, those that chapters share, a chapter's own."""
     found: dict[str, dict[str, str]] = {"For your own models": {}, "What chapters share": {}, "Of single chapters": {}}
-    for name, code in sources.modules().items():
-        first, _, rest = name.removeprefix("nbutils").removeprefix(".").partition(".")
-        if first and first != "__main__" and name != "nbutils.chapters":
-            own, shared, single = found.values()
-            group = single if first == "chapters" else own if first in OWN else shared
-            group[name] = (ast.get_docstring(ast.parse(code)) or "").partition("\n")[0]
-    rank = {name: place for place, name in enumerate(OWN)}
-    own = found["For your own models"]
-    found["For your own models"] = dict(sorted(own.items(), key=lambda item: (rank[item[0].split(".")[1]], item[0])))
+    own, shared, single = found.values()
+    codes = sources.modules()
+    names = sorted(codes, key=lambda name: (OWN.index(part) if (part := _part(name)) in OWN else 0, name))
+    for name in names:
+        if _part(name) not in ("", "__main__") and name != "nbutils.chapters":
+            group = single if _part(name) == "chapters" else own if _part(name) in OWN else shared
+            group[name] = (ast.get_docstring(ast.parse(codes[name])) or "").partition("\n")[0]
     return found
+
+
+def _part(name: str) -> str:
+    """The first name below nbutils."""
+    return f"{name}..".split(".")[1]
 
 
 def pages() -> Iterator[tuple[str, bytes]]:

@@ -22,8 +22,8 @@ import nbformat
 import yaml
 from jinja2 import TemplateError
 
-from nbutils.claims import KINDS
 from nbutils import __version__
+from nbutils.claims import KINDS
 from workflow import ROOT, Run, book, git, notebooks, report, sources
 from workflow.job import die_with
 from workflow.pages import TEMPLATES, api, chapter, figures, render, verdicts
