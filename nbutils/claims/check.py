@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +47,3 @@ def judge(notebook: Path) -> tuple[bool, list[str]]:
     left = sum(record.role == "open" for record in records)
     counts = f"{len(records) - left - len(failed)} checks hold, {len(failed)} fail, {left} are left open"
     return not (failed or stopped) and bool(records), [f"{notebook}: {counts}", *lines]
-
-
-def main(notebooks: Sequence[Path]) -> int:
-    """Print what ``judge`` says of each. Returns 0 if all are sound, 1 if one is not, 2 if one cannot be read."""
-    sound = True
-    for notebook in notebooks:
-        try:
-            holds, lines = judge(notebook)
-        except ValueError as error:
-            print(f"nbutils check: {error}")
-            return 2
-        print(*lines, sep="\n")
-        sound &= holds
-    return 0 if sound else 1
