@@ -37,9 +37,7 @@ def judge(notebook: Path) -> tuple[bool, list[str]]:
     failed = [record for record in records if record.fails]
     lines = [f"  {mark} {record.claim} {text}" for record in failed for mark, text in [line(record)]]
     if any(record.kind != "exact" for record in failed):
-        lines.append(
-            "  chance fails a check that is not exact in one run of many: run it again with other seeds, -p seed 1"
-        )
+        lines.append("  chance fails some checks in one run of many, all but exact ones: try other seeds, -p seed 1")
     if stopped:
         lines.append(f"  stopped at {stopped[0].splitlines()[0]}")
     if not records:
