@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from nbutils.claims.records import Record, format_band, format_measured
 from workflow import book
+from workflow.pages import api
 
 if TYPE_CHECKING:  # only Sphinx itself needs it
     from sphinx.application import Sphinx
@@ -56,9 +57,13 @@ TIDY = (
 MATHJAX = re.compile(r"<script [^>]*/mathjax/[^>]*></script>")
 
 
-def one_search_field(app: Sphinx) -> None:
-    """The theme puts a second, hidden search field into the navigation bar; screen readers meet both."""
+def theme(app: Sphinx) -> None:
+    """What ``_config.yml`` cannot set."""
+    # the theme puts a second, hidden search field into the navigation bar; screen readers meet both
     app.config.html_theme_options["navbar_persistent"] = []
+    address = app.config.html_theme_options["repository_url"]
+    app.config.linkcode_resolve = lambda *of: f"{address}/blob/main/{at}" if (at := api.source(*of)) else None
+    app.config.html_theme_options["footer_content_items"] = ["author.html", "cite.html"]
 
 
 def tidy(app: Sphinx, error: Exception | None) -> None:
@@ -66,7 +71,7 @@ def tidy(app: Sphinx, error: Exception | None) -> None:
     if error or app.builder.name != "html":
         return
     out = Path(app.outdir)
-    for page in out.glob("*.html"):
+    for page in [*out.glob("*.html"), *out.glob("claims/*.html"), *out.glob("api/*.html")]:
         html = page.read_text(encoding="utf-8")
         for pattern, replacement in TIDY:
             html = re.sub(pattern, replacement, html)
@@ -78,6 +83,7 @@ def tidy(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_config_value("packages", "", "env")  # others parse and render otherwise: all pages are read again
-    app.connect("builder-inited", one_search_field)
+    app.connect("builder-inited", theme)
+    app.connect("missing-reference", api.elsewhere)
     app.connect("build-finished", tidy)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -22,10 +22,12 @@ import nbformat
 import yaml
 from jinja2 import TemplateError
 
+from nbutils import __version__
 from nbutils.claims import KINDS
 from workflow import ROOT, Run, book, git, notebooks, report, sources
 from workflow.job import die_with
-from workflow.pages import TEMPLATES, chapter, figures, render, verdicts
+from workflow.pages import TEMPLATES, api, chapter, figures, render, verdicts
+from workflow.pages import claims as of_claims
 from workflow.report import Report
 
 BOOK, STATIC = ROOT / "book", ROOT / "book" / "_static"
@@ -54,6 +56,12 @@ def settings() -> dict[str, Any]:
     return found
 
 
+def colab() -> str:
+    """Where Colab opens the notebooks."""
+    place, url = settings()["repository"], settings()["launch_buttons"].get("colab_url", "")
+    return f"{url}/github/{place['url'].removeprefix('https://github.com/')}/blob/{place['branch']}/{place['path_to_book']}"
+
+
 def configuration(quiet: Iterable[str] = ()) -> str:
     """``conf.py`` as Jupyter Book makes it, but that figures to move bring their own style and scripts."""
     from jupyter_book.config import get_final_config  # here: it takes a second, and tests need the rest
@@ -63,6 +71,11 @@ def configuration(quiet: Iterable[str] = ()) -> str:
     for name in ("html_css_files", "html_js_files"):
         values[name] = sorted(file for file in values[name] if not file.startswith("explore/"))
     values["suppress_warnings"] += quiet
+    values |= {
+        "project": values["html_title"],
+        "version": __version__,
+        "templates_path": [str(Path(__file__).with_name("templates"))],
+    }
     values["packages"] = " ".join(sorted({f"{each.name} {each.version}" for each in distributions()}))
     return "".join(f"{name} = {value!r}\n" for name, value in sorted(values.items()))
 
@@ -75,10 +88,10 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
     claims, banner = verdicts.judged(result), red(result)
     content = {"references.bib": (BOOK / "references.bib").read_bytes()}
     content |= {str(path.relative_to(BOOK)): path.read_bytes() for path in STATIC.rglob("*") if path.is_file()}
-    drawn, numbers = dict[str, figures.Figure](), dict[str, dict[str, str]]()
+    drawn, numbers, shown = dict[str, figures.Figure](), dict[str, dict[str, str]](), of_claims.Evidence()
     for name in run.chapters:
         node = chapter.bound(chapter.grafted(name, run.notebook(name)), name, claims)
-        plain = copy.deepcopy(node)
+        plain, shown = copy.deepcopy(node), of_claims.evidence(node.cells) | shown
         node, figures_of_page = chapter.page(node, name, result, claims, banner)
         content[f"{name}.ipynb"] = nbformat.writes(node).encode()
         drawn |= figures_of_page
@@ -88,6 +101,7 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
         content[f"executed/{name}.ipynb"] = nbformat.writes(download).encode()
     for figure in drawn.values():
         content |= figure.files()
+    content |= of_claims.pages(claims, shown, drawn, result, colab())
     known = facts(result) | {"claims": claims, "figures": drawn, "numbers": numbers}
     for path in pages:
         text = chapter.below_title(chapter.bind(path.read_text(encoding="utf-8"), claims), banner)
@@ -115,7 +129,6 @@ def red(result: Report) -> str:
 
 def facts(result: Report) -> dict[str, Any]:
     """What tables of pages show besides claims and figures."""
-    names = [name for name in sources.modules() if name not in ("nbutils", "nbutils.__main__")]
     return {
         "run": result.run,
         "records": result.records,
@@ -125,7 +138,7 @@ def facts(result: Report) -> dict[str, Any]:
         "counts": verdicts.counts,
         "order": verdicts.ORDER,
         "kinds": KINDS,
-        "modules": sorted(names, key=lambda name: (name.startswith("nbutils.chapters"), name)),  # what is shared first
+        "modules": api.groups(),
     }
 
 
@@ -172,6 +185,7 @@ def pages(run: Run) -> Path:
     """Render all pages of a run, whose chapters are all there are. Returns the first page."""
     others = [path for path in sorted(BOOK.glob("[!_]*.md")) if path.stem not in run.chapters]
     content = staged(run, report.load(run.reports), others)
+    content |= api.pages()
     content["_toc.yml"] = (ROOT / "_toc.yml").read_bytes()
     content["conf.py"] = configuration().encode()
     folder = run.reports / "pages"

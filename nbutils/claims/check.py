@@ -1,0 +1,47 @@
+"""``nbutils check out.ipynb …``: judge notebooks that plain papermill ran, where a check that fails stops nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nbutils.claims import MIME
+from nbutils.claims.records import Record, line
+
+
+def records_of(notebook: Path) -> list[Record]:
+    """The records of the checks in an executed notebook, in order."""
+    return [Record.of(output["data"][MIME]) for output in _outputs(notebook) if MIME in output.get("data", {})]
+
+
+def _outputs(notebook: Path) -> list[dict[str, Any]]:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]  # nbformat would check each cell, 15 ms a chapter
+    return [output for cell in cells for output in cell.get("outputs", ())]
+
+
+def judge(notebook: Path) -> tuple[bool, list[str]]:
+    """Whether a chapter ran to its end and its checks hold, and lines that say so: each check that fails, and a count.
+
+    Raises:
+        ValueError: no such file, or no notebook.
+    """
+    try:
+        outputs = _outputs(notebook)
+    except FileNotFoundError:
+        raise ValueError(f"{notebook}: no such file") from None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{notebook} is no notebook: give what papermill wrote, an .ipynb") from None
+    records = records_of(notebook)
+    stopped = [f"{output['ename']}: {output['evalue']}" for output in outputs if output["output_type"] == "error"]
+    failed = [record for record in records if record.fails]
+    lines = [f"  {mark} {record.claim} {text}" for record in failed for mark, text in [line(record)]]
+    if any(record.kind != "exact" for record in failed):
+        lines.append("  chance fails some checks in one run of many, all but exact ones: try other seeds, -p seed 1")
+    if stopped:
+        lines.append(f"  stopped at {stopped[0].splitlines()[0]}")
+    if not records:
+        lines.append("  no check: it was not executed, or is no chapter of the book")
+    left = sum(record.role == "open" for record in records)
+    counts = f"{len(records) - left - len(failed)} checks hold, {len(failed)} fail, {left} are left open"
+    return not (failed or stopped) and bool(records), [f"{notebook}: {counts}", *lines]

@@ -1,0 +1,49 @@
+"""What plain papermill leaves is judged by one command."""
+
+import json
+
+import pytest
+
+from nbutils.__main__ import main
+from nbutils.claims import MIME
+from nbutils.claims.records import Record
+
+HOLDS = Record("one", "a number", "stated", kind="exact", measured=1.0, band=(0.0, 2.0), holds=True)
+OPEN = Record("three", "open", "open", reason="no network")
+
+
+def notebook(folder, *records, error=None):
+    """An executed notebook with these records in its outputs."""
+    outputs = [{"output_type": "display_data", "data": {MIME: record.as_dict()}} for record in records]
+    if error:
+        outputs.append({"output_type": "error", "ename": "KeyError", "evalue": error, "traceback": []})
+    path = folder / "out.ipynb"
+    path.write_text(json.dumps({"cells": [{"cell_type": "markdown"}, {"cell_type": "code", "outputs": outputs}]}))
+    return path
+
+
+def failed(kind):
+    return Record("two", "another", "corrected", kind=kind, measured=9.0, band=(0.0, 2.0), holds=False)
+
+
+@pytest.mark.parametrize(
+    ("records", "error", "status", "text"),
+    [
+        ([HOLDS, OPEN], None, 0, "1 checks hold, 0 fail, 1 are left open"),
+        ([HOLDS, failed("exact")], None, 1, "✗ two (corrected) another: 9; band [0, 2]"),
+        ([HOLDS, failed("derived")], None, 1, "try other seeds"),
+        ([HOLDS], "'w'", 1, "stopped at KeyError: 'w'"),
+        ([], None, 1, "it was not executed"),
+    ],
+)
+def test_a_notebook_that_papermill_ran(tmp_path, capsys, records, error, status, text):
+    assert main(["check", str(notebook(tmp_path, *records, error=error))]) == status
+    printed = capsys.readouterr().out
+    assert text in printed and ("other seeds" in printed) == (failed("derived") in records)
+
+
+@pytest.mark.parametrize(("name", "text"), [("none.ipynb", "no such file"), ("README.md", "is no notebook")])
+def test_what_is_no_notebook(tmp_path, capsys, name, text):
+    (tmp_path / "README.md").write_text("# none")
+    assert main(["check", str(tmp_path / name)]) == 2
+    assert f"nbutils check: {tmp_path / name}" in (error := capsys.readouterr().err) and text in error

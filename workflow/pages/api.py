@@ -1,0 +1,79 @@
+"""The reference of nbutils: a page for each module, with links to the sources and to torch."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workflow import ROOT, sources
+
+if TYPE_CHECKING:  # only Sphinx itself needs them
+    from docutils import nodes
+    from sphinx.application import Sphinx
+
+OWN = ("checkpoints", "norms", "callbacks", "fits", "intervals", "saturation", "heads", "homogeneity", "text", "layers")
+TORCH = "https://docs.pytorch.org/docs/stable/"
+ELSEWHERE = {
+    "Tensor": TORCH + "tensors.html",
+    "nn.Module": TORCH + "generated/torch.nn.Module.html",
+    "torch.Generator": TORCH + "generated/torch.Generator.html",
+    "torch.optim.Optimizer": TORCH + "optim.html#torch.optim.Optimizer",
+    "pd.DataFrame": "https://pandas.pydata.org/docs/reference/api/pandas.DataFrame.html",
+    "NDArray": "https://numpy.org/doc/stable/reference/typing.html#numpy.typing.NDArray",
+    "ArrayLike": "https://numpy.org/doc/stable/reference/typing.html#numpy.typing.ArrayLike",
+}  # as signatures write them
+SHORT = {name.rpartition(".")[2]: url for name, url in ELSEWHERE.items()}
+
+
+def groups() -> dict[str, dict[str, str]]:
+    """What each module is for, by its name: those for one's own models, those that chapters share, a chapter's own."""
+    found: dict[str, dict[str, str]] = {"For your own models": {}, "What chapters share": {}, "Of single chapters": {}}
+    own, shared, single = found.values()
+    codes = sources.modules()
+    names = sorted(codes, key=lambda name: (OWN.index(part) if (part := _part(name)) in OWN else 0, name))
+    for name in names:
+        if _part(name) not in ("", "__main__") and name != "nbutils.chapters":
+            group = single if _part(name) == "chapters" else own if _part(name) in OWN else shared
+            group[name] = (ast.get_docstring(ast.parse(codes[name])) or "").partition("\n")[0]
+    return found
+
+
+def _part(name: str) -> str:
+    """The first name below nbutils."""
+    return f"{name}..".split(".")[1]
+
+
+def pages() -> Iterator[tuple[str, bytes]]:
+    """Path and text of the page of each module."""
+    for name in [name for group in groups().values() for name in group]:
+        text = f"---\norphan: true\n---\n\n# `{name}`\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n```\n"
+        yield f"api/{name}.md", text.encode()
+
+
+def source(domain: str, info: dict[str, str]) -> str | None:
+    """Where the code of a function or class stands, from the root of the repository; None of what has no code."""
+    if domain != "py" or not info["module"]:
+        return None
+    found: object = importlib.import_module(info["module"])
+    try:
+        for part in info["fullname"].split("."):
+            found = getattr(found, part)
+        found = inspect.unwrap(getattr(found, "fget", found))  # type: ignore[arg-type]
+        file, (_, line) = inspect.getsourcefile(found), inspect.getsourcelines(found)  # type: ignore[arg-type]
+    except (AttributeError, TypeError, OSError):
+        return None
+    if file is None or not Path(file).is_relative_to(ROOT / "nbutils"):
+        return None
+    return f"{Path(file).relative_to(ROOT)}#L{line}"
+
+
+def elsewhere(app: Sphinx, env: object, node: nodes.Element, text: nodes.Element) -> nodes.reference | None:
+    """A link to the documentation of torch, numpy or pandas."""
+    from docutils import nodes
+
+    url = SHORT.get(node.get("reftarget", "").rpartition(".")[2])
+    return nodes.reference("", "", text, refuri=url, internal=False) if url else None
