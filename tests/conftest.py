@@ -115,7 +115,7 @@ def project(tmp_path: Path) -> Path:
     (root / "book" / "01-one.md").write_text(chapter("01-one", HOLDS))
     (root / "book" / "02-two.md").write_text(
         chapter(
-            "02-two", 'claims.check("two", "a number", 1.0, (0, 2), kind="exact")', "from nbutils import profile as p"
+            "02-two", 'claims.check("two", "a number", 1.0, (0, 2), kind="exact")', "from nbutils import profiles as p"
         )
     )
     (root / "book" / "claims.yml").write_text(CLAIMS)
