@@ -108,14 +108,15 @@ def _problems(a: Metrics, b: Metrics) -> Iterator[Finding]:
     )
     silent = any("green" not in run["run"] for run in (a, b))
     for problem in sorted(of_a | of_b):
-        here = ["red" if problem in problems else "–" for problems in (of_a, of_b)]
-        yield Finding("problems", problem, *here, red=silent or here[0] != here[1])
+        x, y = ("red" if problem in problems else "–" for problems in (of_a, of_b))
+        yield Finding("problems", problem, x, y, red=silent or x != y)
 
 
 def _changed(kind: str, a: Mapping[str, Any], b: Mapping[str, Any], red: bool = True) -> Iterator[Finding]:
     for name in {**a, **b}:
         if (x := a.get(name)) != (y := b.get(name)):
-            yield Finding(kind, name, *("none" if value is None else str(value) for value in (x, y)), red)
+            before, after = ("none" if value is None else str(value) for value in (x, y))
+            yield Finding(kind, name, before, after, red)
 
 
 def _made_with(run: Metrics) -> dict[str, Any]:
@@ -125,8 +126,8 @@ def _made_with(run: Metrics) -> dict[str, Any]:
 
 
 def _finding(kind: str, record: Record, a: object, b: object, red: bool = True) -> Finding:
-    texts = (format_number(value) if isinstance(value, float) else str(value) for value in (a, b))
-    return Finding(kind, f"{record.chapter}: {record.claim}: {record.check}", *texts, red)
+    before, after = (format_number(value) if isinstance(value, float) else str(value) for value in (a, b))
+    return Finding(kind, f"{record.chapter}: {record.claim}: {record.check}", before, after, red)
 
 
 def _number(value: Value, none: float = math.nan) -> float:
@@ -168,7 +169,7 @@ def _cost(kind: str, a: Metrics, b: Metrics) -> Iterator[Finding]:
     of_a, of_b = ({each["chapter"]: each.get(field) for each in run.get("notebooks", ())} for run in (a, b))
     pairs = {name: (x, of_b[name]) for name, x in of_a.items() if None not in (x, of_b.get(name))}
     if kind == "time":
-        pairs["all chapters"] = tuple(math.fsum(each[side] for each in pairs.values()) for side in (0, 1))
+        pairs["all chapters"] = math.fsum(x for x, _ in pairs.values()), math.fsum(y for _, y in pairs.values())
     for chapter, (x, y) in pairs.items():
         if y > factor * x and y - x > noise:
             yield Finding(kind, chapter, f"{x:.0f}", f"{y:.0f}", a.get("hardware") == b.get("hardware"))
@@ -180,8 +181,8 @@ def _scale(record: Record) -> tuple[float, str]:
     The sd of an exact check is rounding alone and no scale, nor is that of fewer than eight seeds.
     """
     low, high = _ends(record)
-    known = record.kind in ("derived", "empirical") and record.baseline and record.baseline["n"] >= SEEDS
-    steps = {"sd": record.baseline["sd"]} if known else {}
+    seeds = record.baseline if record.kind in ("derived", "empirical") else None
+    steps = {"sd": seeds["sd"]} if seeds and seeds["n"] >= SEEDS else {}
     steps |= {"half band": (high - low) / 2, "room to the edge": abs(_room(record))}
     return next(((size, unit) for unit, size in steps.items() if math.isfinite(size)), (math.nan, "nothing"))
 

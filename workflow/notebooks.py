@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workflow import ROOT, Run, book, sources
 
@@ -78,7 +78,9 @@ def keep_numbers() -> None:
     from workflow import report
 
     metrics = Run("book").reports / "metrics.json"
-    facts = json.loads(metrics.read_text(encoding="utf-8"))["run"] if metrics.exists() else {"green": False}
+    facts: dict[str, Any] = {"green": False}
+    if metrics.exists():
+        facts = json.loads(metrics.read_text(encoding="utf-8"))["run"]
     run = Run("book", facts.get("seed", 0), facts.get("device", "cpu"), tuple(book.chapters()))
     if not facts["green"] or not report.collect(run).run["green"]:  # of today's code, too
         print("no whole green run of profile book: the numbers in the notebooks stay as they are")

@@ -331,7 +331,7 @@ def module_rule(module: nn.Module) -> Callable[..., Any] | None:
         return None
     if found := _root_mean_square(module):
         return found
-    base = next((base for base in type(module).__mro__ if base in RULES), None)
+    base: Any = next((base for base in type(module).__mro__ if base in RULES), None)
     own = "forward" in vars(module) or base is None or base.forward is not type(module).forward
     if own or (base.__module__.startswith("torch.") and not set(module._parameters) <= set(PARAMETERS.split())):
         return None
