@@ -73,17 +73,6 @@ def test_a_finding_of_no_claim_is_an_error(run):
         chapter.bind(":::{finding} three\nWe find.\n:::\n", verdicts.judged(run()))
 
 
-@pytest.mark.parametrize(
-    ("name", "verdict", "borne"),
-    [
-        ("one", "refined", True), ("one", "confirmed", False), ("one", "open", False), ("one", "failed", False),
-        ("one", "undecided", True), ("far", "open", False), ("far", "refined", True), ("far", "refuted", False),
-    ],
-)  # fmt: skip
-def test_what_we_say_instead_goes_with_the_verdict_that_is_expected(run, name, verdict, borne):
-    assert bool(verdicts.judged(run(**{name: verdict}))[name].finding) is borne
-
-
 def test_a_caption_says_what_to_see_only_where_all_came_out_as_expected(run):
     from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 

@@ -91,8 +91,6 @@ def test_epsilon_is_said():
         assert degree(seq(nn.LayerNorm(4)), k_in=0) == 1
     table = explain(net)
     assert table.note.tolist() == ["", "", "ε = 1e-05 taken as 0", ""]
-    with pytest.raises(NotHomogeneous, match="outgrows"):
-        degree(nn.LayerNorm(4), -1, approximate=True)
     small = measure_degree(nn.LayerNorm(4), torch.randn(3, 4) * 1e-3, [1, 1e6])
     assert small.euler[0] > 1.1 and small.euler[1] == pytest.approx(1, abs=1e-6)  # below √ε it is nearly linear in x
 
@@ -103,21 +101,9 @@ def test_explain_is_a_table_of_nodes():
     assert dict(zip(table.module, table["degree out"], strict=True))["norm2"] == 1
     row = table[table.module == "residual1"].squeeze()
     assert row["degree in"] == "1, 3" and row["degree out"] == 3 and row["note"] == "asymptotic: of 1, 3 the largest"
-    assert "<table" in table._repr_html_()
-
-
-def test_a_table_has_parameters_apart_from_constants():
-    net = Net(lambda m, x: x * m.w + m.mask, {"mask": torch.zeros(4)}, w=par(4))
-    table = explain(net)
-    assert dict(zip(table.module, table.operation, strict=True)) | {"w": "parameter", "mask": "constant"} == dict(
-        zip(table.module, table.operation, strict=True)
-    )
-
-
-@pytest.mark.parametrize("power", [0.1, 0.25, 1.0])
-def test_what_grows_at_all_may_be_normalised_far_out(power):
-    net = Net(lambda m, x: m.norm(m.f(x).abs() ** power), f=linear(4, 4), norm=nn.LayerNorm(4))
-    assert degree(net, approximate=True) == 1  # the gain
+    table = explain(Net(lambda m, x: x * m.w + m.mask, {"mask": torch.zeros(4)}, w=par(4)))
+    kinds = dict(zip(table.module, table.operation, strict=True))
+    assert kinds["w"] == "parameter" and kinds["mask"] == "constant"
 
 
 def test_measuring_leaves_the_module_as_it_is():
@@ -243,46 +229,28 @@ def test_the_first_of_nested_outputs_counts():
 def test_inputs_of_every_degree_and_whole_numbers_are_not_scaled():
     net = Two(lambda m, x, mask: (m.f(x) + mask).amax(-1), f=sq())
     mask = torch.full((4,), -math.inf).where(torch.arange(4) > 1, 0.0)
-    for k_in in ([1, EVERY], {"x": 1, "y": EVERY}, [1, 0]):
+    for k_in in ([1, EVERY], {"x": 1, "y": EVERY, "more": 2}, [1, 0]):
         assert measure_degree(net, (torch.randn(3, 4), mask), [1, 3], k_in=k_in).euler[0] == pytest.approx(2)
     index = Net(lambda m, i: m.e(i), e=nn.Embedding(5, 4))
     assert measure_degree(index, torch.tensor([4, 1]), [1, 3], k_in=7).euler[0] == pytest.approx(1)
-
-
-def test_inputs_by_name_may_have_more_names_than_inputs():
-    net, x = Masked(), torch.randn(3, 4)
-    assert measure_degree(net, x, [1, 2], k_in={"x": 1, "mask": 5}).euler[0] == pytest.approx(2)
-    with pytest.raises(ValueError, match=r"shorter|longer"):
-        measure_degree(net, x, [1, 2], k_in=[1, 2])
 
 
 def test_no_fused_kernel_runs_while_it_is_measured_and_all_comes_back():
     class Asks(nn.Module):
         def forward(self, x):
             assert not torch.backends.mha.get_fastpath_enabled()
-            if x.abs().max() > 50:
-                raise KeyError
-            return x
+            raise KeyError
 
-    for enabled in (True, False):
-        before = torch.backends.mha.get_fastpath_enabled()
-        try:
-            torch.backends.mha.set_fastpath_enabled(enabled)
-            scaling_error(Asks(), torch.ones(2), [1, 2], k=1)
-            assert torch.backends.mha.get_fastpath_enabled() is enabled
-            with pytest.raises(KeyError):
-                scaling_error(Asks(), torch.ones(2), [100], k=1)
-            assert torch.backends.mha.get_fastpath_enabled() is enabled
-        finally:
-            torch.backends.mha.set_fastpath_enabled(before)
+    before = torch.backends.mha.get_fastpath_enabled()
+    with pytest.raises(KeyError):
+        scaling_error(Asks(), torch.ones(2), [1], k=1)
+    assert torch.backends.mha.get_fastpath_enabled() is before
 
 
 NOTES = {
     "layer norm": (lambda m, x: F.layer_norm(x, (4,)), ["ε = 1e-05 taken as 0"]),
     "rms norm": (lambda m, x: F.rms_norm(x, (4,)), ["machine ε taken as 0"]),
-    "normalize": (lambda m, x: F.normalize(x), ["ε = 1e-12 taken as 0"]),
     "cosine": (lambda m, x: F.cosine_similarity(x, x), ["ε = 1e-08 taken as 0; ε = 1e-08 taken as 0"]),
-    "none": (lambda m, x: F.layer_norm(x, (4,), eps=0.0), [""]),
 }
 
 
@@ -292,12 +260,7 @@ def test_the_epsilon_that_torch_takes_is_named(name):
     net = Net(function)
     assert explain(net).note.tolist()[1:] == notes
     assert explain(net, 0).note.tolist() == ["", ""]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with pytest.warns(EpsilonWarning):
         assert degree(net) == 0
-    assert [str(each.message) for each in caught] == ([] if name == "none" else [str(caught[0].message)])
-    if name == "none":
-        assert degree(net, -1, approximate=True) == 0
-    else:
-        with pytest.raises(NotHomogeneous, match="outgrows"):
-            degree(net, -1, approximate=True)
+    with pytest.raises(NotHomogeneous, match="outgrows"):
+        degree(net, -1, approximate=True)

@@ -285,20 +285,6 @@ def test_a_report_that_cannot_be_written_takes_the_others_with_it(launched, tmp_
     assert "the reports were not written: No space left on device" in capsys.readouterr().out.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("facts", "chapters", "command"),
-    [
-        (("smoke", 0, "cpu"), ["04-t5"], "make smoke SEED=0 CHAPTERS=04-t5"),
-        (("book", 7, "cuda"), ["01-a", "02-b"], "make book SEED=7 DEVICE=cuda CHAPTERS='01-a 02-b'"),
-        (("gpu", 1, "cuda"), ["01-a"], "make gpu SEED=1 CHAPTERS=01-a"),
-        (("gpu", 1, "cpu"), ["01-a"], "make gpu SEED=1 DEVICE=cpu CHAPTERS=01-a"),
-        (("smoke", 0, None), ["workflow"], "make smoke SEED=0"),
-    ],
-)
-def test_the_command_that_runs_it_again(facts, chapters, command):
-    assert report.rerun_command(dict(zip(("profile", "seed", "device"), facts, strict=True)), chapters) == command
-
-
 ENTRY = "- {id: a, chapters: [x], source: s, statement: s, expected: confirmed, why: w}\n"
 
 
