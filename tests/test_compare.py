@@ -88,8 +88,7 @@ def test_what_a_run_was_made_with_and_new_checks_are_shown():
         ("made with", "torch", "2", "3"), ("made with", "commit", "none", "c0ffee"),
         ("new", "01-x: one: check 0", "–", "0.5")}  # fmt: skip
     assert "\n| new | 01-x: one: check 0 | – | 0.5 |  |\n" in compare.markdown(compare.compare(a, b), "x", "y")
-    assert [record.check for record in compare.compare(a, b).only_b] == ["check 0"]
-    assert [record.check for record in compare.compare(b, a).only_a] == ["check 0"]
+    assert [found.where for found in compare.compare(b, a).of("lost")] == ["01-x: one: check 0"]
 
 
 SD = {"mean": 0.0, "sd": 0.1, "n": 8}

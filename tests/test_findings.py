@@ -40,8 +40,8 @@ def run(monkeypatch):
         records = [record(name, found[name] != "failed") for name in found] if records is None else records
         facts = {"green": not problems, "profile": "smoke", "seed": 0, "device": "cpu", "hardware": "a machine"}
         facts |= {"kinds": {"derived": 4}, "noted": 1, "versions": {"torch": "2.13"}}
-        stats = [STATS | {"peak_mb": 758.0, "threads": 1}]
-        return report.Report(facts, records, found, list(problems), stats)
+        facts["notebooks"] = [STATS | {"peak_mb": 758.0, "threads": 1}]
+        return report.Report(facts, records, found, list(problems))
 
     return made
 
@@ -129,7 +129,6 @@ def pieces(run):
             "claims": claims,
             "run": result.run,
             "records": result.records,
-            "stats": result.stats,
             **facts,
             **drawn,
         }

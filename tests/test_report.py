@@ -216,7 +216,7 @@ def golden(monkeypatch):
     verdicts, problems = report.audit(claims, records, ["01-one"], BOTH)
     problems = [report.Problem("02-two", "", "cell [1] f(0) raised KeyError: 'x'"), *problems]
     facts = {"profile": "smoke", "seed": 7, "device": "cpu", "green": False, "noted": 1, "notebooks": []}
-    return report.Report(facts, records, verdicts, problems, [])
+    return report.Report(facts, records, verdicts, problems)
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "junit.xml", "summary.md", "last-lines.txt"])
@@ -243,7 +243,7 @@ def launched(tmp_path, monkeypatch):
 
     def start(*names, problems=()):
         facts = {"profile": "book", "seed": 0, "device": "cpu", "green": not problems, "verdict_counts": {}, "noted": 0}
-        monkeypatch.setattr(report, "collect", lambda asked: report.Report(facts, [], {}, list(problems), []))
+        monkeypatch.setattr(report, "collect", lambda asked: report.Report(facts, [], {}, list(problems)))
         return run.run(Run("book", 0, "cpu", names or tuple(book.chapters())), argparse.Namespace())
 
     return start
@@ -305,7 +305,7 @@ ENTRY = "- {id: a, chapters: [x], source: s, statement: s, expected: confirmed, 
 def test_a_list_of_claims_that_is_wrong_is_refused_and_says_where(tmp_path, text, reason):
     (tmp_path / "claims.yml").write_text(text)
     with pytest.raises(ValueError, match=reason):
-        book.read_claims(tmp_path / "claims.yml")
+        book.claims(tmp_path / "claims.yml")
 
 
 @pytest.mark.parametrize(

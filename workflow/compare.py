@@ -45,13 +45,15 @@ class Comparison(NamedTuple):
 
     findings: list[Finding]
     moved: list[Move]  # the farthest first
-    only_a: list[Record]
-    only_b: list[Record]
 
     @property
     def differ(self) -> bool:
         """Whether a verdict differs, or a check holds in one run only."""
-        return any(found.kind in ("verdicts", "checks") for found in self.findings)
+        return bool(self.of("verdicts", "checks"))
+
+    def of(self, *kinds: str) -> list[Finding]:
+        """The findings of these kinds; ``lost`` and ``new`` are the checks of one run alone."""
+        return [found for found in self.findings if found.kind in kinds]
 
     @property
     def red(self) -> bool:
@@ -85,18 +87,17 @@ def compare(a: Metrics, b: Metrics) -> Comparison:
     """What differs between two runs, as ``load`` gives them."""
     of_a, of_b = by_name(a), by_name(b)
     both = [(of_a[key], of_b[key]) for key in of_a if key in of_b]
-    only_a, only_b = ([x[key] for key in x if key not in y] for x, y in ((of_a, of_b), (of_b, of_a)))
     findings = [
         *_problems(a, b),
         *_changed("verdicts", a["verdicts"], b["verdicts"]),
-        *(_finding("lost", record, record.measured, "–") for record in only_a),
+        *(_finding("lost", record, record.measured, "–") for key, record in of_a.items() if key not in of_b),
         *(found for pair in both for found in _losses(*pair)),
         *(found for kind in COSTS for found in _cost(kind, a["run"], b["run"])),
-        *(_finding("new", record, "–", record.measured, red=False) for record in only_b),
+        *(_finding("new", record, "–", record.measured, red=False) for key, record in of_b.items() if key not in of_a),
         *_changed("made with", _made_with(a["run"]), _made_with(b["run"]), red=False),
     ]
     moved = [move for move in (Move(x, y, *_distance(x, y)) for x, y in both) if move.distance > 0]
-    return Comparison(findings, sorted(moved, key=lambda move: -move.distance), only_a, only_b)
+    return Comparison(findings, sorted(moved, key=lambda move: -move.distance))
 
 
 def _problems(a: Metrics, b: Metrics) -> Iterator[Finding]:
@@ -221,11 +222,10 @@ def markdown(found: Comparison, a: str, b: str) -> str:
 
 def conclusion(found: Comparison) -> str:
     """The last line of the command."""
-    counts = {kind: sum(each.red for each in found.findings if each.kind == kind) for kind in KINDS}
+    counts = {kind: sum(each.red for each in found.of(kind)) for kind in KINDS}
     if found.red:
         return f"RED: {', '.join(f'{kind}: {count}' for kind, count in counts.items() if count)}"
-    alike = any(each.kind == "problems" for each in found.findings)
-    same = "nothing new, both are red alike" if alike else "the same verdicts"
+    same = "nothing new, both are red alike" if found.of("problems") else "the same verdicts"
     return f"GREEN: {same}; {len(found.moved)} measured value(s) differ"
 
 

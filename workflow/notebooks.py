@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # at run time where they are used: a run with nothing to do n
 NUMBERS = ROOT / "book" / "numbers.json"  # what the text of each chapter says of the last green run that was kept
 # sentences that pages show only for the verdict they belong to: claims, each with "=verdict" or the expected one; text
 FINDING = re.compile(r"^:::\{finding\}[ ]+([^\n]+)\n(.*?)^:::$", re.M | re.S)
+ADMONITION = re.compile(
+    r"```\{(admonition|note|tip|warning|danger)\}[ ]?([^\n]*)\n((?::\w+:[^\n]*\n)*)(.*?)\n```", re.S
+)
 README_FIGURE = ("04-t5", "fig-t5-norm", ROOT / "book" / "_static" / "t5-norm.svg")
 HIDDEN = ("jupytext", "card")  # metadata that says how the text was written, not what the notebook is
 
@@ -156,12 +159,7 @@ def to_markdown(text: str, labels: Mapping[str, str], figures: Mapping[str, str]
     A number of the run that is not among ``values`` stands by its name, in code.
     """
     text = re.sub(r"```\{math\}\n(?::label: (\S+)\n)?(.*?)\n```", lambda m: _equation(m, labels), text, flags=re.S)
-    text = re.sub(
-        r"```\{(admonition|note|tip|warning|danger)\}[ ]?([^\n]*)\n((?::\w+:[^\n]*\n)*)(.*?)\n```",
-        _quote,
-        text,
-        flags=re.S,
-    )
+    text = ADMONITION.sub(_quote, text)
     text = FINDING.sub(lambda m: "" if m[1].endswith("=open") else m[2].rstrip("\n"), text)
     text = re.sub(r"\{eq\}`([^`]+)`", lambda m: f"({labels[m[1]]})", text)
     text = re.sub(r"\{numref\}`([^`]+)`", lambda m: f"Figure {figures[m[1]]}", text)

@@ -178,14 +178,7 @@ def snakemake(target: str, runs: Sequence[Run], options: argparse.Namespace) -> 
         arguments += ["--retries", "2"]  # with more memory each time
     # Our own lock is released when the process dies; Snakemake's is not. Content decides, whatever its size.
     arguments += ["--keep-going", "--nolock", "--rerun-incomplete", "--max-checksum-file-size", "100MB"]
-    arguments += [
-        "--quiet",
-        "host",
-        "reason",
-        "rules",
-        "--config",
-        *(f"{key}={value}" for key, value in settings.items()),
-    ]
+    arguments += ["--quiet", "host", "reason", "rules", "--config", *(f"{x}={y}" for x, y in settings.items())]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     try:
         main([*arguments, *shlex.split(options.executor_args)])

@@ -45,7 +45,7 @@ def hash_of(name: str, codes: Mapping[str, str] | None = None) -> str:
 def discard_older(run: Run) -> list[str]:
     """Remove the results of chapters and trainings that are not of today's code, or of another device; their names.
 
-    Before a run, so that what cannot be made anew does not count; and after it, for what was edited meanwhile.
+    Before a run, so that what cannot be made again does not count; and after it, for what was edited meanwhile.
     """
     today, gone = hashes(), list[str]()
     results = {name: [run.training(name) / "stats.json"] for name in trainings.names()}
