@@ -14,7 +14,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distribution
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import NamedTuple
 
 import nbformat
@@ -153,15 +152,3 @@ def test_notebook_runs_alone(chapter, executions):
     cells = nbformat.read(run.notebook, as_version=4).cells
     printed = " ".join(output.get("text", "") for cell in cells for output in cell.get("outputs", ()))
     assert "restart" not in printed.lower()
-
-
-def test_the_environment_has_nothing_of_the_book():
-    """What a notebook may not count on is really absent, and what Colab has is there."""
-    python = environment(Path(mkdtemp()) / "colab")
-    names = {canonicalize_name(name.split("==")[0]) for name in installed(python)}
-    assert {*COLAB, "tokenizers", "safetensors"} <= names
-    ours = {"nbutils", "jupyter-book", "papermill", "jupytext", "snakemake", "pytest", "hypothesis", "datasets"}
-    assert not names & ours
-    words = [str(python), "-I", "-c", "import nbutils"]
-    done = subprocess.run(words, cwd=python.parent, capture_output=True, text=True)
-    assert "No module named 'nbutils'" in done.stderr

@@ -4,14 +4,12 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
 
 import nbformat
 import numpy as np
 import pytest
-from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -294,12 +292,3 @@ def test_a_defect_is_seen_by_the_first_test_that_fails_or_by_nothing(part):
     with pytest.raises(ValueError, match="test_red fails without a defect, too"):
         mutants.plant([three[1]._replace(tests=("tests/test_red.py",))], 1, part)
     assert (part / "part.py").read_text() == text
-
-
-def test_every_command_of_the_readme_is_a_target_and_starts():
-    readme, makefile = ((ROOT / "maintenance" / name).read_text() for name in ("README.md", "Makefile"))
-    for target in re.findall(r"make -C maintenance ([a-z]+)", readme):
-        assert re.search(rf"^{target}:", makefile, re.M), target
-    for name in command.COMMANDS:
-        with pytest.raises(SystemExit, match="0"):
-            command.main([name, "--help"])

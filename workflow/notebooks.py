@@ -23,9 +23,7 @@ if TYPE_CHECKING:  # at run time where they are used: a run with nothing to do n
 NUMBERS = ROOT / "book" / "numbers.json"  # what the text of each chapter says of the last green run that was kept
 # sentences that pages show only for the verdict they belong to: claims, each with "=verdict" or the expected one; text
 FINDING = re.compile(r"^:::\{finding\}[ ]+([^\n]+)\n(.*?)^:::$", re.M | re.S)
-ADMONITION = re.compile(
-    r"```\{(admonition|note|tip|warning|danger)\}[ ]?([^\n]*)\n((?::\w+:[^\n]*\n)*)(.*?)\n```", re.S
-)
+ADMONITION = re.compile(r"```\{(admonition|note|tip|warning|danger)\}[ ]?([^\n]*)\n(?::\w+:[^\n]*\n)*(.*?)\n```", re.S)
 README_FIGURE = ("04-t5", "fig-t5-norm", ROOT / "book" / "_static" / "t5-norm.svg")
 HIDDEN = ("jupytext", "card")  # metadata that says how the text was written, not what the notebook is
 
@@ -179,7 +177,7 @@ def _equation(match: re.Match[str], labels: Mapping[str, str]) -> str:
 
 def _quote(match: re.Match[str]) -> str:
     title = match[2] or match[1].capitalize()
-    return "\n".join(f"> {line}".rstrip() for line in [f"**{title}.**", *match[4].splitlines()])
+    return "\n".join(f"> {line}".rstrip() for line in [f"**{title}.**", *match[3].splitlines()])
 
 
 @cache
