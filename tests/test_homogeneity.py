@@ -80,7 +80,7 @@ def test_masks_of_attention():
     assert "it meets degree 4, 0" in str(caught.value)
 
 
-def test_epsilon_is_said():
+def test_epsilon_is_warned_of():
     net = seq(sq(), nn.LayerNorm(4), linear(4, 2))
     with pytest.warns(EpsilonWarning, match="for ε = 0 only, in 1") as caught:
         assert degree(net) == 2
@@ -134,7 +134,7 @@ def test_measuring_what_has_no_degree():
         (lambda m, x: F.layer_norm(m.f(x), (4,), eps=0.0).float() * m.f(x).detach(), 0, 2),
     ],
 )
-def test_a_derivative_that_is_not_of_the_outputs_is_said(function, euler, true):
+def test_a_derivative_that_is_not_of_the_outputs_is_warned_of(function, euler, true):
     """Euler's identity is asked of autograd, which believes ``detach``; the residual is that of rounding."""
     net, (x,) = build(lambda: Net(function, w=par(4, 4), f=sq()), X)
     with pytest.warns(RuntimeWarning, match=f"against {true:.4g} at scale 1, .* at scale 3") as caught:
@@ -175,7 +175,7 @@ def test_one_minus_cosine_shapes():
     assert one_minus_cosine(a, -2 * a).numpy() == pytest.approx(2) and torch.isnan(one_minus_cosine(a, 0 * b)).all()
 
 
-def test_a_model_that_fx_cannot_trace_is_told_to_measure():
+def test_a_model_that_fx_cannot_trace_is_to_be_measured():
     """With many optional arguments torch.fx gives up on its own words; a reader needs to know what to do instead."""
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 9, "n_positions": 8, "n_embd": 4, "n_layer": 1, "n_head": 1}
