@@ -8,11 +8,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from playwright.sync_api import Browser, sync_playwright
 
 from workflow.pages import pdf
 
@@ -164,3 +165,12 @@ def chromium() -> str:
     if os.environ.get("CI"):
         pytest.fail("CI runs the browser tests, and there is no Chromium: .ci/run installs it")
     pytest.skip("no Chromium on this machine: install Debian's package chromium to run the browser tests")
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    off = ("no-sandbox", "disable-gpu", "disable-background-networking", "disable-component-update", "disable-sync")
+    with sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=chromium, args=[f"--{each}" for each in off])
+        yield opened
+        opened.close()

@@ -10,7 +10,6 @@ import re
 
 import numpy as np
 import pytest
-from playwright.sync_api import sync_playwright
 
 from workflow import ROOT
 
@@ -35,14 +34,6 @@ DRAW = """(root, draws) => Array.from({length: draws}, () => {
 })"""
 P, TIMES = 0.04, np.unique(np.round(10 ** (np.arange(17) / 4))).astype(int)
 LATE = TIMES >= 100
-
-
-@pytest.fixture(scope="module")
-def browser(chromium):
-    with sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

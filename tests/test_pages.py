@@ -14,7 +14,6 @@ import nbformat
 import pytest
 import yaml
 from bs4 import BeautifulSoup
-from playwright.sync_api import sync_playwright
 
 from workflow import ROOT, Run, book
 from workflow.pages import build, pdf
@@ -235,15 +234,6 @@ MATH_DONE = """async () => {
   if (document.querySelector("script[src*=mathjax]")) await MathJax.startup.promise;
   await document.fonts.ready;
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser(chromium):
-    quiet = ["no-sandbox", "disable-gpu", "disable-background-networking", "disable-component-update", "disable-sync"]
-    with sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=chromium, args=[f"--{each}" for each in quiet])
-        yield opened
-        opened.close()
 
 
 class Window:
