@@ -82,8 +82,7 @@ def trainer(tokens: torch.Tensor, steps: int, folder: str) -> Any:
         per_device_train_batch_size=len(tokens), train_sampling_strategy="sequential", max_steps=steps,
     )  # fmt: skip
     rows: Any = list(tokens) * steps  # a list of rows does for a data set
-    collate = lambda rows: {"rows": torch.stack(rows)}  # noqa: E731
-    made = WithOurLoss(small_model(), arguments, train_dataset=rows, data_collator=collate)
+    made = WithOurLoss(small_model(), arguments, train_dataset=rows, data_collator=lambda xs: {"rows": torch.stack(xs)})
     made.remove_callback(PrinterCallback)
     return made
 

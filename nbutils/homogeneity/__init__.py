@@ -308,8 +308,7 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, k
     with scalable(module, inputs, k_in) as output:
         for c in map(float, scales):
             try:
-                made = torch.func.jvp(lambda t, c=c: output(c * t.exp()), (zero,), (torch.ones_like(zero),))
-                f, along = made[0], made[1]  # a third is declared, for functions that return more
+                f, along = torch.func.jvp(lambda t, c=c: output(c * t.exp()), (zero,), (torch.ones_like(zero),))[:2]
             except RuntimeError as error:  # a NotImplementedError is one
                 if not re.search("forward AD|functorch|forward-mode", str(error)):
                     raise
