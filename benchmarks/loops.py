@@ -73,15 +73,16 @@ def trainer(tokens: torch.Tensor, steps: int, folder: str) -> Any:
     from transformers import PrinterCallback, Trainer, TrainingArguments
 
     class WithOurLoss(Trainer):
-        def compute_loss(self, model: nn.Module, inputs: dict[str, torch.Tensor], **_: object) -> torch.Tensor:
+        def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Any:
             return training.batch_loss(model, inputs["rows"])
 
-    quiet = {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "logging_steps": 10, "use_cpu": True}
-    same = {"learning_rate": 1e-3, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
-    batches = {"per_device_train_batch_size": len(tokens), "train_sampling_strategy": "sequential", "max_steps": steps}
-    arguments = TrainingArguments(folder, **quiet, **same, **batches)
-    data = {"train_dataset": list(tokens) * steps, "data_collator": lambda rows: {"rows": torch.stack(rows)}}
-    made = WithOurLoss(small_model(), arguments, **data)
+    arguments = TrainingArguments(
+        folder, save_strategy="no", report_to=[], disable_tqdm=True, logging_steps=10, use_cpu=True,
+        learning_rate=1e-3, lr_scheduler_type="constant", max_grad_norm=0.0,
+        per_device_train_batch_size=len(tokens), train_sampling_strategy="sequential", max_steps=steps,
+    )  # fmt: skip
+    rows: Any = list(tokens) * steps  # a list of rows does for a data set
+    made = WithOurLoss(small_model(), arguments, train_dataset=rows, data_collator=lambda xs: {"rows": torch.stack(xs)})
     made.remove_callback(PrinterCallback)
     return made
 

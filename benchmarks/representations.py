@@ -18,10 +18,12 @@ def model_and_sentences() -> tuple[nn.Module, list[list[int]]]:
     """A new BERT of 4 layers and width 64; 100 sentences of 8 to 39 tokens."""
     import transformers
 
-    size = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 256}
+    config = transformers.BertConfig(
+        vocab_size=2000, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=256
+    )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = transformers.BertModel(transformers.BertConfig(vocab_size=2000, **size)).eval()
+        model = transformers.BertModel(config).eval()
     rng = generator(0, "cpu")
     lengths = torch.randint(8, 40, (100,), generator=rng).tolist()
     return model, [torch.randint(5, 2000, (length,), generator=rng).tolist() for length in lengths]

@@ -24,8 +24,9 @@ def saved_series(steps: int = 3) -> Iterator[Path]:
 
     logging.disable_progress_bar()
     rng = generator(0, "cpu")
-    size = {"vocab_size": 5000, "n_embd": 512, "n_layer": 6, "n_head": 8, "n_positions": 512}
-    net = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=0, eos_token_id=0))
+    net = GPT2LMHeadModel(
+        GPT2Config(vocab_size=5000, n_embd=512, n_layer=6, n_head=8, n_positions=512, bos_token_id=0, eos_token_id=0)
+    )
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         for step in range(steps):
             for parameter in net.parameters():

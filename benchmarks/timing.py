@@ -30,7 +30,7 @@ def compare(what: str, ours: Work, plain: Work, bound: float, *, share: float = 
     ``plain`` does this ``share`` of the work, so its time is divided by it.
     """
     turns = [(cpu_seconds(ours), cpu_seconds(plain) / share) for _ in range(repeats)]
-    return row(what, *zip(*turns, strict=True), bound=bound)
+    return row(what, [turn[0] for turn in turns], [turn[1] for turn in turns], bound)
 
 
 def row(what: str, ours: Sequence[float], plain: Sequence[float], bound: float) -> Row:

@@ -81,7 +81,7 @@ def judge(found: Metrics | None, before: Mapping[str, Metrics]) -> dict[str, Any
         return {"green": False, "why": "no report: see run.log"}
     for name, metrics in before.items():
         other = compare.compare(metrics, found)
-        if not (other.moved or other.only_a or other.only_b):
+        if not (other.moved or other.of("lost", "new")):
             return {"not counted": f"it rounds here as {name} does"}
     moves = compare.compare(before[THIS], found)
     failed = [r for r in found["records"] if r["holds"] is False]
@@ -92,7 +92,7 @@ def judge(found: Metrics | None, before: Mapping[str, Metrics]) -> dict[str, Any
         "moved": len(moves.moved),
         "most": [[move.a.chapter, *move.a.key, move.distance, move.unit] for move in moves.moved[:5]],
         "failed": [[r["chapter"], r["claim"], r["check"], r["measured"], r.get("noted", False)] for r in failed],
-        "appeared": len(moves.only_a) + len(moves.only_b),
+        "appeared": len(moves.of("lost", "new")),
     }
 
 

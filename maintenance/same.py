@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--b", type=Path, nargs="+", required=True, help="the same runs after")
     parser.add_argument("--stamp", action="store_true", help="set made_from in maintenance/alarms-*.json")
     options = parser.parse_args(argv)
-    pairs = [tuple(map(compare.load, pair)) for pair in zip(options.a, options.b, strict=True)]
+    pairs = [(compare.load(a), compare.load(b)) for a, b in zip(options.a, options.b, strict=True)]
     rows = [(str(file), *row) for file, pair in zip(options.b, pairs, strict=True) for row in moved(*pair)]
     print(compare.table(["run", "chapter", "claim", "check", "what moved"], rows))
     if options.stamp:

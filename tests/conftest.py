@@ -8,11 +8,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from playwright.sync_api import Browser, sync_playwright
 
 from workflow.pages import pdf
 
@@ -44,28 +45,36 @@ claims = Ledger("{name}", profile=profile, seed=seed, device=device)
 {code}
 ```
 """
-CLAIMS = """- id: one
-  chapters: [01-one]
+CLAIM = """- id: {word}
+  chapters: [{name}]
   source: "Eq. 1"
-  statement: The first claim.
-  expected: confirmed
-  why: a test
-- id: two
-  chapters: [02-two]
-  source: "Eq. 2"
-  statement: The second claim.
+  statement: A claim.
   expected: confirmed
   why: a test
 """
-
 API = "# The module\n\n```{eval-rst}\n.. automodule:: nbutils.intervals\n   :members:\n```\n"
-CHECK = 'claims.check("{}", "a number", {}, (0, 2), kind="exact")'
-HOLDS, FAILS = CHECK.format("one", 1.0), CHECK.format("one", 5.0)  # the cell of a chapter
+
+
+def check(claim: str = "one", value: object = 1.0, kind: str = "exact") -> str:
+    """A cell with a check that holds from 0 to 2; ``value`` may be an expression of ``seed``."""
+    return f'claims.check("{claim}", "a number", {value}, (0, 2), kind="{kind}")'
 
 
 def chapter(name: str, code: str, imports: str = "from nbutils import norms") -> str:
     """Source of a small chapter."""
     return CHAPTER.format(title=name, name=name, code=code, imports=imports)
+
+
+def write_chapters(root: Path, sources: Mapping[str, str]) -> None:
+    """Make a book of these chapters and no others, with a claim each: ``one`` of ``01-one``."""
+    for old in (root / "book").glob("[0-9][0-9]-*.md"):
+        old.unlink()
+    for name, text in sources.items():
+        (root / "book" / f"{name}.md").write_text(text)
+    (root / "book" / "claims.yml").write_text("".join(CLAIM.format(name=name, word=name[3:]) for name in sources))
+    pages = [*sources, "scorecard", "errata", "running", "run", "api", "bibliography"]
+    entries = "".join(f"  - file: {page}\n" for page in pages)
+    (root / "_toc.yml").write_text(f"format: jb-book\nroot: index\nchapters:\n{entries}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -110,24 +119,14 @@ def project(tmp_path: Path) -> Path:
     root.mkdir()
     copy_project(root)
     shutil.rmtree(root / "book" / "notebooks")
-    for old in (root / "book").glob("[0-9][0-9]-*.md"):
-        old.unlink()
-    (root / "book" / "01-one.md").write_text(chapter("01-one", HOLDS))
-    (root / "book" / "02-two.md").write_text(
-        chapter(
-            "02-two", 'claims.check("two", "a number", 1.0, (0, 2), kind="exact")', "from nbutils import profile as p"
-        )
-    )
-    (root / "book" / "claims.yml").write_text(CLAIMS)
+    two = chapter("02-two", check("two"), "from nbutils import profiles")
+    write_chapters(root, {"01-one": chapter("01-one", check()), "02-two": two})
     (root / "book" / "index.md").write_text('# A book\n\n{{ show("verdict_counts.md") }}\n')
     (root / "book" / "errata.md").write_text('# Errata\n\nNone. {{ judged("one") }}\n')
     for page in ("new", "notation"):  # they link to chapters that are not here
         (root / "book" / f"{page}.md").unlink()
     (root / "book" / "running.md").write_text("# Running\n\nAs usual.\n")
     (root / "book" / "api.md").write_text(API)  # the whole page takes longer than all others
-    toc = (root / "_toc.yml").read_text().split("parts:")[0]
-    pages = ["01-one", "02-two", "scorecard", "errata", "running", "run", "api", "bibliography"]
-    (root / "_toc.yml").write_text(toc + "chapters:\n" + "".join(f"  - file: {page}\n" for page in pages))
     return root
 
 
@@ -166,3 +165,12 @@ def chromium() -> str:
     if os.environ.get("CI"):
         pytest.fail("CI runs the browser tests, and there is no Chromium: .ci/run installs it")
     pytest.skip("no Chromium on this machine: install Debian's package chromium to run the browser tests")
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    off = ("no-sandbox", "disable-gpu", "disable-background-networking", "disable-component-update", "disable-sync")
+    with sync_playwright() as play:
+        opened = play.chromium.launch(executable_path=chromium, args=[f"--{each}" for each in off])
+        yield opened
+        opened.close()

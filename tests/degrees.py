@@ -51,11 +51,14 @@ def attention_of_normed(m, x):
     return scores.softmax(-1) @ m.v(x)
 
 
-def encoder(norm_first=False, bias=True, activation="relu", depth=1):
+def encoder(norm_first=False, bias=True, activation="relu", depth=1, plain=None):
+    """Layers of torch.nn; ``plain`` names a norm that has neither gain nor bias."""
     torch.manual_seed(1)
     layer = nn.TransformerEncoderLayer(
         8, 2, 16, norm_first=norm_first, bias=bias, activation=activation, batch_first=True, layer_norm_eps=0.0
     )
+    if plain:
+        setattr(layer, plain, nn.LayerNorm(8, eps=0.0, elementwise_affine=False))
     return layer if depth == 1 else nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
 
 

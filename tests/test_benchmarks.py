@@ -45,13 +45,6 @@ def test_a_row_of_other_code_is_not_shown_and_is_replaced_by_name(tmp_path, monk
     assert kept.table(kept.load(file)) == kept.NONE
 
 
-def test_the_table_says_where_ours_is_slower():
-    slow, fast = kept.stamped([ROW, ROW | {"ratio": 2.0, "holds": True}])
-    lines = kept.table([slow, fast]).splitlines()
-    assert lines[2] == "| a pair | 0.5 | 0.4 to 0.6 | 2 | **does not hold**, and slower |"
-    assert lines[3].endswith("| 2 | holds |") and lines[-1].count("torch") == 1
-
-
 def test_the_command_is_red_where_a_pair_does_not_hold(monkeypatch, capsys):
     from benchmarks import __main__ as command
 

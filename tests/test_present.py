@@ -29,7 +29,7 @@ def shown(monkeypatch):
     monkeypatch.setattr(book, "card", lambda name: {})
 
     def made(*cells, records=()):
-        result = report.Report({"green": True, "profile": "smoke"}, list(records), {}, [], [])
+        result = report.Report({"green": True, "profile": "smoke"}, list(records), {}, [])
         return chapter.page(new_notebook(cells=[new_markdown_cell("# T"), *cells]), "01-one", result, {}, "")[0].cells[
             1:
         ]

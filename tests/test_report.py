@@ -65,13 +65,7 @@ def test_what_makes_a_run_red(claims, records, ran, verdicts, problems):
 
 @pytest.mark.parametrize(
     ("kinds", "chance"),
-    [
-        ((), False),
-        (("exact",), False),
-        (("derived",), True),
-        (("empirical", "derived"), True),
-        (("derived", "exact"), False),
-    ],
+    [((), False), (("exact",), False), (("empirical", "derived"), True), (("derived", "exact"), False)],
 )
 def test_only_derived_and_empirical_checks_may_fail_by_chance(kinds, chance):
     failed = [record(check=kind, kind=kind, holds=False) for kind in kinds]
@@ -163,6 +157,9 @@ def further(*holds, kind="derived", check="a number", more=()):
             for each, seed in zip(holds, FURTHER, strict=False)]  # fmt: skip
 
 
+THERE = "b (at seed 1000003, 2000006)"
+
+
 @pytest.mark.parametrize(
     ("first", "others", "noted", "fails"),
     [
@@ -171,18 +168,8 @@ def further(*holds, kind="derived", check="a number", more=()):
         (False, further(False, False), False, ["a number"]),
         (False, further(True), False, ["a number"]),  # one of the two did not end: nothing is excused
         (True, further(False, False), False, []),  # holds here: never judged again
-        (
-            False,
-            further(True, True, more=[record(check="b", kind="exact", holds=False)]),
-            True,
-            ["b (at seed 1000003, 2000006)"],
-        ),
-        (
-            False,
-            further(True, True, more=[record(check="b", kind="derived", holds=False)]),
-            True,
-            ["b (at seed 1000003, 2000006)"],
-        ),
+        (False, further(True, True, more=[record(check="b", kind="exact", holds=False)]), True, [THERE]),
+        (False, further(True, True, more=[record(check="b", kind="derived", holds=False)]), True, [THERE]),
     ],
 )
 def test_two_of_three_seeds_decide(folder, first, others, noted, fails):
@@ -216,7 +203,7 @@ def golden(monkeypatch):
     verdicts, problems = report.audit(claims, records, ["01-one"], BOTH)
     problems = [report.Problem("02-two", "", "cell [1] f(0) raised KeyError: 'x'"), *problems]
     facts = {"profile": "smoke", "seed": 7, "device": "cpu", "green": False, "noted": 1, "notebooks": []}
-    return report.Report(facts, records, verdicts, problems, [])
+    return report.Report(facts, records, verdicts, problems)
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "junit.xml", "summary.md", "last-lines.txt"])
@@ -243,7 +230,7 @@ def launched(tmp_path, monkeypatch):
 
     def start(*names, problems=()):
         facts = {"profile": "book", "seed": 0, "device": "cpu", "green": not problems, "verdict_counts": {}, "noted": 0}
-        monkeypatch.setattr(report, "collect", lambda asked: report.Report(facts, [], {}, list(problems), []))
+        monkeypatch.setattr(report, "collect", lambda asked: report.Report(facts, [], {}, list(problems)))
         return run.run(Run("book", 0, "cpu", names or tuple(book.chapters())), argparse.Namespace())
 
     return start
@@ -285,20 +272,6 @@ def test_a_report_that_cannot_be_written_takes_the_others_with_it(launched, tmp_
     assert "the reports were not written: No space left on device" in capsys.readouterr().out.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("facts", "chapters", "command"),
-    [
-        (("smoke", 0, "cpu"), ["04-t5"], "make smoke SEED=0 CHAPTERS=04-t5"),
-        (("book", 7, "cuda"), ["01-a", "02-b"], "make book SEED=7 DEVICE=cuda CHAPTERS='01-a 02-b'"),
-        (("gpu", 1, "cuda"), ["01-a"], "make gpu SEED=1 CHAPTERS=01-a"),
-        (("gpu", 1, "cpu"), ["01-a"], "make gpu SEED=1 DEVICE=cpu CHAPTERS=01-a"),
-        (("smoke", 0, None), ["workflow"], "make smoke SEED=0"),
-    ],
-)
-def test_the_command_that_runs_it_again(facts, chapters, command):
-    assert report.rerun_command(dict(zip(("profile", "seed", "device"), facts, strict=True)), chapters) == command
-
-
 ENTRY = "- {id: a, chapters: [x], source: s, statement: s, expected: confirmed, why: w}\n"
 
 
@@ -319,7 +292,7 @@ ENTRY = "- {id: a, chapters: [x], source: s, statement: s, expected: confirmed, 
 def test_a_list_of_claims_that_is_wrong_is_refused_and_says_where(tmp_path, text, reason):
     (tmp_path / "claims.yml").write_text(text)
     with pytest.raises(ValueError, match=reason):
-        book.read_claims(tmp_path / "claims.yml")
+        book.claims(tmp_path / "claims.yml")
 
 
 @pytest.mark.parametrize(

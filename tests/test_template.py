@@ -16,14 +16,8 @@ SHAPE = (
 )
 
 
-UNFILLED = (
-    "§N",
-    "two sentences of your own",
-    "In your own words.",
-    "Say why.",
-    "Say where, and show it.",
-    "in one sentence.",
-)
+UNFILLED = ("§N", "two sentences of your own", "In your own words.", "Say why.", "Say where, and show it.",
+            "in one sentence.")  # fmt: skip
 
 
 def unfilled(root):

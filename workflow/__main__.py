@@ -28,9 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = commands.add_parser("pdf", help="the rendered pages as one PDF")
     command.add_argument("--profile", default="book")
     command.add_argument("--check", action="store_true", help="only look for the browser that prints")
-    commands.add_parser(
-        "notebooks", help="write book/notebooks from the sources, with the numbers of the last green run"
-    )
+    commands.add_parser("notebooks", help="write book/notebooks, with the numbers of the last green run")
     command = commands.add_parser("new-chapter", help="a chapter from the template, with its claim")
     command.add_argument("name", help="such as 20-my-question")
     command.add_argument("title")

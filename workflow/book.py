@@ -43,12 +43,7 @@ def code_cells(chapter: str) -> list[str]:
 
 
 @cache
-def claims() -> dict[str, dict[str, Any]]:
-    """The claims of the book by id, in order; see ``read_claims``."""
-    return read_claims(CLAIMS)
-
-
-def read_claims(file: Path) -> dict[str, dict[str, Any]]:
+def claims(file: Path = CLAIMS) -> dict[str, dict[str, Any]]:
     """The claims that a file lists, by id, in order.
 
     Raises:

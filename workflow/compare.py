@@ -45,13 +45,15 @@ class Comparison(NamedTuple):
 
     findings: list[Finding]
     moved: list[Move]  # the farthest first
-    only_a: list[Record]
-    only_b: list[Record]
 
     @property
     def differ(self) -> bool:
         """Whether a verdict differs, or a check holds in one run only."""
-        return any(found.kind in ("verdicts", "checks") for found in self.findings)
+        return bool(self.of("verdicts", "checks"))
+
+    def of(self, *kinds: str) -> list[Finding]:
+        """The findings of these kinds; ``lost`` and ``new`` are the checks of one run alone."""
+        return [found for found in self.findings if found.kind in kinds]
 
     @property
     def red(self) -> bool:
@@ -85,18 +87,17 @@ def compare(a: Metrics, b: Metrics) -> Comparison:
     """What differs between two runs, as ``load`` gives them."""
     of_a, of_b = by_name(a), by_name(b)
     both = [(of_a[key], of_b[key]) for key in of_a if key in of_b]
-    only_a, only_b = ([x[key] for key in x if key not in y] for x, y in ((of_a, of_b), (of_b, of_a)))
     findings = [
         *_problems(a, b),
         *_changed("verdicts", a["verdicts"], b["verdicts"]),
-        *(_finding("lost", record, record.measured, "–") for record in only_a),
+        *(_finding("lost", record, record.measured, "–") for key, record in of_a.items() if key not in of_b),
         *(found for pair in both for found in _losses(*pair)),
         *(found for kind in COSTS for found in _cost(kind, a["run"], b["run"])),
-        *(_finding("new", record, "–", record.measured, red=False) for record in only_b),
+        *(_finding("new", record, "–", record.measured, red=False) for key, record in of_b.items() if key not in of_a),
         *_changed("made with", _made_with(a["run"]), _made_with(b["run"]), red=False),
     ]
     moved = [move for move in (Move(x, y, *_distance(x, y)) for x, y in both) if move.distance > 0]
-    return Comparison(findings, sorted(moved, key=lambda move: -move.distance), only_a, only_b)
+    return Comparison(findings, sorted(moved, key=lambda move: -move.distance))
 
 
 def _problems(a: Metrics, b: Metrics) -> Iterator[Finding]:
@@ -108,14 +109,15 @@ def _problems(a: Metrics, b: Metrics) -> Iterator[Finding]:
     )
     silent = any("green" not in run["run"] for run in (a, b))
     for problem in sorted(of_a | of_b):
-        here = ["red" if problem in problems else "–" for problems in (of_a, of_b)]
-        yield Finding("problems", problem, *here, red=silent or here[0] != here[1])
+        x, y = ("red" if problem in problems else "–" for problems in (of_a, of_b))
+        yield Finding("problems", problem, x, y, red=silent or x != y)
 
 
 def _changed(kind: str, a: Mapping[str, Any], b: Mapping[str, Any], red: bool = True) -> Iterator[Finding]:
     for name in {**a, **b}:
         if (x := a.get(name)) != (y := b.get(name)):
-            yield Finding(kind, name, *("none" if value is None else str(value) for value in (x, y)), red)
+            before, after = ("none" if value is None else str(value) for value in (x, y))
+            yield Finding(kind, name, before, after, red)
 
 
 def _made_with(run: Metrics) -> dict[str, Any]:
@@ -125,8 +127,8 @@ def _made_with(run: Metrics) -> dict[str, Any]:
 
 
 def _finding(kind: str, record: Record, a: object, b: object, red: bool = True) -> Finding:
-    texts = (format_number(value) if isinstance(value, float) else str(value) for value in (a, b))
-    return Finding(kind, f"{record.chapter}: {record.claim}: {record.check}", *texts, red)
+    before, after = (format_number(value) if isinstance(value, float) else str(value) for value in (a, b))
+    return Finding(kind, f"{record.chapter}: {record.claim}: {record.check}", before, after, red)
 
 
 def _number(value: Value, none: float = math.nan) -> float:
@@ -168,7 +170,7 @@ def _cost(kind: str, a: Metrics, b: Metrics) -> Iterator[Finding]:
     of_a, of_b = ({each["chapter"]: each.get(field) for each in run.get("notebooks", ())} for run in (a, b))
     pairs = {name: (x, of_b[name]) for name, x in of_a.items() if None not in (x, of_b.get(name))}
     if kind == "time":
-        pairs["all chapters"] = tuple(math.fsum(each[side] for each in pairs.values()) for side in (0, 1))
+        pairs["all chapters"] = math.fsum(x for x, _ in pairs.values()), math.fsum(y for _, y in pairs.values())
     for chapter, (x, y) in pairs.items():
         if y > factor * x and y - x > noise:
             yield Finding(kind, chapter, f"{x:.0f}", f"{y:.0f}", a.get("hardware") == b.get("hardware"))
@@ -180,8 +182,8 @@ def _scale(record: Record) -> tuple[float, str]:
     The sd of an exact check is rounding alone and no scale, nor is that of fewer than eight seeds.
     """
     low, high = _ends(record)
-    known = record.kind in ("derived", "empirical") and record.baseline and record.baseline["n"] >= SEEDS
-    steps = {"sd": record.baseline["sd"]} if known else {}
+    seeds = record.baseline if record.kind in ("derived", "empirical") else None
+    steps = {"sd": seeds["sd"]} if seeds and seeds["n"] >= SEEDS else {}
     steps |= {"half band": (high - low) / 2, "room to the edge": abs(_room(record))}
     return next(((size, unit) for unit, size in steps.items() if math.isfinite(size)), (math.nan, "nothing"))
 
@@ -220,11 +222,10 @@ def markdown(found: Comparison, a: str, b: str) -> str:
 
 def conclusion(found: Comparison) -> str:
     """The last line of the command."""
-    counts = {kind: sum(each.red for each in found.findings if each.kind == kind) for kind in KINDS}
+    counts = {kind: sum(each.red for each in found.of(kind)) for kind in KINDS}
     if found.red:
         return f"RED: {', '.join(f'{kind}: {count}' for kind, count in counts.items() if count)}"
-    alike = any(each.kind == "problems" for each in found.findings)
-    same = "nothing new, both are red alike" if alike else "the same verdicts"
+    same = "nothing new, both are red alike" if found.of("problems") else "the same verdicts"
     return f"GREEN: {same}; {len(found.moved)} measured value(s) differ"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workflow import ROOT, Run, book, sources
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # at run time where they are used: a run with nothing to do n
 NUMBERS = ROOT / "book" / "numbers.json"  # what the text of each chapter says of the last green run that was kept
 # sentences that pages show only for the verdict they belong to: claims, each with "=verdict" or the expected one; text
 FINDING = re.compile(r"^:::\{finding\}[ ]+([^\n]+)\n(.*?)^:::$", re.M | re.S)
+ADMONITION = re.compile(r"```\{(admonition|note|tip|warning|danger)\}[ ]?([^\n]*)\n(?::\w+:[^\n]*\n)*(.*?)\n```", re.S)
 README_FIGURE = ("04-t5", "fig-t5-norm", ROOT / "book" / "_static" / "t5-norm.svg")
 HIDDEN = ("jupytext", "card")  # metadata that says how the text was written, not what the notebook is
 
@@ -78,7 +79,9 @@ def keep_numbers() -> None:
     from workflow import report
 
     metrics = Run("book").reports / "metrics.json"
-    facts = json.loads(metrics.read_text(encoding="utf-8"))["run"] if metrics.exists() else {"green": False}
+    facts: dict[str, Any] = {"green": False}
+    if metrics.exists():
+        facts = json.loads(metrics.read_text(encoding="utf-8"))["run"]
     run = Run("book", facts.get("seed", 0), facts.get("device", "cpu"), tuple(book.chapters()))
     if not facts["green"] or not report.collect(run).run["green"]:  # of today's code, too
         print("no whole green run of profile book: the numbers in the notebooks stay as they are")
@@ -154,12 +157,7 @@ def to_markdown(text: str, labels: Mapping[str, str], figures: Mapping[str, str]
     A number of the run that is not among ``values`` stands by its name, in code.
     """
     text = re.sub(r"```\{math\}\n(?::label: (\S+)\n)?(.*?)\n```", lambda m: _equation(m, labels), text, flags=re.S)
-    text = re.sub(
-        r"```\{(admonition|note|tip|warning|danger)\}[ ]?([^\n]*)\n((?::\w+:[^\n]*\n)*)(.*?)\n```",
-        _quote,
-        text,
-        flags=re.S,
-    )
+    text = ADMONITION.sub(_quote, text)
     text = FINDING.sub(lambda m: "" if m[1].endswith("=open") else m[2].rstrip("\n"), text)
     text = re.sub(r"\{eq\}`([^`]+)`", lambda m: f"({labels[m[1]]})", text)
     text = re.sub(r"\{numref\}`([^`]+)`", lambda m: f"Figure {figures[m[1]]}", text)
@@ -179,7 +177,7 @@ def _equation(match: re.Match[str], labels: Mapping[str, str]) -> str:
 
 def _quote(match: re.Match[str]) -> str:
     title = match[2] or match[1].capitalize()
-    return "\n".join(f"> {line}".rstrip() for line in [f"**{title}.**", *match[4].splitlines()])
+    return "\n".join(f"> {line}".rstrip() for line in [f"**{title}.**", *match[3].splitlines()])
 
 
 @cache

@@ -39,7 +39,6 @@ class Report(NamedTuple):
     records: list[Record]
     verdicts: dict[str, str]
     problems: list[Problem]
-    stats: list[dict[str, Any]]
 
 
 def records_of(notebook: Path) -> list[Record]:
@@ -96,7 +95,7 @@ def _failed(record: Record) -> Problem:
 def collect(run: Run) -> Report:
     """Read what the executed notebooks of one run say. A chapter without a result is a problem that names its cell.
 
-    A result that is not of today's code is removed and refused: the next run makes it anew.
+    A result that is not of today's code is removed and refused: the next run makes it again.
     """
     edited, baselines = sources.discard_older(run), _over_fresh_seeds(run)
     records, stats, ran, failed = [], [], [], []
@@ -130,7 +129,7 @@ def collect(run: Run) -> Report:
         "noted": sum(record.noted for record in records),
         "green": not (failed or problems),
     }
-    return Report(facts, records, verdicts, failed + problems, stats)
+    return Report(facts, records, verdicts, failed + problems)
 
 
 def why_not(run: Run, chapter: str) -> str:
@@ -218,7 +217,7 @@ def load(folder: Path) -> Report:
     kept = json.loads(file.read_text(encoding="utf-8"))
     problems = [Problem(*(problem[field] for field in Problem._fields)) for problem in kept["problems"]]
     records = [Record.of(record) for record in kept["records"]]
-    return Report(kept["run"], records, kept["verdicts"], problems, kept["run"]["notebooks"])
+    return Report(kept["run"], records, kept["verdicts"], problems)
 
 
 def stopped(report: Report, why: str) -> Report:
@@ -271,6 +270,8 @@ def rerun_command(run: Mapping[str, Any], chapters: Iterable[str]) -> str:
     'make smoke SEED=7 CHAPTERS=04-t5'
     >>> rerun_command({"profile": "book", "seed": 0, "device": "cuda"}, ["workflow"])
     'make book SEED=0 DEVICE=cuda'
+    >>> rerun_command({"profile": "gpu", "seed": 1, "device": "cuda"}, ["01-a", "02-b"])
+    "make gpu SEED=1 CHAPTERS='01-a 02-b'"
     """
     names = list(chapters)
     words = [f"make {run['profile']} SEED={run['seed']}"]

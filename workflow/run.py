@@ -117,7 +117,7 @@ def _judged(asked_for: Run, options: argparse.Namespace) -> tuple[report.Report,
     if done and rejudge(asked_for, options):
         result = report.collect(asked_for)
     if not done:
-        result = report.stopped(result, no_room(asked_for) or ("" if result.problems else STOPPED))
+        result = report.stopped(result, "" if result.problems else STOPPED)
     return result, done
 
 
@@ -178,34 +178,13 @@ def snakemake(target: str, runs: Sequence[Run], options: argparse.Namespace) -> 
         arguments += ["--retries", "2"]  # with more memory each time
     # Our own lock is released when the process dies; Snakemake's is not. Content decides, whatever its size.
     arguments += ["--keep-going", "--nolock", "--rerun-incomplete", "--max-checksum-file-size", "100MB"]
-    arguments += [
-        "--quiet",
-        "host",
-        "reason",
-        "rules",
-        "--config",
-        *(f"{key}={value}" for key, value in settings.items()),
-    ]
+    arguments += ["--quiet", "host", "reason", "rules", "--config", *(f"{x}={y}" for x, y in settings.items())]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     try:
         main([*arguments, *shlex.split(options.executor_args)])
     except SystemExit as end:
         return not end.code
     return True
-
-
-def no_room(asked_for: Run) -> str:
-    """Why nothing can be written in the folders of the workflow, the most frequent end of one; "" if it can."""
-    for folder in filter(Path.exists, (BUILD, ROOT / ".snakemake", asked_for.folder)):
-        probe = folder / f".probe-{os.getpid()}"
-        try:
-            probe.write_bytes(bytes(1 << 16))
-        except OSError as error:
-            return f"{error.strerror} ({folder.relative_to(ROOT)})"
-        finally:
-            with contextlib.suppress(OSError):
-                probe.unlink(missing_ok=True)
-    return ""
 
 
 def conclude(result: report.Report, first_page: Path | None) -> int:

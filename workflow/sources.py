@@ -36,7 +36,7 @@ def hash_of(name: str, codes: Mapping[str, str] | None = None) -> str:
     """
     codes = codes or modules()
     files = [path.read_bytes() for pattern in DATA for path in sorted((ROOT / "book").glob(pattern))]
-    common = [*files, _versions()]
+    common: list[str | bytes] = [*files, _versions()]
     if name in trainings.RECIPES:
         return _digest([*common, of_modules([_module_of(name)], codes)])
     return _digest([*common, of_modules(used_by(name, codes), codes), *map(_hash, _cells(name))])
@@ -45,9 +45,9 @@ def hash_of(name: str, codes: Mapping[str, str] | None = None) -> str:
 def discard_older(run: Run) -> list[str]:
     """Remove the results of chapters and trainings that are not of today's code, or of another device; their names.
 
-    Before a run, so that what cannot be made anew does not count; and after it, for what was edited meanwhile.
+    Before a run, so that what cannot be made again does not count; and after it, for what was edited meanwhile.
     """
-    today, gone = hashes(), []
+    today, gone = hashes(), list[str]()
     results = {name: [run.training(name) / "stats.json"] for name in trainings.names()}
     results |= {name: [run.stats(name), run.notebook(name)] for name in run.chapters}
     for name, files in results.items():
@@ -112,9 +112,10 @@ def trainings_of(chapter: str) -> list[str]:
     for cell in _cells(chapter):
         for node in ast.walk(_parse(cell)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "trainings.load":
-                if not (node.args and isinstance(node.args[0], ast.Constant)):
+                pattern = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+                if not isinstance(pattern, str):
                     raise ValueError(f"{chapter}: `{ast.unparse(node)}`: give the trainings' name as a constant string")
-                names |= set(trainings.names(node.args[0].value))
+                names |= set(trainings.names(pattern))
     return sorted(names)
 
 

@@ -68,7 +68,7 @@ def _trace(module: nn.Module, given: Mapping[str, Any]) -> fx.Graph:
     """The graph of a module; inputs that are not given have their defaults."""
     if module_rule(module) is not None:
         graph = fx.Graph()
-        inputs = {name: graph.placeholder(name) for name in given}
+        inputs: dict[str, Any] = {name: graph.placeholder(name) for name in given}
         name = type(module).__name__.lower()
         graph.output(graph.create_node("call_module", "", kwargs=inputs, name=name))
         return graph
@@ -87,7 +87,7 @@ def _trace(module: nn.Module, given: Mapping[str, Any]) -> fx.Graph:
 
 
 def _is_assert(node: fx.Node) -> bool:
-    return node.op == "call_function" and "_assert" in node.target.__name__
+    return node.op == "call_function" and "_assert" in getattr(node.target, "__name__", "")
 
 
 def _is_guard(node: fx.Node) -> bool:
@@ -247,8 +247,8 @@ def scalable(module: nn.Module, inputs: Any, k_in: Any) -> Iterator[Callable[[An
             largest = max(
                 (int(x.max()) for x in inputs if isinstance(x, Tensor) and not x.is_floating_point()), default=0
             )
-            said = f"an input has {largest}, which a table of the model has no row for; is the tokenizer its own?"
-            raise ValueError(f"{said} ({error})") from error
+            message = f"an input has {largest}, which a table of the model has no row for; is the tokenizer its own?"
+            raise ValueError(f"{message} ({error})") from error
         return _first_output(found).reshape(-1)
 
     fused = torch.backends.mha.get_fastpath_enabled()  # fused kernels have no forward-mode derivative
@@ -261,7 +261,7 @@ def scalable(module: nn.Module, inputs: Any, k_in: Any) -> Iterator[Callable[[An
 
 
 @contextmanager
-def _plain_experts(module: nn.Module) -> Iterator[None]:
+def _plain_experts(module: Any) -> Iterator[None]:
     """Experts of ``transformers`` one by one: grouped products know neither float64 nor forward derivatives."""
     of_its_own = getattr(getattr(module, "config", None), "_experts_implementation", None)
     if of_its_own is None or not hasattr(module, "set_experts_implementation"):
@@ -304,15 +304,15 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, k
     """
     rows: list[tuple[float, float, float, float]] = []
     unlike: list[str] = []
-    zero, step, said = torch.zeros((), dtype=torch.float64), 1e-3, ""
+    zero, step, reason = torch.zeros((), dtype=torch.float64), 1e-3, ""
     with scalable(module, inputs, k_in) as output:
         for c in map(float, scales):
             try:
-                f, along = torch.func.jvp(lambda t, c=c: output(c * t.exp()), (zero,), (torch.ones_like(zero),))
+                f, along = torch.func.jvp(lambda t, c=c: output(c * t.exp()), (zero,), (torch.ones_like(zero),))[:2]
             except RuntimeError as error:  # a NotImplementedError is one
                 if not re.search("forward AD|functorch|forward-mode", str(error)):
                     raise
-                said = str(error).splitlines()[0]
+                reason = str(error).splitlines()[0]
                 with torch.no_grad():
                     f, low, high = (output(c * math.exp(t)) for t in (0, -step, step))
                 along = (high - low) / (2 * step)
@@ -326,8 +326,8 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, k
             if abs(float(k) - seen) > 0.01 * max(1, abs(seen)):  # NaN, as of √x at 0, is shown in the table
                 unlike.append(f"{float(k):.4g} against {seen:.4g} at scale {c:g}")
             rows.append((c, float(k), float((along - k * f).norm() / size), float(size.log())))
-    if said:
-        warnings.warn(f"D by differences, since torch has no derivative here ({said})", RuntimeWarning, stacklevel=2)
+    if reason:
+        warnings.warn(f"D by differences, since torch has no derivative here ({reason})", RuntimeWarning, stacklevel=2)
     if unlike:
         why = "the derivative is not that of the outputs: euler and the local log-ratio are"
         warnings.warn(f"{why} {', '.join(unlike)}", RuntimeWarning, stacklevel=2)

@@ -96,7 +96,7 @@ def _place(operation: str, node: fx.Node, path: str) -> str:
 
 
 class Algebra:
-    """What rules are made of. ``rows`` tells what was done, in order.
+    """What rules are made of. ``rows`` has what was done, in order.
 
     >>> algebra = Algebra()
     >>> product = algebra.mul(Fraction(1), Fraction(1))  # a weight times an input
@@ -331,7 +331,7 @@ def module_rule(module: nn.Module) -> Callable[..., Any] | None:
         return None
     if found := _root_mean_square(module):
         return found
-    base = next((base for base in type(module).__mro__ if base in RULES), None)
+    base: Any = next((base for base in type(module).__mro__ if base in RULES), None)
     own = "forward" in vars(module) or base is None or base.forward is not type(module).forward
     if own or (base.__module__.startswith("torch.") and not set(module._parameters) <= set(PARAMETERS.split())):
         return None
@@ -341,7 +341,7 @@ def module_rule(module: nn.Module) -> Callable[..., Any] | None:
 def _root_mean_square(module: nn.Module) -> Callable[..., Any] | None:
     """Rule of a model's own normalisation by the root mean square, such as ``LlamaRMSNorm`` and ``T5LayerNorm``.
 
-    Of one such module or another only its values tell whether it multiplies by w or, as Gemma's, by 1 + w.
+    Only the values of such a module show whether it multiplies by w or, as Gemma's, by 1 + w.
     """
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     weight = module._parameters.get("weight")

@@ -103,7 +103,9 @@ def dropout(a: Algebra, x: Any, p: float = 0.5, training: bool = True, inplace: 
     return a.fail("dropout in training mode is random; call eval()", x) if training and p else a.of(x)
 
 
-def layer_norm(a: Algebra, x: Any, normalized_shape: Any, weight=None, bias=None, eps: float = 1e-5) -> Degree:
+def layer_norm(
+    a: Algebra, x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Degree:
     return a.affine(a.normalized(x, eps), weight, bias)
 
 
@@ -123,11 +125,15 @@ def normalize(a: Algebra, x: Any, p: Any = 2, dim: Any = 1, eps: float = 1e-12, 
     return a.fail("a norm of order 0 does not normalize", x) if p == 0 else a.normalized(x, eps)
 
 
-def embedding(a: Algebra, index: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any):
+def embedding(
+    a: Algebra, index: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any
+) -> Degree:
     return a.of(weight) if max_norm is None else a.fail("max_norm rescales rows", weight)
 
 
-def attention(a: Algebra, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0, *_: Any, **__):
+def attention(
+    a: Algebra, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0, *_: Any, **__: Any
+) -> Degree:
     """softmax(q·k + mask)·v. A mask that is Boolean, or of 0 and −∞, has ``EVERY`` degree."""
     scores = a.part("scores", "add", a.mul(query, key), float_mask(attn_mask))
     weights = a.part("weights", "softmax", scores)
@@ -232,7 +238,10 @@ def batch_norm(a: Algebra, m: Any, x: Any) -> Degree:
 
 
 @rule(nn.MultiheadAttention)
-def multihead(a: Algebra, m: Any, q: Any, k: Any, v: Any, key_padding_mask=None, need_weights=True, attn_mask=None, *_):
+def multihead(
+    a: Algebra, m: Any, q: Any, k: Any, v: Any,
+    key_padding_mask: Any = None, need_weights: bool = True, attn_mask: Any = None, *_: Any,
+) -> tuple[Degree, Degree]:  # fmt: skip
     """Three projections, attention, a projection. Returns the degrees of the output and of the attention weights."""
     weights = [m.in_proj_weight] * 3 if m._qkv_same_embed_dim else [m.q_proj_weight, m.k_proj_weight, m.v_proj_weight]
     projected = zip("qkv", (q, k, v), weights, strict=True)

@@ -37,7 +37,7 @@ def state(record: Record) -> str:
 TEMPLATES = Environment(
     loader=PackageLoader("workflow.pages"),
     undefined=Nothing,
-    autoescape=lambda name: bool(name) and ".html." in name,  # Markdown is escaped where it holds HTML
+    autoescape=lambda name: ".html." in (name or ""),  # Markdown is escaped where it holds HTML
     trim_blocks=True,
     lstrip_blocks=True,
 )

@@ -82,7 +82,7 @@ def configuration(quiet: Iterable[str] = ()) -> str:
 
 def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
     """The sources of pages for Sphinx, by path: the run's chapters, other pages, and all files that they load."""
-    judged, today = {each["chapter"]: each["made_from"] for each in result.stats}, sources.hashes()
+    judged, today = {each["chapter"]: each["made_from"] for each in result.run["notebooks"]}, sources.hashes()
     if edited := [name for name in run.chapters if judged.get(name) != today[name]]:
         raise ValueError(f"{edited[0]} changed after it was judged: run it again")
     claims, banner = verdicts.judged(result), red(result)
@@ -132,7 +132,6 @@ def facts(result: Report) -> dict[str, Any]:
     return {
         "run": result.run,
         "records": result.records,
-        "stats": result.stats,
         "cards": {name: book.card(name) for name in book.chapters()},
         "title": book.title,
         "counts": verdicts.counts,

@@ -64,9 +64,8 @@ class Claim:
         """How many of its checks hold, in words."""
         if self.verdict in ("open", UNDECIDED):
             return "not decided"
-        return (
-            f"{sum(bool(record.holds) for record in self.records)} of {len(self.records)}" if self.records else "none"
-        )
+        hold = sum(bool(record.holds) for record in self.records)
+        return f"{hold} of {len(self.records)}" if self.records else "none"
 
     @property
     def reasons(self) -> list[str]:
