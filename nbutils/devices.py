@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 PACKAGES = (
     "numpy", "scipy", "pandas", "numba", "torch", "safetensors", "tokenizers", "transformers", "matplotlib",
-    "jupyter-book", "papermill", "nbutils",
+    "jupyter-book", "papermill", "norm-growth",
 )  # fmt: skip
 
 

@@ -124,7 +124,7 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
-    (built,) = folder.glob("nbutils-*.whl")
+    (built,) = folder.glob("norm_growth-*.whl")
     return built
 
 
@@ -145,7 +145,7 @@ def test_notebook_runs_alone(chapter, executions):
     """It installs the module and nothing else, runs to its end, and its checks hold."""
     run = executions[chapter].result()
     assert run.code == 0, run.output
-    assert {name.split("==")[0] for name in run.added} == {"nbutils"} and not run.lost
+    assert {name.split("==")[0] for name in run.added} == {"norm-growth"} and not run.lost
     assert run.left == [], "it left files beside the notebook"
     records = report.records_of(run.notebook)
     assert records and all(record.holds is not False for record in records)

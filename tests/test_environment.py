@@ -26,7 +26,7 @@ def names(requirements):
     """Names of packages; an extra of our own stands for what it has."""
     found = set()
     for requirement in requirements:
-        ours = re.fullmatch(r"nbutils\[(\w+)\]", requirement)
+        ours = re.fullmatch(r"norm-growth\[(\w+)\]", requirement)
         mine = PROJECT["optional-dependencies"][ours[1]] if ours else ()
         found |= names(mine) if ours else {norm(re.match(r"[\w.-]+", requirement)[0])}
     return found
@@ -150,16 +150,16 @@ def test_readme_examples_run(tmp_path, monkeypatch):
     assert len(examples) == 5
     for example in examples:
         exec(compile(example, "README.md", "exec"), {})
-    commands = re.findall(r"^nbutils norms runs/.+$", (ROOT / "README.md").read_text(), re.M)
+    commands = re.findall(r"^nbutils (?:norms|report) runs/.+$", (ROOT / "README.md").read_text(), re.M)
     for command in commands:
         assert main(command.split()[1:]) == 0
-    assert commands and (tmp_path / "norms.png").stat().st_size > 10_000
+    assert len(commands) == 2 and (tmp_path / "report.html").stat().st_size > 10_000 < (tmp_path / "norms.png").stat().st_size > 10_000
     assert len((tmp_path / "norms.csv").read_text().splitlines()) > 8  # two steps, by layer
 
 
 def test_readme_commands_of_the_module_are_understood():
     lines = re.findall(r"^nbutils (.+)$", (ROOT / "README.md").read_text(), re.M)
-    assert [parser().parse_args(line.split()).command for line in lines] == ["norms", "norms"]
+    assert [parser().parse_args(line.split()).command for line in lines] == ["norms", "report", "norms"]
     assert PROJECT["scripts"] == {"nbutils": "nbutils.__main__:main"}
 
 
@@ -201,14 +201,14 @@ def test_ones_own_models_need_the_base_alone(tmp_path):
         text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-1500:]
-    assert "pip install 'nbutils[plot]'" in done.stderr and "total" in done.stdout
+    assert "pip install matplotlib" in done.stderr and "total" in done.stdout
 
 
 def test_wheel_carries_what_a_chapter_reads(tmp_path):
     """On Colab there is no checkout: data, style and recorded times come from the wheel; and types for who checks."""
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("nbutils-*.whl")
+    (wheel,) = tmp_path.glob("norm_growth-*.whl")
     assert "nbutils/py.typed" in zipfile.ZipFile(wheel).namelist()
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (

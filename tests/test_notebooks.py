@@ -31,7 +31,8 @@ def test_committed_notebook_is_in_step_with_its_source(chapter):
 def test_papermill_colab_and_the_hash_have_the_same_code(chapter):
     executable = notebooks.executable(book.source(chapter))
     assert [cell.strip() for cell in book.code_cells(chapter)] == [cell.strip() for cell in code(executable)]
-    pinned = f'[*pip, f"{{book}}@v{version("nbutils")}"]) and subprocess.call({notebooks.INSTALL}'
+    tag = f'[*pip, f"{{book}}@v{version("norm-growth")}"], stderr=subprocess.DEVNULL'
+    pinned = f"{tag}) and subprocess.call({notebooks.INSTALL}"
     assert [cell.replace(pinned, notebooks.INSTALL) for cell in code(committed(chapter))] == code(executable)
 
 
@@ -127,7 +128,7 @@ def test_a_notebook_for_colab_has_the_card_the_kept_numbers_and_its_version(tmp_
     assert "**Why believe it.** Walked" in prose and "0.1234" in prose and "`walk_t_max`" in prose
     assert "green run (profile book, seed 0)" in prose
     setup = next(each.source for each in node.cells if "setup" in each.metadata.get("tags", ()))
-    assert f'f"{{book}}@v{version("nbutils")}"' in setup
+    assert f'f"{{book}}@v{version("norm-growth")}"' in setup
     compile(setup, "setup", "exec")
 
 

@@ -51,7 +51,8 @@ def plain(source: Path) -> NotebookNode:
     notebook = in_plain_words(executable(source), source, numbers)
     title, _, rest = notebook.cells[0].source.partition("\n")
     notebook.cells[0].source = f"{title}\n\n{_card(source, kept.get('run', ''), numbers)}\n{rest}"
-    pinned = f'[*pip, f"{{book}}@v{version("nbutils")}"]) and subprocess.call({INSTALL}'
+    tag = f'[*pip, f"{{book}}@v{version("norm-growth")}"], stderr=subprocess.DEVNULL'  # no red line where it is none
+    pinned = f"{tag}) and subprocess.call({INSTALL}"
     for cell in notebook.cells:
         if "setup" in cell.metadata.get("tags", ()):
             cell.source = cell.source.replace(INSTALL, pinned)
