@@ -178,10 +178,11 @@ def test_rows_may_be_all_masked_or_rounded_to_half_precision():
 
 def test_kinds_of_heads_at_their_bounds():
     """At most 1.5 positions: argmax-like; at least a quarter of those allowed: mean-like."""
-    numbers = torch.tensor([[1.5, 1.51, 1.51, 1.5], [0.0, 0.25, 0.24, 1.0]]).double()
-    summary = heads.HeadSummary(*numbers, *torch.zeros(5, 4))
-    assert heads.classify(summary) == ["argmax-like", "mean-like", "other", "argmax-like"]
-    assert heads.classify(summary, few=1, many=0.125) == ["other", "mean-like", "mean-like", "mean-like"]
+    numbers = torch.tensor([[1.5, 1.51, 1.51, 1.5, 1.0], [0.0, 0.25, 0.24, 1.0, 1.0]]).double()
+    sink = torch.tensor([0.0, 0.0, 0.0, 0.49, 0.5])
+    summary = heads.HeadSummary(*numbers, *torch.zeros(4, 5), sink)
+    assert heads.classify(summary) == ["argmax-like", "mean-like", "other", "argmax-like", "sink"]
+    assert heads.classify(summary, few=1, many=0.125) == ["other", "mean-like", "mean-like", "mean-like", "sink"]
 
 
 def test_summary_by_hand():
@@ -350,3 +351,14 @@ def test_which_layer_overflows_or_gives_nothing_is_named():
             heads.attention_scores(model, {"input_ids": torch.ones(1, 1).long()})
     with pytest.raises(TypeError, match=r"Linear is no model of transformers.*attentions\(tokens\)"):
         heads.attention_scores(nn.Linear(1, 1), {"input_ids": torch.ones(1, 1).long()})
+
+
+@pytest.mark.parametrize(("total", "keys"), [(1.0, 2), (0.99, 2), (0.9, 3), (0.0, 2)])
+def test_what_rows_lack_of_one_lies_on_a_sink(total, keys):
+    """Beyond rounding, and not of a row that is all masked."""
+    model = tiny("gpt2")
+    model.forward = lambda **_: SimpleNamespace(attentions=(torch.full((1, 1, 2, 2), total / 2),))
+    (scores,) = heads.attention_scores(model, {"input_ids": torch.ones(1, 2).long()})
+    assert scores.shape == (1, 1, 2, keys)
+    if keys == 3:
+        assert scores[..., -1].exp().flatten().tolist() == pytest.approx([1 - total] * 2)
