@@ -19,7 +19,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 from torch.func import functional_call
 
-from nbutils import fits
+from nbutils import intervals
 from nbutils.models import HomogeneousMLP
 
 Array = NDArray[np.float64]
@@ -306,7 +306,8 @@ def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Coeff
     each, half = slopes(slice(None)), len(log_t) // 2 + 1
     moved = slopes(slice(None, half)) - slopes(slice(-half, None))
     drift = max(abs(moved).mean(), 2.5 * abs(moved.mean()))
-    return Coefficient(*fits.mean_interval(each, level=level, widen=float(drift)), each)
+    found = intervals.mean(each, level, widen=float(drift), least=2)
+    return Coefficient(found.value, found.interval, each)
 
 
 def max_margin(x: ArrayLike, y: ArrayLike) -> float:

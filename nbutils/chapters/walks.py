@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.special import poch
 
-from nbutils import fits
+from nbutils import intervals
 
 # An increment: the exact sum of `steps` independent steps, drawn for every walk at once, shape (walks, n).
 Increment = Callable[[int, tuple[int, int], torch.Generator], torch.Tensor]
@@ -170,4 +170,5 @@ def growth_exponent(
     log_t = np.log(times) - np.log(times).mean()
     curves = np.array([np.log(statistic(batch, axis=0)) for batch in np.array_split(norms, batches)])
     slopes = curves @ log_t / (log_t @ log_t)
-    return Exponent(*fits.mean_interval(slopes, level=level), slopes)
+    found = intervals.mean(slopes, level, least=1)
+    return Exponent(found.value, found.interval, slopes)
