@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
+
+
 def norm(parameters: nn.Module | Mapping[str, Tensor] | Iterable[Tensor]) -> float:
     """‖θ‖ of a model, a state dict or any tensors: squares in float64, what comes twice counted once.
 
@@ -41,9 +44,6 @@ def norm(parameters: nn.Module | Mapping[str, Tensor] | Iterable[Tensor]) -> flo
         parameters = parameters.values()
     once = {id(tensor): tensor for tensor in parameters}.values()
     return math.sqrt(sum(float(tensor.detach().double().square().sum()) for tensor in once))
-
-
-QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
 
 
 class NormTracker:
@@ -210,8 +210,12 @@ class NormTracker:
         last snapshot. What was not measured is NaN; so is a cosine with a zero vector.
         """
         import pandas as pd
+        import torch
 
-        steps, sums, layers = self._sums(self._rows[-1:] if last else self._rows)
+        rows, layers = self._rows[-1:] if last else self._rows, self.layers
+        sums = torch.stack([sums for _, sums in rows]).cpu().numpy()  # (measured steps, quantities, layers)
+        if layers != ["total"]:
+            sums, layers = np.concatenate([sums, sums.sum(axis=2, keepdims=True)], axis=2), [*layers, "total"]
         q = dict(zip(QUANTITIES, np.moveaxis(sums, 1, 0), strict=True))  # each (measured steps, layers)
         with np.errstate(invalid="ignore", divide="ignore"):
             columns = {
@@ -223,6 +227,7 @@ class NormTracker:
                 "grad_norm": np.sqrt(q["gradient"]),
                 "cos_similarity": q["snapshot"] / np.sqrt(q["norm"] * q["snapshot_norm"]),
             }
+        steps = np.array([step for step, _ in rows], dtype=np.int64)
         index = {"step": np.repeat(steps, len(layers)), "layer": np.tile(np.array(layers, dtype=object), len(steps))}
         return pd.DataFrame(index | {name: values.ravel() for name, values in columns.items()})
 
@@ -281,16 +286,6 @@ class NormTracker:
         self._rows, self.steps = list(zip(map(int, state["at"]), sums, strict=True)), int(state["steps"])
         self._version = None
         self._refresh()
-
-    def _sums(self, rows: Sequence[tuple[int, Tensor]]) -> tuple[NDArray[np.int64], NDArray[np.float64], list[str]]:
-        """Measured steps (T,), their sums (T, quantities, layers + 1) and the layers, the total last."""
-        import torch
-
-        steps = np.array([step for step, _ in rows], dtype=np.int64)
-        sums = torch.stack([sums for _, sums in rows]).cpu().numpy()
-        if self.layers == ["total"]:
-            return steps, sums, self.layers
-        return steps, np.concatenate([sums, sums.sum(axis=2, keepdims=True)], axis=2), [*self.layers, "total"]
 
     def _record(self, measured: dict[str, Tensor]) -> None:
         import torch
