@@ -168,15 +168,14 @@ def test_both_files_are_written_at_most_once_a_second_unless_it_is_now(tmp_path,
     clock = [100.0]
     monkeypatch.setattr(store.time, "monotonic", lambda: clock[0])
     kept = store.Store(tmp_path / "out.csv", {"source": ["s"]}, False)
-    rows = {((str(step), ""), None): [store.Row(step, "total", 1.0)] for step in range(5)}
-    first = lambda number: dict(list(rows.items())[:number])  # noqa: E731
-    kept.save(first(1))
+    rows = [store.Row(step, "total", 1.0) for step in range(5)]
+    kept.save(rows[:1])
     assert not kept.out.exists(), "there is no reference yet"
     kept.reference = store.Reference("a", "b", {"w": (2,)}, {}, {})
     written = []
     for number, later in ((0, 0.0), (1, 0.0), (2, 0.5), (3, 0.49), (4, 0.01), (5, 0.5)):
         clock[0] += later
-        kept.save(first(number))
+        kept.save(rows[:number])
         written.append(len(kept.out.read_text().splitlines()) - 1 if kept.out.exists() else 0)
     assert written == [0, 1, 1, 1, 4, 4]
     kept.save(rows, now=True)
