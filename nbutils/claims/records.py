@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 Band = tuple[float | None, float | None]
@@ -54,7 +54,8 @@ class Record:
         (0, None)
         """
         known = {field.name for field in fields(cls)}
-        return cls(**{key: tuple(x) if isinstance(x, list) else x for key, x in kept.items() if key in known})
+        facts: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in kept.items() if key in known}
+        return cls(**facts)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; what only some forms have is left out where it is not there."""
@@ -100,9 +101,10 @@ def format_band(record: Record) -> str:
     >>> format_band(Record("c", "a", "stated", band=(0.0, None)))
     '≥ 0'
     """
-    low, high = record.band or (None, None)
-    if low is None and high is None:
-        return "no band"
+    return _from_to(*record.band) if record.band else "no band"
+
+
+def _from_to(low: Value, high: Value) -> str:
     if low is None or high is None:
         return f"≤ {format_number(high)}" if low is None else f"≥ {format_number(low)}"
     return f"[{format_number(low)}, {format_number(high)}]"
@@ -120,7 +122,7 @@ def format_measured(record: Record) -> str:
     text = f"{record.statistic} of {record.n}: " if record.form == "population" else WHICH.get(record.form, "")
     text += format_number(record.measured)
     if record.interval:
-        text += f", interval {format_band(replace(record, band=record.interval))}"
+        text += f", interval {_from_to(*record.interval)}"
     if record.further:
         text += "; it does not hold at this seed, and held at two others: " if record.noted else "; looked at again: "
         text += " and ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further)
