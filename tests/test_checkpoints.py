@@ -8,7 +8,7 @@ import torch
 from checkpoint_files import assert_is, flat, make, model, save, shard
 
 from nbutils import norms
-from nbutils.checkpoints import Series, comparisons, series
+from nbutils.checkpoints import comparisons, series
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -18,6 +18,9 @@ def test_series_is_what_vectors_in_memory_say(tmp_path, dtype):
     assert_is(result.table, states)
     assert list(result.table.columns) == ["step", "layer", "norm", "cos_similarity", "displacement_sq", "inner"]
     assert result.parameters == len(flat(states[0])) and not result.skipped and not result.duplicates
+    assert set(result.table.layer) == {"total"}
+    with pytest.raises(ValueError, match="no row may be named 'total'"):
+        series(tmp_path, by=lambda name: "total")
 
 
 def test_rows_agree_with_the_norm_budget(tmp_path):
@@ -41,13 +44,6 @@ def test_rows_add_up_to_the_total_whatever_they_are(tmp_path, by):
         assert parts.inner.sum() == pytest.approx(np.nan_to_num(total.inner), rel=1e-9, abs=1e-12)
         if by == "layer":
             assert list(parts.layer) == ["embeddings", *(f"block {i}" for i in range(12)), "rest"]
-
-
-def test_by_default_there_is_the_total_alone_and_no_other_row_has_its_name(tmp_path):
-    make(tmp_path)
-    assert set(series(tmp_path).table.layer) == {"total"}
-    with pytest.raises(ValueError, match="no row may be named 'total'"):
-        series(tmp_path, by=lambda name: "total")
 
 
 def test_a_step_that_changes_almost_nothing_keeps_its_digits(tmp_path):
@@ -142,19 +138,14 @@ def test_of_equal_weights_the_first_counts(tmp_path, copy, of, kept):
     states = make(tmp_path)
     shard(tmp_path / f"step{copy}", states[of])
     states[copy] = states[of]
+    states[60] = {name: -value for name, value in states[30].items()}  # of the same norm, and not equal
+    save(states[60], tmp_path / "step60")
     result = series(tmp_path)
     dropped = ({copy, of} - {kept}).pop()
     del states[dropped]
     assert_is(result.table, states)
     why = f"its weights are those of {tmp_path / f'step{kept}'}"
     assert result.duplicates == [(str(tmp_path / f"step{dropped}"), why)]
-
-
-def test_weights_of_the_same_norm_are_not_equal(tmp_path):
-    states = make(tmp_path, steps=(1, 2))
-    states[3] = {name: -value for name, value in states[2].items()}
-    save(states[3], tmp_path / "step3")
-    assert_is(series(tmp_path).table, states)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +173,3 @@ def test_a_head_of_its_own_makes_no_kind_of_its_own(tmp_path):
     result = series(tmp_path, by="layer")
     assert sorted(set(result.table.step)) == [2, 3] and "head" in set(result.table.layer)
     assert [skip.why.split(":")[-1].strip() for skip in result.skipped][:1] == [f"no {HEAD}"]
-
-
-def test_a_series_of_nothing_is_empty():
-    nothing = Series()
-    assert nothing.table.empty and nothing.parameters == nothing.resumed == 0
-    assert not nothing.skipped and not nothing.left_out and not nothing.duplicates

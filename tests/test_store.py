@@ -116,21 +116,6 @@ def test_a_run_that_stops_keeps_what_it_and_an_earlier_one_have_done(tmp_path, r
     assert measured == [10], "5 was done before the stop, and 20 and 30 by the first run"
 
 
-def test_a_copy_that_was_not_compared_before_a_stop_is_compared_after_it(tmp_path, monkeypatch):
-    states, out = make(tmp_path / "run"), tmp_path / "norms.csv"
-    save(states[30], tmp_path / "run" / "step35")
-
-    def stopped(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(checkpoints, "_equal", stopped)
-        series(tmp_path / "run", out=out)
-    result = series(tmp_path / "run", out=out)
-    assert len(result.duplicates) == 1
-    assert_is(result.table, states)
-
-
 def test_killed_between_table_and_state(tmp_path, run, monkeypatch):
     """The state has the row of a step beside its new neighbour, the table that beside the old one."""
     put(run, tmp_path, 15, model(15))
@@ -185,6 +170,7 @@ def test_both_files_are_written_at_most_once_a_second_unless_it_is_now(tmp_path,
 
 MADE = "norms.csv: was made with {}; give the same, another --out, or --overwrite"
 REFUSED = [
+    ({"source": ["{}/run/step0", "{}/run"]}, None, MADE.format("source {}/run")),
     ({"by": "layer"}, None, MADE.format("--by total")), ({"match": "s*"}, None, MADE.format("--match '*'")),
     ({"by": "type", "match": "s*"}, None, MADE.format("--by total, --match '*'")),
     ({"step": r"step(\d+)"}, None, MADE.format("--step 'None'")),
@@ -196,25 +182,19 @@ REFUSED = [
 @pytest.mark.parametrize(("options", "state", "why"), REFUSED)
 def test_a_table_of_something_else_is_overwritten_only_where_that_is_asked(tmp_path, run, options, state, why):
     out = tmp_path / "norms.csv"
+    given = [source.format(tmp_path) for source in options.get("source", ["{}/run"])]
+    options = {name: value for name, value in options.items() if name != "source"}
     if state:
         (tmp_path / "norms.csv.state.json").write_text(state)
     before = out.read_bytes()
     with pytest.raises(ValueError) as error:
-        series(tmp_path / "run", out=out, **options)
-    assert why in str(error.value) and out.read_bytes() == before
-    assert series(tmp_path / "run", out=out, overwrite=True, **options).resumed == 0
-    assert series(tmp_path / "run", out=out, **options).resumed == 4
-
-
-def test_a_file_of_ones_own_is_not_overwritten_and_another_source_is_named(tmp_path, run):
-    out = tmp_path / "mine.csv"
-    out.write_text("my,own,data\n")
-    with pytest.raises(ValueError, match=r"mine\.csv: is there, and not from this command; give another --out"):
-        series(tmp_path / "run", out=out)
-    assert out.read_text() == "my,own,data\n"
-    with pytest.raises(ValueError) as error:
-        series([tmp_path / "run" / "step0", tmp_path / "run"], out=tmp_path / "norms.csv")
-    assert f"was made with source {tmp_path}/run; give" in str(error.value)
+        series(given, out=out, **options)
+    assert why.format(tmp_path) in str(error.value) and out.read_bytes() == before
+    assert series(given, out=out, overwrite=True, **options).resumed == 0
+    assert series(given, out=out, **options).resumed == 4
+    (tmp_path / "norms.csv.state.json").unlink()
+    with pytest.raises(ValueError, match=r"norms\.csv: is there, and not from this command; give another --out"):
+        series(given, out=out, **options)
 
 
 @pytest.mark.parametrize(
