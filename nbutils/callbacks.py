@@ -66,8 +66,7 @@ def for_trainer(trainer: Any, **options: Any) -> Any:
 
     def log(logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         # not in on_log: the reporters' callbacks come before one that is added, and the trainer's own log before all
-        of_training = norms.tracker is not None and "loss" in logs
-        plain(logs | norms.tracker.latest() if of_training else logs, *args, **kwargs)
+        plain(logs | norms.tracker.latest() if norms.tracker and "loss" in logs else logs, *args, **kwargs)
 
     trainer.log = log
     trainer.add_callback(norms)
@@ -91,7 +90,7 @@ def for_lightning(**options: Any) -> Any:
     try:
         from lightning.pytorch import Callback
     except ImportError:
-        from pytorch_lightning import Callback
+        from pytorch_lightning import Callback  # type: ignore[assignment]
 
     class Norms(Callback):
         tracker: NormTracker | None = None

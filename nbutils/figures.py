@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
 MARKERS = ("o", "s", "D", "^", "v", "P")  # beside a colour: some printers and readers have none
-THEORY = {"color": BLACK, "linestyle": "--", "linewidth": 1.2, "zorder": 3}
+THEORY: dict[str, Any] = {"color": BLACK, "linestyle": "--", "linewidth": 1.2, "zorder": 3}
 
 
 def use_style() -> None:

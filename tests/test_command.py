@@ -14,7 +14,8 @@ import torch
 
 from nbutils import checkpoints
 from nbutils.__main__ import main
-from nbutils.checkpoints.report import Estimate, budget, growth, plot, summary, undetermined
+from nbutils.checkpoints.report import budget, growth, plot, summary, undetermined
+from nbutils.intervals import Estimate
 from tests.checkpoint_files import save
 
 
@@ -106,8 +107,8 @@ def test_a_logarithm_is_printed_and_a_power_beside_an_offset_is_not(noise, seed)
     ],
 )  # fmt: skip
 def test_an_estimate_outside_its_interval_is_not_printed_as_one(a, p, why):
-    b = Estimate("b", 1e-9, 2e-9, 3e-9)  # outside by rounding
-    assert undetermined([Estimate("a", *a), Estimate("p", *p), b], 60.0) == why
+    b = (1e-9, 2e-9, 3e-9)  # outside by rounding
+    assert undetermined({name: Estimate(*x, n=9) for name, x in zip("apb", (a, p, b), strict=True)}, 60.0) == why
 
 
 def test_an_exact_law_is_determined():

@@ -118,7 +118,8 @@ def _labels(names: Iterable[str], by: Grouping) -> dict[str, str]:
         return {}
     if by == "layer":
         return layers(names)
-    label = by if callable(by) else {"type": type_of, "tensor": str}[by]
+    known: dict[str, Callable[[str], str]] = {"type": type_of, "tensor": str}
+    label = by if callable(by) else known[by]
     found = {name: label(name) for name in names}
     if "total" in found.values():
         raise ValueError("no row may be named 'total': that one is the sum over all")

@@ -255,8 +255,8 @@ def _files(place: Path) -> list[Path]:
                 why = f"names {missing[0]}, which is not there ({len(missing)} of {len(chosen)} missing)"
                 raise ReadError(f"{index}: {why}")
         return [place / name for name in chosen]
-    if why := layouts.other_format([place.name]) or layouts.in_parts([place.name]):
-        raise ReadError(why)
+    if reason := layouts.other_format([place.name]) or layouts.in_parts([place.name]):
+        raise ReadError(reason)
     return [place]
 
 

@@ -85,6 +85,8 @@ class NormTracker:
     [[0, 'total', nan, nan, nan], [1, 'total', 8.0, 32.0, 0.8]]
     """
 
+    _squared: Tensor  # ‖θ‖² by layer
+
     def __init__(
         self,
         named_parameters: Iterable[tuple[str, Tensor]],
@@ -125,7 +127,9 @@ class NormTracker:
         self._snapshot_squared: Tensor | None = None
         self._rows: list[tuple[int, Tensor]] = []
         self._gaps: list[Tensor] = []  # relative gap between the two sides of the identity, where both were taken
-        self._open, self._of_gradients, self._version = False, {}, None
+        self._open = False
+        self._of_gradients: dict[str, Tensor] = {}
+        self._version: list[tuple[int, int]] | None = None
         self._refresh()
         self._record({"norm": self._squared})
 
@@ -262,7 +266,8 @@ class NormTracker:
         By layer the norm alone; of the total also ‖δ‖, cos(θ, δ) and what else is measured.
         """
         rows = self.history(last=True)
-        found = {f"{prefix}norm/{row.layer}": row.norm for row in rows.itertuples()}
+        by_layer = rows.set_index("layer")["norm"].astype(float)
+        found = {f"{prefix}norm/{layer}": value for layer, value in by_layer.items()}
         total = rows.iloc[-1].drop(["step", "layer", "norm"]).astype(float).dropna()
         return found | {f"{prefix}{name}/total": value for name, value in total.items()}
 

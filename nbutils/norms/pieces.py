@@ -146,8 +146,8 @@ def _flat(tensor: Tensor, like: Tensor) -> Tensor:
 
     With gaps, as of every second column, a flat view may exist, but then the elements do not lie side by side.
     """
-    order = sorted(range(like.ndim), key=lambda axis: -like.stride(axis))
-    return tensor.permute(order).reshape(-1).contiguous()
+    strides = like.stride()
+    return tensor.permute(sorted(range(like.ndim), key=lambda axis: -strides[axis])).reshape(-1).contiguous()
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
