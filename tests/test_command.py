@@ -11,7 +11,7 @@ import torch
 
 from nbutils import checkpoints
 from nbutils.__main__ import main
-from nbutils.checkpoints.report import budget, growth, plot, summary, undetermined
+from nbutils.checkpoints.report import budget, growth, summary, undetermined
 from nbutils.intervals import Estimate
 from tests.checkpoint_files import save
 
@@ -138,31 +138,6 @@ def test_a_short_series_is_not_fitted_and_shares_are_those_of_the_whole_growth()
     assert "grew by 8 = ‖Δ‖² 6 + 2θ·Δ 2, 75.0% and 25.0%" in budget(table)[0]
     assert "no fit: at least 5 norms" in summary(checkpoints.Series(table))
     assert "norm budget" not in summary(checkpoints.Series(table[:1]))
-
-
-@pytest.fixture
-def drawn(tmp_path, monkeypatch):
-    """Axes of the figure of a table."""
-    import matplotlib.pyplot as plt
-
-    def draw(table):
-        with monkeypatch.context() as patch:
-            patch.setattr(plt, "close", lambda _: None)
-            plot(checkpoints.Series(table), tmp_path / "norms.png")
-        return plt.gca()
-
-    yield draw
-    plt.close("all")
-
-
-@pytest.mark.parametrize(("count", "fitted"), [(5, False), (6, True)])  # step 0 does not count
-def test_text_and_figure_fit_the_same_points(drawn, count, fitted):
-    step = np.arange(count) * 1000
-    norm = np.where(step, 2 * np.sqrt(step) + 5, 50.0)  # step 0 lies off the curve
-    table = pd.DataFrame({"step": step, "layer": "total", "norm": norm})
-    label = drawn(table).get_legend_handles_labels()[1][-1]
-    assert ("$a$ = 2, $b$ = 5" in label) == fitted and (label == r"$\propto\sqrt{t}$") != fitted
-    assert any("a√t + b: a = 2 [" in line for line in growth(table)) == fitted
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,9 @@ def test_published_tables_are_whole(name):
     assert (~np.isfinite(table.select_dtypes("number").to_numpy(float))).sum() == lacking
 
 
-def test_unknown_table_is_named():
+def test_profiles_and_tables():
     with pytest.raises(ValueError, match=r"unknown table 't6'.*t5_norm"):
         data.published("t6")
-
-
-def test_profiles():
     assert [profiles.choose(name, smoke=1, book=2, gpu=3) for name in profiles.PROFILES] == [1, 2, 3]
     assert profiles.resolve("auto") == ("gpu" if devices.cuda_count() else "book")
     with pytest.raises(ValueError, match="unknown profile 'big': choose one of auto, smoke, book, gpu"):
@@ -124,20 +121,6 @@ def test_devices_are_named_as_they_are_shown_to_this_process(monkeypatch, shown,
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     assert devices.cuda_names() == names
-
-
-@pytest.mark.parametrize(("available", "count"), [(True, 3), (False, 0)])
-def test_devices_are_counted_only_where_they_can_be_used(monkeypatch, available, count):
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A Card")
-    assert devices.cuda_count() == count
-    assert devices.resolve() == ("cuda" if available else "cpu") and devices.resolve("cpu") == "cpu"
-    assert (devices.hardware() == "A Card (3 GPU)") is available and devices.hardware("cpu").endswith("cores)")
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert devices.cuda_count() == 0, "without torch there is none to use"
 
 
 @pytest.mark.parametrize("affinity", [True, False])

@@ -163,21 +163,3 @@ def test_aic_by_hand():
     for form, parameters in (("linear", 3), ("power_offset", 4)):  # the variance is one of them
         found = fits.fit(form, np.arange(1.0, 7.0), rho)
         assert found.aic == pytest.approx(6 * np.log((found.residuals**2).sum() / 6) + 2 * parameters)
-
-
-def test_a_second_search_that_does_not_end_leaves_what_the_first_found(monkeypatch):
-    """A curve that a power below 0 fits; that search is made to give up."""
-    t = np.arange(1.0, 60)
-    rho = 5 - 2 * t**-0.3
-    search, asked = fits._least_squares, []
-
-    def gives_up(law, t, rho, start):
-        asked.append(start)
-        if len(asked) > 1:
-            raise RuntimeError("no end")
-        return np.array([1.0, 1e-6, 1.0])
-
-    monkeypatch.setattr(fits, "_least_squares", gives_up)
-    assert fits.fit("power_offset", t, rho).values["p"] == 1e-6 and len(asked) == 2
-    monkeypatch.setattr(fits, "_least_squares", search)
-    assert fits.fit("power_offset", t, rho).values["p"] == pytest.approx(-0.3, abs=1e-3)

@@ -10,7 +10,7 @@ import torch
 from checkpoint_files import assert_is, make, model, save
 
 from nbutils import checkpoints
-from nbutils.checkpoints import series, store, weights
+from nbutils.checkpoints import series
 
 
 @pytest.fixture
@@ -149,25 +149,6 @@ def test_a_run_killed_without_warning_leaves_whole_files(tmp_path, measured):
     assert measured == [20, 30]
 
 
-def test_both_files_are_written_at_most_once_a_second_unless_it_is_now(tmp_path, monkeypatch):
-    clock = [100.0]
-    monkeypatch.setattr(store.time, "monotonic", lambda: clock[0])
-    kept = store.Store(tmp_path / "out.csv", {"source": ["s"]}, False)
-    rows = [store.Row(step, "total", 1.0) for step in range(5)]
-    kept.save(rows[:1])
-    assert not kept.out.exists(), "there is no reference yet"
-    kept.reference = store.Reference("a", "b", {"w": (2,)}, {}, {})
-    written = []
-    for number, later in ((0, 0.0), (1, 0.0), (2, 0.5), (3, 0.49), (4, 0.01), (5, 0.5)):
-        clock[0] += later
-        kept.save(rows[:number])
-        written.append(len(kept.out.read_text().splitlines()) - 1 if kept.out.exists() else 0)
-    assert written == [0, 1, 1, 1, 4, 4]
-    kept.save(rows, now=True)
-    assert len(kept.out.read_text().splitlines()) == 6
-    store.Store(None, {}, False).save(rows, now=True)
-
-
 MADE = "norms.csv: was made with {}; give the same, another --out, or --overwrite"
 REFUSED = [
     ({"source": ["{}/run/step0", "{}/run"]}, None, MADE.format("source {}/run")),
@@ -195,21 +176,3 @@ def test_a_table_of_something_else_is_overwritten_only_where_that_is_asked(tmp_p
     (tmp_path / "norms.csv.state.json").unlink()
     with pytest.raises(ValueError, match=r"norms\.csv: is there, and not from this command; give another --out"):
         series(given, out=out, **options)
-
-
-@pytest.mark.parametrize(
-    ("state", "why"),
-    [
-        ("a", "other tensors than ref: no b"), ("abc", "other tensors than ref: c more"),
-        ("ac", "other tensors than ref: no b, c more"), ("c", "than ref: no a, no b and 1 other differences"),
-        ("cd", "than ref: no a, no b and 2 other differences"), ("ab", None),
-    ],
-)  # fmt: skip
-def test_at_most_two_differences_from_the_reference_are_named(state, why):
-    reference = store.Reference("ref", "", {"a": (2,), "b": (2,)}, {}, {})
-    found = weights.Weights({name: torch.ones(2) for name in state})
-    if not why:
-        return reference.check("step1", found)
-    with pytest.raises(store.ReadError) as error:
-        reference.check("step1", found)
-    assert str(error.value).startswith("step1: ") and str(error.value).endswith(why)

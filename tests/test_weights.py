@@ -268,9 +268,12 @@ BROKEN = [
      (f / "odd.safetensors").symlink_to("gone")),
     ("h.1.mlp.bias holds values that are not finite", holding(**{"transformer.h.1.mlp.bias": torch.ones(32) / 0 * 0})),
     ("h.0.mlp.bias holds values that are not finite", holding(**{"transformer.h.0.mlp.bias": torch.ones(32) / 0})),
+    ("or too large to square", holding(**{"transformer.h.0.mlp.bias": torch.full((32,), 1e200, dtype=torch.double)})),
     ("h.1.mlp.weight has shape (8, 33); in", holding(**{"transformer.h.1.mlp.weight": torch.ones(8, 33)})),
     ("no transformer.h.1.mlp.bias", lambda f: save({k: v for k, v in model(1).items() if "1.mlp.bias" not in k}, f)),
     (": extra.weight more", holding(**{"extra.weight": torch.ones(2)})),
+    (": no transformer.h.1.mlp.bias, x more", lambda f: save(
+        {k: v for k, v in model(1).items() if "1.mlp.bias" not in k} | {"x": torch.ones(2)}, f)),
     (": x more, y more and 1 other differences", holding(**dict.fromkeys("xyz", torch.ones(2)))),
     ("a.weight has dtype torch.float8_e4m3fn; known", holding(**{"a.weight": torch.ones(2).to(torch.float8_e4m3fn)})),
     ("a has dtype torch.complex64; known are torch.float64", holding(a=torch.ones(2, dtype=torch.complex64))),
