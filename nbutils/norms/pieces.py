@@ -82,9 +82,9 @@ class Pieces:
         if self._compiled:
             from nbutils.norms import loops
 
-            move = loops.advance_beside if self._kept else loops.advance
-            pieces = zip(self.now(), self.old, *([self._kept] if self._kept else []), strict=True)
-            return list(torch.tensor([move(*(x.numpy() for x in each)) for each in pieces], dtype=torch.float64).T)
+            pieces = zip(self.now(), self.old, self._kept or [self.copy[:0]] * len(self.old), strict=True)
+            found = [loops.advance(*(x.numpy() for x in each)) for each in pieces]
+            return list(torch.tensor(found, dtype=torch.float64).T[: 3 if self._kept else 2])
         inner, square = [], []
         for now, old in zip(self.now(), self.old, strict=True):
             theta = self._widen(now, 0)
