@@ -109,7 +109,7 @@ def fit(form: str, t: ArrayLike, rho: ArrayLike) -> Fit:
 
 
 def _falling(law: Form, t: Array, rho: Array, values: Array) -> Array:
-    """From p > 0 a search cannot pass p = 0, where a is infinite: begin anew at p = −½ and keep what fits better."""
+    """From p > 0 a search cannot pass p = 0, where a is infinite: begin again at p = −½ and keep what fits better."""
     slope, offset = _line(lambda t: t**-0.5)(t, rho)
     try:
         other = _least_squares(law, t, rho, (slope, -0.5, offset))

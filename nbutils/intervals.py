@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, betaincinv, stdtrit  # scipy.stats takes a second to import
 
-REPLICATES = 8  # fewer tell nothing of a population
+REPLICATES = 8  # fewer say nothing of a population
 CONFIDENCE = 0.95  # of an interval on a population
 FALSE_ALARM = 1e-3  # two-sided probability that a right law leaves its sampling error
 

@@ -75,15 +75,15 @@ def test_published_fit_of_t5():
 
 
 @pytest.mark.parametrize(
-    ("form", "t", "said"),
+    ("form", "t", "text"),
     [
         ("cube", [1, 2, 3, 4, 5], "unknown form 'cube'"),
         ("sqrt", [1, 2, 3], "at least 4 points"),
         ("sqrt", [1, 2, 2, 3, 4], "increasing"),
     ],
 )
-def test_bad_fits_are_named(form, t, said):
-    with pytest.raises(ValueError, match=said):
+def test_bad_fits_are_named(form, t, text):
+    with pytest.raises(ValueError, match=text):
         fits.fit(form, t, np.ones(len(t)))
 
 
@@ -144,8 +144,8 @@ def test_the_law_of_errors_under_scaling_and_its_interval():
 
 def test_what_is_no_law_of_errors():
     c = np.geomspace(10, 1000, 4)
-    for errors, said in (([c], "networks ≥ 2"), ([c[:3]] * 2, "networks ≥ 2"), ([c, 0 * c], "not positive")):
-        with pytest.raises(ValueError, match=said):
+    for errors, text in (([c], "networks ≥ 2"), ([c[:3]] * 2, "networks ≥ 2"), ([c, 0 * c], "not positive")):
+        with pytest.raises(ValueError, match=text):
             fits.saturation_rate(c, errors)
     with pytest.raises(ValueError, match="scales ≥ 4"):
         fits.saturation_rate(c[:3], [c[:3]] * 2)

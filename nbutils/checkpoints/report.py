@@ -121,7 +121,8 @@ def _law(form: str, t: Array, rho: Array, block: int, samples: int) -> str:
     if len(kept) < 0.9 * samples:
         return f"{UNDETERMINED} (R² = {found.r2:.4f})"
     ends = np.quantile(kept, [0.025, 0.975], axis=0).T
-    estimates = {name: Estimate(found.values[name], *ends[i], len(kept)) for i, name in enumerate(names)}
+    each = zip(names, ends, strict=True)
+    estimates = {name: Estimate(found.values[name], low, high, len(kept)) for name, (low, high) in each}
     if why := undetermined(estimates, float(rho.max())):
         return f"{UNDETERMINED} ({why})"
     named = (f"{name} = {e.value:.4g} [{e.low:.4g}, {e.high:.4g}]" for name, e in estimates.items())

@@ -157,8 +157,8 @@ class NormTracker:
 
         self._open = True
         if thawed := [name for name, p in self._frozen if p.requires_grad]:
-            said = f"{thawed[0]} ({len(thawed)} in all) was frozen when tracking began, and is not counted: frozen=True"
-            warnings.warn(said, stacklevel=3)
+            text = f"{thawed[0]} ({len(thawed)} in all) was frozen when tracking began, and is not counted: frozen=True"
+            warnings.warn(text, stacklevel=3)
             self._frozen = [(name, p) for name, p in self._frozen if not p.requires_grad]
         if (self.steps + 1) % self.every:
             return
