@@ -84,9 +84,7 @@ def network(seed=0, dtype=torch.float32):
 
 
 OPTIMIZERS = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2),
     "momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, weight_decay=1e-2),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
     "foreach": lambda p: torch.optim.AdamW(p, lr=1e-3, foreach=True),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -133,10 +133,10 @@ def _equal(a: Checkpoint, b: Checkpoint, shapes: Shapes, opener: Opener) -> bool
     return all(same(x[name], y[name]) for name in shapes)
 
 
-def _original(one: Counted, counted: Iterable[Counted], done: Set[Key], shapes: Shapes, opener: Opener) -> Name | None:
-    """Which checkpoint that counts has the same weights; two that an earlier run has compared have not."""
+def _original(one: Counted, counted: Iterable[Counted], shapes: Shapes, opener: Opener) -> Name | None:
+    """Which checkpoint that counts has the same weights."""
     for other in counted:
-        near = math.isclose(other.rows[0].norm, one.rows[0].norm, rel_tol=1e-12) and not {one.key, other.key} <= done
+        near = math.isclose(other.rows[0].norm, one.rows[0].norm, rel_tol=1e-12)
         if near and _equal(other.checkpoint, one.checkpoint, shapes, opener):
             return other.checkpoint.key
     return None
@@ -161,7 +161,7 @@ def _walk(
                     key = (checkpoint.key, before.checkpoint.key if before else None)
                     rows = store.rows.get(key) or _measure(checkpoint, before, ref, opener, by)
                     one = Counted(checkpoint, key, rows)
-                    original = _original(one, counted.values(), done, ref.shapes, opener)
+                    original = _original(one, counted.values(), ref.shapes, opener)
                 if not original and before and before.checkpoint.step == checkpoint.step:
                     other = before.checkpoint.label
                     raise ReadError(f"{checkpoint.label}: step {checkpoint.step} is {other} too, other weights")
