@@ -428,3 +428,12 @@ def test_the_last_snapshot_is_of_the_parameters_as_they_were_then():
     with tracker.step(), torch.no_grad():
         theta.copy_(torch.tensor([5.0, 12.0]))
     assert tracker.history().cos_similarity.iloc[-1] == pytest.approx(12 / 13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_parameter_with_nothing_in_it_has_no_norm(dtype):
+    nothing = nn.Parameter(torch.empty(0, 3, dtype=dtype))
+    tracker = NormTracker([("nothing", nothing)], by=None)
+    with tracker.step(), torch.no_grad():
+        nothing.add_(0.0)
+    assert tracker.history().norm.tolist() == [0, 0] and tracker.identity_error() == 0
