@@ -13,10 +13,19 @@ and logs through what the trainer logs with (TensorBoard, W&B, …): ``norm/tota
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nbutils.norms import NormTracker
+
+
+def _attached(model: Any, optimizer: Any, kept: Any, options: dict[str, Any]) -> tuple[NormTracker, Callable[[], None]]:
+    """A tracker on an optimizer, which goes on with a kept history if there is one; and what ends it."""
+    tracker = NormTracker(model.named_parameters(), **options)
+    if kept:
+        tracker.load_state_dict(kept)
+    return tracker, tracker.attach(optimizer)
 
 
 def for_trainer(trainer: Any, **options: Any) -> Any:
@@ -39,13 +48,11 @@ def for_trainer(trainer: Any, **options: Any) -> Any:
         tracker: NormTracker | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            self.tracker = NormTracker(model.named_parameters(), **options)
-            self.detach = self.tracker.attach(kwargs["optimizer"])
-            kept = Path(args.output_dir, f"checkpoint-{state.global_step}", "norms.pt")
-            if kept.is_file():
-                self.tracker.load_state_dict(torch.load(kept, weights_only=True))
-            elif state.global_step:
-                warnings.warn(f"no {kept}: norms begin at step {state.global_step}, counted from 0", stacklevel=2)
+            file = Path(args.output_dir, f"checkpoint-{state.global_step}", "norms.pt")
+            kept = torch.load(file, weights_only=True) if file.is_file() else None
+            if state.global_step and not kept:
+                warnings.warn(f"no {file}: norms begin at step {state.global_step}, counted from 0", stacklevel=2)
+            self.tracker, self.detach = _attached(model, kwargs["optimizer"], kept, options)
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
@@ -59,8 +66,7 @@ def for_trainer(trainer: Any, **options: Any) -> Any:
 
     def log(logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         # not in on_log: the reporters' callbacks come before one that is added, and the trainer's own log before all
-        of_training = norms.tracker is not None and "loss" in logs
-        plain(logs | norms.tracker.latest() if of_training else logs, *args, **kwargs)
+        plain(logs | norms.tracker.latest() if norms.tracker and "loss" in logs else logs, *args, **kwargs)
 
     trainer.log = log
     trainer.add_callback(norms)
@@ -84,7 +90,7 @@ def for_lightning(**options: Any) -> Any:
     try:
         from lightning.pytorch import Callback
     except ImportError:
-        from pytorch_lightning import Callback
+        from pytorch_lightning import Callback  # type: ignore[assignment]
 
     class Norms(Callback):
         tracker: NormTracker | None = None
@@ -93,10 +99,7 @@ def for_lightning(**options: Any) -> Any:
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             if len(trainer.optimizers) != 1:
                 raise ValueError(f"{len(trainer.optimizers)} optimizers: attach a NormTracker of its own to each")
-            self.tracker = NormTracker(pl_module.named_parameters(), **options)
-            if self.kept:
-                self.tracker.load_state_dict(self.kept)
-            self.detach = self.tracker.attach(trainer.optimizers[0])
+            self.tracker, self.detach = _attached(pl_module, trainer.optimizers[0], self.kept, options)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
             if self.tracker and trainer.log_every_n_steps and self.tracker.steps % trainer.log_every_n_steps == 0:

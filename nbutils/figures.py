@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
 MARKERS = ("o", "s", "D", "^", "v", "P")  # beside a colour: some printers and readers have none
-THEORY = {"color": BLACK, "linestyle": "--", "linewidth": 1.2, "zorder": 3}
+THEORY: dict[str, Any] = {"color": BLACK, "linestyle": "--", "linewidth": 1.2, "zorder": 3}
 
 
 def use_style() -> None:
@@ -34,12 +35,9 @@ def use_style() -> None:
     import matplotlib.pyplot as plt
 
     plt.style.use(str(data.path("book.mplstyle")))
-    try:
-        from IPython import get_ipython
+    if _in_notebook():
         from matplotlib_inline.backend_inline import set_matplotlib_formats
-    except ImportError:
-        return
-    if get_ipython() is not None:
+
         set_matplotlib_formats("svg", metadata={"Date": None})  # the same run gives the same file
 
 
@@ -73,6 +71,25 @@ def spread(ax: Axes, x: ArrayLike, runs: ArrayLike, colour: str, *, level: float
     ax.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
+def _in_notebook() -> bool:
+    shell = sys.modules.get("IPython")  # a notebook has loaded it
+    return shell is not None and shell.get_ipython() is not None
+
+
+def show(bundle: dict[str, Any], **metadata: Any) -> None:
+    """Show data by MIME type in a notebook; elsewhere print the plain text among them.
+
+    >>> show({"text/plain": "a line", "text/markdown": "a *line*"})
+    a line
+    """
+    if _in_notebook():
+        from IPython.display import display
+
+        display(bundle, metadata=metadata, raw=True)
+    elif "text/plain" in bundle:
+        print(bundle["text/plain"])
+
+
 def glue(**numbers: str) -> None:
     """Keep numbers of the run, already formatted, for the prose of the chapter: it shows them by ``{glue:text}``.
 
@@ -81,18 +98,10 @@ def glue(**numbers: str) -> None:
     >>> glue(exponent=f"{0.5:.2f}")
     exponent = 0.50
     """
-    try:
-        from IPython import get_ipython
-        from IPython.display import display
-    except ImportError:
-        get_ipython = lambda: None  # noqa: E731
-    in_book = bool(os.environ.get("NBUTILS_BOOK"))
     for name, text in numbers.items():
-        if get_ipython() is not None:
-            bundle = {"application/papermill.record/text/plain": repr(text)}
-            scrap = {"name": name, "mime_prefix": "application/papermill.record/"}
-            display(bundle, metadata={"scrapbook": scrap}, raw=True)
-        if not in_book:
+        scrap = {"name": name, "mime_prefix": "application/papermill.record/"}
+        show({"application/papermill.record/text/plain": repr(text)}, scrapbook=scrap)
+        if not os.environ.get("NBUTILS_BOOK"):
             print(f"{name} = {text}")
 
 
@@ -105,12 +114,4 @@ def listing(*functions: Callable[..., Any]) -> None:
     ...
     """
     text = "\n\n".join(inspect.getsource(function).rstrip() for function in functions)
-    try:
-        from IPython import get_ipython
-        from IPython.display import Markdown, display
-    except ImportError:
-        get_ipython = lambda: None  # noqa: E731
-    if get_ipython() is None:
-        print(text)
-    else:
-        display(Markdown(f"```python\n{text}\n```"))
+    show({"text/plain": text, "text/markdown": f"```python\n{text}\n```"})

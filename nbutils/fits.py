@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import curve_fit
-from scipy.special import stdtrit  # scipy.stats takes a second to import
+
+from nbutils import intervals
 
 Array = NDArray[np.float64]
-
-
 P_NEAR_0 = 0.01  # a·tᵖ + b with p below is (ap) ln t + (a + b), to (p ln t)/2 of the growth
 
 
@@ -106,12 +104,12 @@ def fit(form: str, t: ArrayLike, rho: ArrayLike) -> Fit:
         residuals,
         1 - rss / variance if variance > 0 else float("nan"),
         lag1,
-        _aic(rss, n, len(values) + 1),  # the variance is a parameter too
+        n * np.log(max(rss, np.finfo(float).tiny) / n) + 2 * (len(values) + 1),  # the variance is a parameter too
     )
 
 
 def _falling(law: Form, t: Array, rho: Array, values: Array) -> Array:
-    """From p > 0 a search cannot pass p = 0, where a is infinite: begin anew at p = −½ and keep what fits better."""
+    """From p > 0 a search cannot pass p = 0, where a is infinite: begin again at p = −½ and keep what fits better."""
     slope, offset = _line(lambda t: t**-0.5)(t, rho)
     try:
         other = _least_squares(law, t, rho, (slope, -0.5, offset))
@@ -128,45 +126,16 @@ def _least_squares(law: Form, t: Array, rho: Array, start: Sequence[float]) -> A
     return scale * values
 
 
-def _aic(rss: float, n: int, parameters: int) -> float:
-    return n * np.log(max(rss, np.finfo(float).tiny) / n) + 2 * parameters
-
-
-def mean_interval(each: ArrayLike, *, level: float = 0.999, widen: float = 0.0) -> tuple[float, tuple[float, float]]:
-    """Mean of independent values ``(n,)`` and Student's interval for it, on both sides ``widen`` longer.
-
-    One value alone has no spread: its interval is the whole line.
-
-    >>> mean_interval([1.0, 2.0, 3.0], level=0.95)  # 4.303 times the standard error of 1/√3
-    (2.0, (-0.48413771175033027, 4.48413771175033))
-    """
-    each = np.asarray(each, dtype=np.float64)
-    n, mean = len(each), float(each.mean())
-    if n < 2:
-        return mean, (-math.inf, math.inf)
-    arm = float(stdtrit(n - 1, (1 + level) / 2) * each.std(ddof=1) / math.sqrt(n)) + widen
-    return mean, (mean - arm, mean + arm)
-
-
-def moving_blocks(n: int, block: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Indices of one moving-block resample of n ordered points (Künsch 1989): whole blocks, so correlation survives.
-
-    >>> chosen = moving_blocks(100, 25, np.random.default_rng(0)).reshape(-1, 25)
-    >>> np.unique(np.diff(chosen))  # within each block neighbours stay neighbours
-    array([1])
-    """
-    if not 1 <= block <= n:
-        raise ValueError(f"block = {block}: a block must have between 1 and n = {n} points")
-    starts = generator.integers(0, n - block + 1, size=-(-n // block))
-    return (starts[:, None] + np.arange(block)).ravel()[:n]
-
-
 def bootstrap(
     truth: Fit, t: ArrayLike, statistic: Callable[[Array, Array], ArrayLike], *, block: int, samples: int, seed: int
 ) -> Array:
     """Distribution of a statistic of the curve if ``truth`` were the law: fitted curve + blocks of its residuals.
 
+    The blocks are whole, and so correlation survives (moving-block bootstrap, Künsch 1989).
     ``statistic(t, rho)`` returns numbers of any fixed shape; the result has shape ``(samples, *shape)``.
+
+    Raises:
+        ValueError: a block longer than the curve.
 
     >>> t = np.arange(1.0, 50.0)
     >>> truth = fit("linear", t, 3 * t + np.sin(t))
@@ -175,9 +144,15 @@ def bootstrap(
     ((200,), 3.0)
     """
     generator, t = np.random.default_rng(seed), np.asarray(t, dtype=np.float64)
-    centred = truth.residuals - truth.residuals.mean()
-    draws = (truth.fitted + centred[moving_blocks(len(t), block, generator)] for _ in range(samples))
-    return np.array([statistic(t, rho) for rho in draws])
+    n, centred = len(t), truth.residuals - truth.residuals.mean()
+    if not 1 <= block <= n:
+        raise ValueError(f"block = {block}: a block must have between 1 and n = {n} points")
+
+    def draw() -> Array:
+        starts = generator.integers(0, n - block + 1, size=-(-n // block))
+        return truth.fitted + centred[(starts[:, None] + np.arange(block)).ravel()[:n]]
+
+    return np.array([statistic(t, draw()) for _ in range(samples)])
 
 
 def local_exponents(t: ArrayLike, rho: ArrayLike, edges: ArrayLike) -> Array:

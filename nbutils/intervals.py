@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, betaincinv, stdtrit  # scipy.stats takes a second to import
 
-REPLICATES = 8  # fewer tell nothing of a population
+REPLICATES = 8  # fewer say nothing of a population
 CONFIDENCE = 0.95  # of an interval on a population
 FALSE_ALARM = 1e-3  # two-sided probability that a right law leaves its sampling error
 
@@ -22,28 +22,36 @@ class Estimate(NamedTuple):
     high: float
     n: int
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self.low, self.high
 
-def _replicates(values: ArrayLike) -> NDArray[np.float64]:
+
+def _replicates(values: ArrayLike, least: int = REPLICATES) -> NDArray[np.float64]:
     found = np.asarray(values, dtype=np.float64).ravel()
-    if found.size < REPLICATES:
-        raise ValueError(f"{found.size} replicates: a population needs at least {REPLICATES}; run more, smaller ones")
+    if found.size < least:
+        raise ValueError(f"{found.size} replicates: a population needs at least {least}; run more, smaller ones")
     return found
 
 
-def mean(values: ArrayLike, confidence: float = CONFIDENCE) -> Estimate:
-    """Mean and Student's interval. A value that is not finite makes all of it NaN.
+def mean(values: ArrayLike, confidence: float = CONFIDENCE, *, widen: float = 0.0, least: int = REPLICATES) -> Estimate:
+    """Mean of independent values and Student's interval, on both sides ``widen`` longer.
+
+    A value that is not finite makes all of it NaN. With ``least=1``, a value alone has the whole line as its interval.
 
     Raises:
-        ValueError: fewer than 8 values.
+        ValueError: fewer than ``least`` values.
 
     >>> [round(x, 3) for x in mean([1, 2, 3, 4, 5, 6, 7, 8])]
     [4.5, 2.452, 6.548, 8]
     """
-    found = _replicates(values)
+    found = _replicates(values, least)
     if not np.isfinite(found).all():
         return Estimate(math.nan, math.nan, math.nan, found.size)
-    centre = float(found.mean())
-    half = float(stdtrit(found.size - 1, 0.5 + confidence / 2)) * float(found.std(ddof=1)) / math.sqrt(found.size)
+    centre, half = float(found.mean()), math.inf
+    if found.size > 1:
+        student = float(stdtrit(found.size - 1, 0.5 + confidence / 2))
+        half = student * float(found.std(ddof=1)) / math.sqrt(found.size) + widen
     return Estimate(centre, centre - half, centre + half, found.size)
 
 

@@ -73,10 +73,10 @@ def layers(names: Iterable[str]) -> dict[str, str]:
         (side,) = places
         if len(places[side]) == 1:
             return {name: layer.replace(f"{side} rest", "rest").replace(side, "block") for name, layer in found.items()}
-    towers = {tower: said for kind in places.values() if len(kind) > 1 for tower, said in _towers(kind).items()}
+    towers = {tower: word for kind in places.values() if len(kind) > 1 for tower, word in _towers(kind).items()}
     for name, layer in found.items():
-        said = next((towers[tower] for tower in sorted(towers, key=len, reverse=True) if name.startswith(tower)), "")
-        found[name] = f"{said} {layer}".strip()
+        tower = max((tower for tower in towers if name.startswith(tower)), key=len, default="")
+        found[name] = f"{towers.get(tower, '')} {layer}".strip()
     return found
 
 

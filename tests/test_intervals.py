@@ -7,16 +7,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from nbutils import intervals
 
 
-def test_mean_is_students_interval():
-    values = np.random.default_rng(0).normal(3, 2, 15)
-    found = intervals.mean(values, 0.99)
-    low, high = stats.t.interval(0.99, 14, values.mean(), stats.sem(values))
-    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12) and found.n == 15
+@given(arrays(np.float64, st.integers(2, 20), elements=st.floats(-1e3, 1e3)), st.floats(0.5, 0.9999), st.floats(0, 10))
+def test_mean_is_students_interval(values, level, widen):
+    found = intervals.mean(values, level, widen=widen, least=2)
+    error = stats.sem(values)
+    low, high = stats.t.interval(level, len(values) - 1, values.mean(), error) if error > 0 else [values.mean()] * 2
+    np.testing.assert_allclose(found.interval, (low - widen, high + widen), rtol=1e-9, atol=1e-9)
+    assert found.n == len(values) and found.value == values.mean()
 
 
 @given(st.integers(8, 60))
@@ -52,6 +55,7 @@ def test_what_is_no_population():
         intervals.share([0.5] * 9)
     assert math.isnan(intervals.mean([math.inf] + [1.0] * 8).value) and math.isnan(intervals.median([math.nan] * 9).low)
     assert intervals.median([math.inf] * 2 + [1.0] * 9).value == 1.0
+    assert intervals.mean([3.0], least=1) == (3.0, -math.inf, math.inf, 1)
 
 
 @pytest.mark.parametrize("bits", [24, 53])

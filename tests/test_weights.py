@@ -23,21 +23,6 @@ SIZES = [1, 7, *(n * weights.BLOCK + d for n in (1, 2) for d in (-1, 0, 9))]  # 
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=50), st.sampled_from([torch.bfloat16, torch.float16]))
-def test_every_half_precision_number_is_exact(bits, dtype):
-    """What float64 sums are made of, from the bits: sign, exponent, mantissa."""
-    width, bias = {torch.bfloat16: (7, 127), torch.float16: (10, 15)}[dtype]
-    (found,) = next(weights.blocks(torch.tensor(bits, dtype=torch.int32).to(torch.int16).view(dtype)))
-    for pattern, value in zip(bits, found, strict=True):
-        sign, exponent, mantissa = pattern >> 15, (pattern >> width) % (1 << (15 - width)), pattern % (1 << width)
-        if exponent == (1 << (15 - width)) - 1:
-            assert not math.isfinite(value)
-            continue
-        size = math.ldexp(mantissa + (1 << width) * (exponent > 0), max(exponent, 1) - bias - width)
-        assert value == (-size if sign else size)
-
-
-@settings(max_examples=30, deadline=None)
 @given(st.sampled_from(SIZES), st.sampled_from(weights.FLOATS), st.data())
 def test_sums_are_those_of_float64_and_one_other_value_is_no_copy(size, dtype, data):
     rng = torch.Generator().manual_seed(size)
@@ -59,28 +44,6 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
         save({f"h.{i}.w": torch.full((5_000_000,), float(step)) for i in range(10)}, tmp_path / f"step{step}")
     grown, *norms = measured_alone(tmp_path)
     assert norms == pytest.approx([math.sqrt(5e7), 2 * math.sqrt(5e7)], rel=1e-12) and grown < 20
-
-
-@pytest.mark.slow
-def test_a_file_of_ten_gigabytes_is_read(tmp_path):
-    """Twenty-one tensors, the largest of 4 GB, in a file with holes."""
-    values = [10**9, *[75 * 10**6] * 20]  # float32
-    ends = np.cumsum(values) * 4
-    header = {
-        f"h.{i}.w": {"dtype": "F32", "shape": [n], "data_offsets": [int(end) - 4 * n, int(end)]}
-        for i, (n, end) in enumerate(zip(values, ends, strict=True))
-    }
-    text = json.dumps(header).encode()
-    with (tmp_path / "step1.safetensors").open("wb") as out:
-        out.write(len(text).to_bytes(8, "little") + text)
-        out.truncate(8 + len(text) + int(ends[-1]))
-        for end in (int(ends[0]), int(ends[-1])):  # the last value of the largest tensor and of the last one
-            out.seek(8 + len(text) + end - 4)
-            out.write(np.float32(3).tobytes())
-    if (tmp_path / "step1.safetensors").stat().st_blocks * 512 > 10**9:
-        pytest.skip("this file system has no holes: ten gigabytes would be written")
-    grown, norm = measured_alone(tmp_path)
-    assert norm**2 == pytest.approx(18, rel=1e-12) and grown < 200
 
 
 def test_shards_single_files_and_pickles_of_all_ages_are_one_series(tmp_path):
@@ -305,9 +268,12 @@ BROKEN = [
      (f / "odd.safetensors").symlink_to("gone")),
     ("h.1.mlp.bias holds values that are not finite", holding(**{"transformer.h.1.mlp.bias": torch.ones(32) / 0 * 0})),
     ("h.0.mlp.bias holds values that are not finite", holding(**{"transformer.h.0.mlp.bias": torch.ones(32) / 0})),
+    ("or too large to square", holding(**{"transformer.h.0.mlp.bias": torch.full((32,), 1e200, dtype=torch.double)})),
     ("h.1.mlp.weight has shape (8, 33); in", holding(**{"transformer.h.1.mlp.weight": torch.ones(8, 33)})),
     ("no transformer.h.1.mlp.bias", lambda f: save({k: v for k, v in model(1).items() if "1.mlp.bias" not in k}, f)),
     (": extra.weight more", holding(**{"extra.weight": torch.ones(2)})),
+    (": no transformer.h.1.mlp.bias, x more", lambda f: save(
+        {k: v for k, v in model(1).items() if "1.mlp.bias" not in k} | {"x": torch.ones(2)}, f)),
     (": x more, y more and 1 other differences", holding(**dict.fromkeys("xyz", torch.ones(2)))),
     ("a.weight has dtype torch.float8_e4m3fn; known", holding(**{"a.weight": torch.ones(2).to(torch.float8_e4m3fn)})),
     ("a has dtype torch.complex64; known are torch.float64", holding(a=torch.ones(2, dtype=torch.complex64))),
@@ -346,28 +312,6 @@ def test_a_broken_checkpoint_is_named_and_the_rest_is_read(tmp_path, why, breaks
     assert str(tmp_path / "step20") in skip.why + skip.label and why in skip.why, skip.why
     del states[20]
     assert_is(result.table, states)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_no_header_breaks_the_reader(tmp_path_factory, data):
-    """Whatever the header says, the file is read or named in a ReadError."""
-    anything = st.one_of(
-        st.none(), st.integers(-5, 40), st.text(max_size=3), st.floats(), st.lists(st.integers(-2, 9), max_size=3)
-    )
-    entry = st.fixed_dictionaries({
-        "dtype": st.one_of(st.sampled_from(["F32", "BF16", "I64", "F8_E4M3", "C64", "F4", "F8_E8M0"]), anything),
-        "shape": st.one_of(st.lists(st.integers(0, 3), max_size=3), anything),
-        "data_offsets": st.one_of(st.tuples(st.integers(0, 12), st.integers(0, 40)), anything),
-    })  # fmt: skip
-    drawn = data.draw(st.one_of(st.dictionaries(st.text(max_size=3), st.one_of(entry, anything), max_size=3), anything))
-    text = json.dumps(drawn).encode()
-    path = tmp_path_factory.mktemp("fuzz") / "step1.safetensors"
-    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(data.draw(st.integers(0, 40))))
-    try:
-        assert len(series(path).table) == 1
-    except ValueError as error:
-        assert "step1.safetensors" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import nbformat
 import pytest
 import torch
 
-from nbutils.checkpoints.sources import Checkpoint
 from nbutils.claims import Ledger
 from workflow import ROOT
 
@@ -127,10 +126,3 @@ def test_folders_without_a_tokenizer_say_so(tmp_path, claimed):
         save(tmp_path / "run" / f"step{step}", bert, step, words=False)
     with pytest.raises(ValueError, match="this tokenizer knows no word"):
         run(tmp_path / "run", causal=False)
-
-
-def test_a_checkpoint_says_how_to_load_it(tmp_path):
-    here = Checkpoint(5, "x", "", tmp_path)
-    assert here.pretrained == {"pretrained_model_name_or_path": str(tmp_path)}
-    there = Checkpoint(5, "org/name@step5", "", repo="org/name", commit="c0ffee")
-    assert there.pretrained == {"pretrained_model_name_or_path": "org/name", "revision": "c0ffee"}

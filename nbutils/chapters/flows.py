@@ -18,7 +18,7 @@ from scipy.optimize import nnls
 from torch import Tensor
 from torch.func import functional_call
 
-from nbutils import fits
+from nbutils import intervals
 from nbutils.intervals import Estimate
 from nbutils.models import HomogeneousMLP
 
@@ -239,8 +239,7 @@ def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Estim
     each, half = slopes(slice(None)), len(log_t) // 2 + 1
     moved = slopes(slice(None, half)) - slopes(slice(-half, None))
     drift = max(abs(moved).mean(), 2.5 * abs(moved.mean()))
-    mean, (low, high) = fits.mean_interval(each, level=level, widen=float(drift))
-    return Estimate(mean, low, high, len(each))
+    return intervals.mean(each, level, widen=float(drift), least=2)
 
 
 def max_margin(x: ArrayLike, y: ArrayLike) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers.optimization import Adafactor
 
-from nbutils import fits
+from nbutils import intervals
 
 Array = NDArray[np.float64]
 
@@ -277,4 +277,5 @@ def exponent(rho_sq: ArrayLike, window: tuple[float, float], *, confidence: floa
         raise ValueError(f"rho_sq has shape {rho_sq.shape}, window {window}: give (steps, runs) and times within it")
     t = np.unique(np.geomspace(low, high, 60).round().astype(int))
     each = np.polyfit(np.log(t), np.log(rho_sq[t - 1]) / 2, 1)[0]
-    return Exponent(*fits.mean_interval(each, level=confidence), each)
+    found = intervals.mean(each, confidence, least=1)
+    return Exponent(found.value, found.interval, each)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
 from nbutils.checkpoints.comparisons import Sums, same, sums, tied
 from nbutils.checkpoints.layouts import ReadError
 from nbutils.checkpoints.sources import Checkpoint, Opener, Skip, find, grouped, series_below
-from nbutils.checkpoints.store import COLUMNS, Key, Reference, Row, Shapes, Store
+from nbutils.checkpoints.store import COLUMNS, Key, Name, Reference, Row, Shapes, Store
 from nbutils.layers import layer_of, layer_order, layers, type_of
 
 Grouping = str | Callable[[str], str]
@@ -38,7 +39,7 @@ class Series:
     resumed: int = 0  # steps taken from ``out``
 
 
-def _reference(found: Sequence[Checkpoint], opener: Opener) -> Reference | None:
+def _reference(found: Sequence[Checkpoint], opener: Opener) -> Reference:
     """The last checkpoint of the most common kind; of a series on the Hub the last that can be read."""
     kinds: list[tuple[Checkpoint, frozenset[object]]] = []
     for checkpoint in reversed(found):
@@ -50,7 +51,7 @@ def _reference(found: Sequence[Checkpoint], opener: Opener) -> Reference | None:
             if checkpoint.place is None:
                 opener.pinned = checkpoint.label
     if not kinds:
-        return None
+        return Reference("", "", {}, {}, {})  # each says why when it is measured
     counts = Counter(kind for _, kind in kinds)
     checkpoint = next(one for one, kind in kinds if counts[kind] == max(counts.values()))
     weights = opener(checkpoint)
@@ -60,29 +61,31 @@ def _reference(found: Sequence[Checkpoint], opener: Opener) -> Reference | None:
     return Reference(checkpoint.label, checkpoint.stamp, shapes, aliases, left_out)
 
 
-def _settled(found: Sequence[Checkpoint], store: Store, opener: Opener) -> Reference | None:
+def _settled(found: Sequence[Checkpoint], store: Store, opener: Opener) -> Reference:
     """The reference of this run; if that of an earlier one had other tensors, its rows do not count."""
     known = store.reference
     if known and any(c.key == (known.label, known.stamp) and c.place is None for c in found):
         return known  # no download to look at it again
     ref = _reference(found, opener)
-    if known and ref and (known.shapes, known.aliases) == (ref.shapes, ref.aliases):
+    if known and (known.shapes, known.aliases) == (ref.shapes, ref.aliases):
         ref.left_out |= known.left_out
     else:
         store.rows, store.duplicates = {}, {}
     return ref
 
 
-def _measure(
-    checkpoint: Checkpoint,
-    before: Checkpoint | None,
-    norms: dict[str, float],
-    ref: Reference,
-    opener: Opener,
-    by: Grouping,
-) -> list[Row]:
-    """Rows of one checkpoint; ``norms`` are those of ``before``, by layer."""
-    previous = opener(before).parameters if before else None  # first: the opener keeps the last two
+class Counted(NamedTuple):
+    """A checkpoint that counts, with its rows against the one that counts before it."""
+
+    checkpoint: Checkpoint
+    key: Key
+    rows: list[Row]
+
+
+def _measure(checkpoint: Checkpoint, before: Counted | None, ref: Reference, opener: Opener, by: Grouping) -> list[Row]:
+    """Rows of one checkpoint."""
+    previous = opener(before.checkpoint).parameters if before else None  # first: the opener keeps the last two
+    norms = {row.layer: row.norm for row in before.rows} if before else {}
     weights = opener(checkpoint)
     ref.check(checkpoint.label, weights)
     parts: dict[str, list[Sums]] = {"total": []}
@@ -115,7 +118,8 @@ def _labels(names: Iterable[str], by: Grouping) -> dict[str, str]:
         return {}
     if by == "layer":
         return layers(names)
-    label = {"type": type_of, "tensor": str}.get(by, by) if isinstance(by, str) else by
+    known: dict[str, Callable[[str], str]] = {"type": type_of, "tensor": str}
+    label = by if callable(by) else known[by]
     found = {name: label(name) for name in names}
     if "total" in found.values():
         raise ValueError("no row may be named 'total': that one is the sum over all")
@@ -129,66 +133,55 @@ def _equal(a: Checkpoint, b: Checkpoint, shapes: Shapes, opener: Opener) -> bool
     return all(same(x[name], y[name]) for name in shapes)
 
 
+def _original(one: Counted, counted: Iterable[Counted], shapes: Shapes, opener: Opener) -> Name | None:
+    """Which checkpoint that counts has the same weights."""
+    for other in counted:
+        near = math.isclose(other.rows[0].norm, one.rows[0].norm, rel_tol=1e-12)
+        if near and _equal(other.checkpoint, one.checkpoint, shapes, opener):
+            return other.checkpoint.key
+    return None
+
+
 def _walk(
     found: Sequence[Checkpoint], store: Store, opener: Opener, result: Series, by: Grouping, progress: bool
-) -> dict[Key, list[Row]]:
+) -> list[Row]:
     """Rows of the checkpoints that count, in order of steps; of equal ones the first counts."""
     from tqdm.auto import tqdm
 
     ref = store.reference = _settled(found, store, opener)
-    if ref is None:
-        result.skipped += [Skip(checkpoint.label, why) for checkpoint, why in _unreadable(found, opener)]
-        return {}
-    opener.check, shapes = ref.check_shapes, ref.shapes
-    done = set(store.rows)
-    counted: dict[Key, list[Row]] = {}
-    path: dict[tuple[str, str], Checkpoint] = {}  # the checkpoints that count, by key
-    before: Checkpoint | None = None
-    last: Key | None = None  # of ``before`` and the one before that
-
-    def twin(checkpoint: Checkpoint, key: Key, norm: float) -> Checkpoint | None:
-        for other, rows in counted.items():
-            near = math.isclose(rows[0].norm, norm, rel_tol=1e-12) and not {key, other} <= done
-            if near and _equal(path[other[0]], checkpoint, shapes, opener):
-                return path[other[0]]
-        return None
-
+    opener.check, done = ref.check_shapes, set(store.rows)
+    counted: dict[Name, Counted] = {}
+    table: list[Row] = []
+    before: Counted | None = None
     try:
         for checkpoint in tqdm(found, desc="checkpoints", unit="", disable=not progress):
-            original = path.get(store.duplicates.pop(checkpoint.key, ("", "")))
-            key = (checkpoint.key, before.key if before else None)
-            rows = store.rows.get(key, [])
+            original = store.duplicates.pop(checkpoint.key, None)
             try:
-                if not original:
-                    norms = {row.layer: row.norm for row in store.rows[last]} if last else {}
-                    rows = rows or _measure(checkpoint, before, norms, ref, opener, by)
-                    original = twin(checkpoint, key, rows[0].norm)
-                if not original and before and before.step == checkpoint.step:
-                    raise ReadError(f"{checkpoint.label}: step {checkpoint.step} is {before.label} too, other weights")
+                if original not in counted:
+                    key = (checkpoint.key, before.checkpoint.key if before else None)
+                    rows = store.rows.get(key) or _measure(checkpoint, before, ref, opener, by)
+                    one = Counted(checkpoint, key, rows)
+                    original = _original(one, counted.values(), ref.shapes, opener)
+                if not original and before and before.checkpoint.step == checkpoint.step:
+                    other = before.checkpoint.label
+                    raise ReadError(f"{checkpoint.label}: step {checkpoint.step} is {other} too, other weights")
             except ReadError as error:
                 result.skipped.append(Skip(checkpoint.label, str(error)))
                 continue
             if original:
-                store.duplicates[checkpoint.key] = original.key
-                result.duplicates.append(Skip(checkpoint.label, f"its weights are those of {original.label}"))
+                store.duplicates[checkpoint.key] = original
+                first = counted[original].checkpoint.label
+                result.duplicates.append(Skip(checkpoint.label, f"its weights are those of {first}"))
                 continue
-            counted[key] = store.rows[key] = rows
-            path[checkpoint.key] = before = checkpoint
-            last = key
-            store.save(counted)
-        store.rows = dict(counted)  # what belongs to no pair of neighbours now is over
+            counted[checkpoint.key] = before = one
+            store.rows[key] = rows
+            table += rows
+            store.save(table)
+        store.rows = {one.key: one.rows for one in counted.values()}  # the rest belongs to no neighbours of now
     finally:
-        store.save(counted, now=True)
-    result.resumed = len(done & set(counted))
-    return counted
-
-
-def _unreadable(found: Iterable[Checkpoint], opener: Opener) -> Iterator[tuple[Checkpoint, str]]:
-    for checkpoint in found:
-        try:
-            opener(checkpoint)
-        except ReadError as error:
-            yield checkpoint, str(error)
+        store.save(table, now=True)
+    result.resumed = len(done & store.rows.keys())
+    return table
 
 
 def _why_nothing(sources: Sequence[str | Path], match: str, step: str | None, skipped: Sequence[Skip]) -> str:
@@ -255,11 +248,10 @@ def series(
     if not found:
         raise ValueError(f"{', '.join(map(str, sources))}: {_why_nothing(sources, match, step, skipped)}")
     result = Series(skipped=skipped)
-    counted = _walk(found, store, Opener(keep), result, by, progress)
-    if not counted or store.reference is None:
+    rows = _walk(found, store, Opener(keep), result, by, progress)
+    if not rows or store.reference is None:
         raise ValueError("no checkpoint could be read:\n" + "\n".join(f"  {line}" for line in grouped(result.skipped)))
-    table = pd.DataFrame([row for rows in counted.values() for row in rows], columns=list(COLUMNS))
-    result.table = table.astype(dict.fromkeys(COLUMNS[2:], "float64"))
+    result.table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(COLUMNS[2:], "float64"))
     result.left_out = store.reference.left_out
     result.parameters = sum(math.prod(shape) for shape in store.reference.shapes.values())
     return result

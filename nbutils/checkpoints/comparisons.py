@@ -18,10 +18,6 @@ def tied(parameters: Mapping[str, Tensor]) -> dict[str, str]:
 
     Only embeddings and output layers are compared, value by value: at the start of training all layer norms are equal
     and none is tied.
-
-    >>> import torch
-    >>> tied({"wte.weight": torch.eye(2), "lm_head.weight": torch.eye(2), "h.0.w": torch.eye(2)})
-    {'lm_head.weight': 'wte.weight'}
     """
     aliases: dict[str, str] = {}
     names = [n for n in parameters if layer_of(n) in ("embeddings", "head")]
@@ -52,12 +48,7 @@ class Sums(NamedTuple):
 
 
 def sums(current: Tensor, previous: Tensor | None = None) -> Sums:
-    """``Sums`` of one tensor, block by block: the difference is taken value by value, so nothing cancels.
-
-    >>> import torch
-    >>> sums(torch.tensor([6.0, 8.0]), torch.tensor([3.0, 4.0]))  # 100 = 25 + 25 + 2 · 25
-    Sums(square=100.0, displacement_sq=25.0, dot=25.0)
-    """
+    """``Sums`` of one tensor, block by block: the difference is taken value by value, so nothing cancels."""
     square = displacement_sq = dot = 0.0
     with np.errstate(all="ignore"):  # what is not finite the caller refuses
         for y, *before in blocks(current) if previous is None else blocks(current, previous):

@@ -66,12 +66,6 @@ def weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
 
     Raises:
         ReadError: several parts hold tensors, and no known name says which are the weights.
-
-    >>> w = {"w": torch.ones(2)}
-    >>> weights({"net": w, "lr": torch.tensor(0.1), "optimizer": {"state": {0: torch.ones(2)}, "param_groups": []}})
-    ({'w': tensor([1., 1.])}, {'lr': 'stored beside net'})
-    >>> sorted(weights({"model": w, "ema": w})[1].items())
-    [('ema', 'an average of the weights, beside model')]
     """
     left_out: dict[str, str] = {}
     above = ""

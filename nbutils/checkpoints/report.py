@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from nbutils import fits
 from nbutils.checkpoints import Series, grouped
+from nbutils.intervals import Estimate
 
 Array = NDArray[np.float64]
 UNDETERMINED = "not determined by this series"
@@ -100,18 +100,6 @@ def growth(total: pd.DataFrame, samples: int = 200) -> list[str]:
     return [title, *found, *_octaves(t, rho)]
 
 
-class Estimate(NamedTuple):
-    """A fitted parameter with its 95 % interval."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.name} = {self.value:.4g} [{self.low:.4g}, {self.high:.4g}]"
-
-
 def _law(form: str, t: Array, rho: Array, block: int, samples: int) -> str:
     """The parameters of one form with their intervals, or why the series does not determine them."""
     names = fits.FORMS[form].parameters
@@ -132,20 +120,22 @@ def _law(form: str, t: Array, rho: Array, block: int, samples: int) -> str:
     kept = draws[np.isfinite(draws).all(1)]
     if len(kept) < 0.9 * samples:
         return f"{UNDETERMINED} (R² = {found.r2:.4f})"
-    intervals = np.quantile(kept, [0.025, 0.975], axis=0).T
-    estimates = [Estimate(name, found.values[name], *interval) for name, interval in zip(names, intervals, strict=True)]
+    ends = np.quantile(kept, [0.025, 0.975], axis=0).T
+    each = zip(names, ends, strict=True)
+    estimates = {name: Estimate(found.values[name], low, high, len(kept)) for name, (low, high) in each}
     if why := undetermined(estimates, float(rho.max())):
         return f"{UNDETERMINED} ({why})"
-    return f"{', '.join(map(str, estimates))}; R² = {found.r2:.4f}"
+    named = (f"{name} = {e.value:.4g} [{e.low:.4g}, {e.high:.4g}]" for name, e in estimates.items())
+    return f"{', '.join(named)}; R² = {found.r2:.4f}"
 
 
-def undetermined(estimates: list[Estimate], size: float) -> str:
+def undetermined(estimates: Mapping[str, Estimate], size: float) -> str:
     """Why estimates with intervals mean nothing, or ``""``; ``size`` is that of the norms."""
     if len(estimates) == 3:  # a·tᵖ + b
-        _, p, low, high = estimates[1]
+        p, low, high, _ = estimates["p"]
         if low < fits.P_NEAR_0 and high > -fits.P_NEAR_0:
             return f"p = {p:.3g} [{low:.3g}, {high:.3g}] may be 0: a logarithm fits as well"
-    for name, value, low, high in estimates:
+    for name, (value, low, high, _) in estimates.items():
         rounding = 1e-6 * {"p": 1.0, "b": size}.get(name, abs(value))
         if not low - rounding <= value <= high + rounding:
             return f"{name} = {value:.4g} lies outside its own interval [{low:.4g}, {high:.4g}]"
@@ -186,6 +176,7 @@ def plot(result: Series, path: Path) -> None:
     table = result.table
     total, parts = table[table.layer == "total"], table[table.layer != "total"]
     ax = figures.axes("step $t$", r"parameter norm $\rho$")
+    figure = plt.gcf()
     layers = list(dict.fromkeys(parts.layer))
     blocks = [layer for layer in layers if layer.split(" ")[-1].isdigit()]
     colours = dict(zip(blocks, plt.get_cmap("viridis")(np.linspace(0.05, 0.85, max(len(blocks), 1))), strict=False))
@@ -205,7 +196,7 @@ def plot(result: Series, path: Path) -> None:
     ax.set_ylim(bottom=0)
     ax.legend(fontsize=9)
     if layers:  # many curves: beside them
-        ax.figure.set_figwidth(8.4)
+        figure.set_figwidth(8.4)
         ax.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.01, 1))
-    ax.figure.savefig(path, dpi=200)
-    plt.close(ax.figure)
+    figure.savefig(path, dpi=200)
+    plt.close(figure)

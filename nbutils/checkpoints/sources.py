@@ -40,7 +40,7 @@ class Checkpoint:
 
     @property
     def pretrained(self) -> dict[str, str]:
-        """What ``from_pretrained`` of ``transformers`` takes to load it: ``AutoModel.from_pretrained(**c.pretrained)``.
+        """What ``from_pretrained`` of ``transformers`` takes to load it.
 
         >>> Checkpoint(1000, "org/name@step1000", "", repo="org/name", commit="8f2e").pretrained
         {'pretrained_model_name_or_path': 'org/name', 'revision': '8f2e'}
@@ -76,12 +76,6 @@ def find(source: str | Path | Iterable[str | Path], match: str = "*", step: str 
     Raises:
         FileNotFoundError: a source that is neither there nor the name of a repository.
         ConnectionError: the Hub is needed and cannot be reached.
-
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name in ("step1000.safetensors", "step200.safetensors", "notes.txt"):
-    ...         Path(folder, name).touch()
-    ...     [checkpoint.step for checkpoint in find(folder)[0]]
-    [200, 1000]
     """
     found: dict[tuple[str, str], Checkpoint] = {}
     skipped: list[Skip] = []
@@ -109,11 +103,7 @@ def series_below(source: Path) -> list[Path]:
 
 
 def grouped(skips: Sequence[Skip]) -> list[str]:
-    """A line for each kind of reason, in the order of the first of each: numbers, paths and labels make no other kind.
-
-    >>> grouped([Skip("step1", "empty folder"), Skip("step2", "x/step2: empty folder"), Skip("last", "no step")])
-    ['step1: empty folder (and 1 more like it, to step2)', 'last: no step']
-    """
+    """A line for each kind of reason, in the order of the first of each: numbers, paths and labels do not count."""
     kinds: dict[str, list[Skip]] = {}
     for skip in skips:
         kind = skip.why.replace(skip.label, "").lstrip(": ")

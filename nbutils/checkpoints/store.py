@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,7 +99,7 @@ class Store:
             changed = ", ".join(options[k].format(given.get(k)) for k in options if origin.get(k) != self.origin.get(k))
             raise ValueError(f"{self.out}: was made with {changed}; give the same, another --out, or --overwrite")
 
-    def save(self, counted: Mapping[Key, list[Row]], *, now: bool = False) -> None:
+    def save(self, counted: Sequence[Row], *, now: bool = False) -> None:
         """Write both files, at most once a second unless ``now``: a killed run loses no more."""
         if not (self.out and self.reference and counted) or (not now and time.monotonic() < self.saved + 1):
             return
@@ -112,6 +112,6 @@ class Store:
         with part.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(COLUMNS)
-            table.writerows(row for rows in counted.values() for row in rows)
+            table.writerows(counted)
         os.replace(part, self.out)
         self.saved = time.monotonic()

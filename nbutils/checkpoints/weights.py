@@ -70,13 +70,6 @@ def read(place: Path) -> Weights:
         ReadError: nothing is there, shards are missing, a file is cut short, corrupt, unsafe, or a dtype unknown; only
             an adapter or one that is not merged, a quantised model, parts of ZeRO-3, FSDP or Megatron, another format,
             or tensors of which it is unclear that they are the weights.
-
-    >>> import tempfile
-    >>> from safetensors.torch import save_file
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_file({"w": torch.ones(2), "attn.masked_bias": torch.zeros(1)}, f"{folder}/model.safetensors")
-    ...     read(Path(folder))
-    Weights(parameters={'w': tensor([1., 1.])}, left_out={'attn.masked_bias': 'buffer'})
     """
     found = Weights()
     try:
@@ -255,8 +248,8 @@ def _files(place: Path) -> list[Path]:
                 why = f"names {missing[0]}, which is not there ({len(missing)} of {len(chosen)} missing)"
                 raise ReadError(f"{index}: {why}")
         return [place / name for name in chosen]
-    if why := layouts.other_format([place.name]) or layouts.in_parts([place.name]):
-        raise ReadError(why)
+    if reason := layouts.other_format([place.name]) or layouts.in_parts([place.name]):
+        raise ReadError(reason)
     return [place]
 
 
@@ -265,9 +258,6 @@ def weight_files(names: Collection[str]) -> list[str]:
 
     Raises:
         ReadError: none is there, only an adapter, shards are missing, or there are several files and no index.
-
-    >>> weight_files(["model.safetensors", "pytorch_model.bin", "optimizer.pt"])
-    ['model.safetensors']
     """
     whole = {"model.safetensors", "pytorch_model.bin"} & set(names)
     indices = {"model.safetensors.index.json", "pytorch_model.bin.index.json"} & set(names)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nbutils import data, devices, intervals, profiles
+from nbutils import data, devices, figures, intervals, profiles
 from nbutils.claims.records import Band, Record, finite, line
 
 MIME = "application/vnd.nbutils.claim+json"
@@ -53,7 +52,7 @@ class Ledger:
     """
 
     def __init__(self, chapter: str, *, profile: str, seed: int, device: str) -> None:
-        self.run = {
+        self.run: dict[str, Any] = {
             "chapter": chapter,
             "profile": profiles.resolve(profile),
             "seed": int(seed),
@@ -170,8 +169,8 @@ class Ledger:
         if statistic not in intervals.STATISTICS:
             raise ValueError(f"unknown statistic {statistic!r}: choose one of {', '.join(intervals.STATISTICS)}")
         found = intervals.STATISTICS[statistic](values)
-        holds = inside(found.low, *band) and inside(found.high, *band)
         interval = finite(found.low), finite(found.high)
+        holds = inside(found.low, *band) and inside(found.high, *band)
         record = Record(claim, name, role, "population", "empirical", finite(found.value), band=band, claimed=claimed)
         return self._keep(replace(record, n=found.n, statistic=statistic, interval=interval), holds)
 
@@ -182,8 +181,8 @@ class Ledger:
     def _keep(self, record: Record, holds: bool = False) -> bool:
         """Complete a record, show it, and leave it in the notebook's output."""
         if record.band:
-            band = tuple(None if end is None or math.isinf(end) else float(end) for end in record.band)
-            record = replace(record, band=band, holds=bool(holds))
+            low, high = (None if end is None or math.isinf(end) else float(end) for end in record.band)
+            record = replace(record, band=(low, high), holds=bool(holds))
         fault = _fault(record) or ("names are unique in a chapter" if record.key in self._names else None)
         if fault:
             raise ValueError(f"check {record.check!r} of claim {record.claim!r}: {fault}")
@@ -231,7 +230,7 @@ def _kept_file(run: Mapping[str, Any]) -> Path | None:
 
 def _fault(record: Record) -> str | None:
     """Why a record is no check, whatever was measured."""
-    if record.form == "open":
+    if record.band is None:  # open
         return None
     (low, high), claimed = record.band, record.claimed
     refutes = record.role == "counterexample" and record.samples is None  # many values may be the premise of one
@@ -294,10 +293,4 @@ def verdict(records: Iterable[Record]) -> str:
 def _show(record: Record) -> None:
     """One line for the reader, and the record for the machine, in the notebook's output."""
     mark, body = line(record)
-    text = f"{mark} {record.claim} {body}"
-    if "IPython" not in sys.modules or sys.modules["IPython"].get_ipython() is None:  # a notebook has loaded it
-        print(text)
-        return
-    from IPython.display import display
-
-    display({"text/plain": text, MIME: record.as_dict()}, raw=True)
+    figures.show({"text/plain": f"{mark} {record.claim} {body}", MIME: record.as_dict()})

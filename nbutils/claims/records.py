@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 Band = tuple[float | None, float | None]
@@ -48,13 +48,10 @@ class Record:
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Record:
-        """A record from its JSON; fields of another version are left out.
-
-        >>> Record.of({"claim": "c", "check": "a", "role": "stated", "band": [0, None], "of old": 1}).band
-        (0, None)
-        """
+        """A record from its JSON; fields of another version are left out."""
         known = {field.name for field in fields(cls)}
-        return cls(**{key: tuple(x) if isinstance(x, list) else x for key, x in kept.items() if key in known})
+        facts: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in kept.items() if key in known}
+        return cls(**facts)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; what only some forms have is left out where it is not there."""
@@ -73,36 +70,25 @@ class Record:
 
 
 def finite(value: float | None) -> Value:
-    """A number as JSON can hold it.
-
-    >>> finite(2), finite(math.nan), finite(None)
-    (2.0, 'nan', None)
-    """
+    """A number as JSON can hold it."""
     if value is None:
         return None
     return float(value) if math.isfinite(value) else str(float(value))
 
 
 def format_number(value: Value) -> str:
-    """A measured value or the end of a band as text; None is no bound.
-
-    >>> format_number(0.123456789), format_number(None), format_number("nan")
-    ('0.12346', '∞', 'nan')
-    """
+    """A measured value or the end of a band as text; None is no bound."""
     if value is None:
         return "∞"
     return value if isinstance(value, str) else f"{value:.5g}"
 
 
 def format_band(record: Record) -> str:
-    """The band of a record as text.
+    """The band of a record as text."""
+    return _from_to(*record.band) if record.band else "no band"
 
-    >>> format_band(Record("c", "a", "stated", band=(0.0, None)))
-    '≥ 0'
-    """
-    low, high = record.band or (None, None)
-    if low is None and high is None:
-        return "no band"
+
+def _from_to(low: Value, high: Value) -> str:
     if low is None or high is None:
         return f"≤ {format_number(high)}" if low is None else f"≥ {format_number(low)}"
     return f"[{format_number(low)}, {format_number(high)}]"
@@ -112,15 +98,11 @@ WHICH = {"smallest": "smallest ", "largest": "largest ", "nearest": "nearest an 
 
 
 def format_measured(record: Record) -> str:
-    """What was measured: of what, the value, its interval, and what further seeds gave where these were run.
-
-    >>> format_measured(Record("c", "a", "stated", "largest", measured=2e-9, band=(None, 1e-6)))
-    'largest 2e-09'
-    """
+    """What was measured: of what, the value, its interval, and what further seeds gave where these were run."""
     text = f"{record.statistic} of {record.n}: " if record.form == "population" else WHICH.get(record.form, "")
     text += format_number(record.measured)
     if record.interval:
-        text += f", interval {format_band(replace(record, band=record.interval))}"
+        text += f", interval {_from_to(*record.interval)}"
     if record.further:
         text += "; it does not hold at this seed, and held at two others: " if record.noted else "; looked at again: "
         text += " and ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further)
@@ -128,11 +110,7 @@ def format_measured(record: Record) -> str:
 
 
 def line(record: Record) -> tuple[str, str]:
-    """What a reader sees of a check: its mark, and the text after the claim's name.
-
-    >>> line(Record("public-series", "open", "open", reason="no network"))
-    ('○', 'open: no network')
-    """
+    """What a reader sees of a check: its mark, and the text after the claim's name."""
     if record.role == "open":
         return "○", f"open: {record.reason}"
     body = f"({record.role}) {record.check}: {format_measured(record)}; band {format_band(record)}"

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nbutils.layers import layer_of
 from nbutils.layers import layers as layers_of
@@ -41,9 +40,6 @@ def norm(parameters: nn.Module | Mapping[str, Tensor] | Iterable[Tensor]) -> flo
         parameters = parameters.values()
     once = {id(tensor): tensor for tensor in parameters}.values()
     return math.sqrt(sum(float(tensor.detach().double().square().sum()) for tensor in once))
-
-
-QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
 
 
 class NormTracker:
@@ -86,6 +82,8 @@ class NormTracker:
     [[0, 'total', nan, nan, nan], [1, 'total', 8.0, 32.0, 0.8]]
     """
 
+    _squared: Tensor  # ‖θ‖² by layer
+
     def __init__(
         self,
         named_parameters: Iterable[tuple[str, Tensor]],
@@ -126,7 +124,9 @@ class NormTracker:
         self._snapshot_squared: Tensor | None = None
         self._rows: list[tuple[int, Tensor]] = []
         self._gaps: list[Tensor] = []  # relative gap between the two sides of the identity, where both were taken
-        self._open, self._of_gradients, self._version = False, {}, None
+        self._open = False
+        self._of_gradients: dict[str, Tensor] = {}
+        self._version: list[tuple[int, int]] | None = None
         self._refresh()
         self._record({"norm": self._squared})
 
@@ -154,8 +154,8 @@ class NormTracker:
 
         self._open = True
         if thawed := [name for name, p in self._frozen if p.requires_grad]:
-            said = f"{thawed[0]} ({len(thawed)} in all) was frozen when tracking began, and is not counted: frozen=True"
-            warnings.warn(said, stacklevel=3)
+            text = f"{thawed[0]} ({len(thawed)} in all) was frozen when tracking began, and is not counted: frozen=True"
+            warnings.warn(text, stacklevel=3)
             self._frozen = [(name, p) for name, p in self._frozen if not p.requires_grad]
         if (self.steps + 1) % self.every:
             return
@@ -210,8 +210,12 @@ class NormTracker:
         last snapshot. What was not measured is NaN; so is a cosine with a zero vector.
         """
         import pandas as pd
+        import torch
 
-        steps, sums, layers = self._sums(self._rows[-1:] if last else self._rows)
+        rows, layers = self._rows[-1:] if last else self._rows, self.layers
+        sums = torch.stack([sums for _, sums in rows]).cpu().numpy()  # (measured steps, quantities, layers)
+        if layers != ["total"]:
+            sums, layers = np.concatenate([sums, sums.sum(axis=2, keepdims=True)], axis=2), [*layers, "total"]
         q = dict(zip(QUANTITIES, np.moveaxis(sums, 1, 0), strict=True))  # each (measured steps, layers)
         with np.errstate(invalid="ignore", divide="ignore"):
             columns = {
@@ -223,6 +227,7 @@ class NormTracker:
                 "grad_norm": np.sqrt(q["gradient"]),
                 "cos_similarity": q["snapshot"] / np.sqrt(q["norm"] * q["snapshot_norm"]),
             }
+        steps = np.array([step for step, _ in rows], dtype=np.int64)
         index = {"step": np.repeat(steps, len(layers)), "layer": np.tile(np.array(layers, dtype=object), len(steps))}
         return pd.DataFrame(index | {name: values.ravel() for name, values in columns.items()})
 
@@ -258,7 +263,8 @@ class NormTracker:
         By layer the norm alone; of the total also ‖δ‖, cos(θ, δ) and what else is measured.
         """
         rows = self.history(last=True)
-        found = {f"{prefix}norm/{row.layer}": row.norm for row in rows.itertuples()}
+        by_layer = rows.set_index("layer")["norm"].astype(float)
+        found = {f"{prefix}norm/{layer}": value for layer, value in by_layer.items()}
         total = rows.iloc[-1].drop(["step", "layer", "norm"]).astype(float).dropna()
         return found | {f"{prefix}{name}/total": value for name, value in total.items()}
 
@@ -281,16 +287,6 @@ class NormTracker:
         self._rows, self.steps = list(zip(map(int, state["at"]), sums, strict=True)), int(state["steps"])
         self._version = None
         self._refresh()
-
-    def _sums(self, rows: Sequence[tuple[int, Tensor]]) -> tuple[NDArray[np.int64], NDArray[np.float64], list[str]]:
-        """Measured steps (T,), their sums (T, quantities, layers + 1) and the layers, the total last."""
-        import torch
-
-        steps = np.array([step for step, _ in rows], dtype=np.int64)
-        sums = torch.stack([sums for _, sums in rows]).cpu().numpy()
-        if self.layers == ["total"]:
-            return steps, sums, self.layers
-        return steps, np.concatenate([sums, sums.sum(axis=2, keepdims=True)], axis=2), [*self.layers, "total"]
 
     def _record(self, measured: dict[str, Tensor]) -> None:
         import torch

@@ -36,7 +36,12 @@ def attach(tracker: NormTracker, optimizer: Any) -> Callable[[], None]:
             tracker.after(stepped=True)
 
     handles = [inner.register_step_pre_hook(pre), inner.register_step_post_hook(post)]
-    return lambda: [handle.remove() for handle in handles] and None
+
+    def detach() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return detach
 
 
 def _innermost(optimizer: Any) -> Any:

@@ -21,27 +21,18 @@ def dot(a: Real, b: Real) -> float:
 
 
 @_compiled
-def advance(now: Real, old: Real) -> tuple[float, float]:
-    """θ·δ and ‖δ‖² for θ in ``old`` and δ = ``now`` − θ, exact differences; ``old`` becomes ``now`` on the way."""
-    inner, square = 0.0, 0.0
-    for i in range(now.size):
-        theta = np.float64(old[i])
-        delta = np.float64(now[i]) - theta
-        inner += theta * delta
-        square += delta * delta
-        old[i] = now[i]
-    return inner, square
+def advance(now: Real, old: Real, kept: Real) -> tuple[float, float, float]:
+    """θ·δ and ‖δ‖² for θ in ``old`` and δ = ``now`` − θ, exact differences, and ``now``·``kept`` (0 if that is empty).
 
-
-@_compiled
-def advance_beside(now: Real, old: Real, kept: Real) -> tuple[float, float, float]:
-    """``advance``, and ``now``·``kept`` in the same reading."""
+    ``old`` becomes ``now`` on the way.
+    """
     inner, square, beside = 0.0, 0.0, 0.0
     for i in range(now.size):
         theta, after = np.float64(old[i]), np.float64(now[i])
         delta = after - theta
-        inner += delta * theta
+        inner += theta * delta
         square += delta * delta
-        beside += after * np.float64(kept[i])
+        if kept.size:
+            beside += after * np.float64(kept[i])
         old[i] = now[i]
     return inner, square, beside

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from nbutils.norms.shards import local, of_same_shards
 
@@ -24,58 +22,46 @@ class Pieces:
         members: parameters of one dtype on one device, each with the number of its layer; of a DTensor the part here.
         weight: of each sum in a sum over all processes.
 
-    ``lengths`` and ``layers`` say for each piece how many elements it has and in which layer they all are; ``copy`` is
-    the copy, flat, and ``old`` its pieces. What is in the copy is the caller's business. All sums are float64, one for
-    each piece, shape (pieces,): by ``nbutils.norms.loops`` for float32 and float64 on CPU, else by torch.
+    ``layers`` says for each piece in which layer all of it is; ``copy`` is the copy, flat, and ``old`` its pieces. What
+    is in the copy is the caller's business. All sums are float64, one for each piece, shape (pieces,): by
+    ``nbutils.norms.loops`` for float32 and float64 on CPU, else by torch.
     """
 
     def __init__(self, members: list[tuple[Tensor, int]], weight: float = 1.0) -> None:
         import torch
 
         self.weight = weight
-        large = [m for m in members if local(m[0]).numel() > SMALL]
+        large = [(layer, [p]) for p, layer in members if local(p).numel() > SMALL]
         small = sorted((m for m in members if local(m[0]).numel() <= SMALL), key=lambda m: m[1])
-        self._given, self._large = [p for p, _ in large + small], len(large)
-        self._spread = any(local(p) is not p for p in self._given)
-        runs = [(local(p).numel(), layer) for p, layer in large]
-        runs += [(sum(local(p).numel() for p, _ in run), layer) for layer, run in groupby(small, key=lambda m: m[1])]
-        first = local(self._given[0])
+        runs = large + [(layer, [p for p, _ in run]) for layer, run in groupby(small, key=lambda m: m[1])]
+        self._runs = [run for _, run in runs]
+        first, sizes = self.parameters[0], [sum(local(p).numel() for p in run) for run in self._runs]
         on_cpu = first.device.type == "cpu"
         self._half = first.dtype not in (torch.float32, torch.float64)
-        # CUDA: whole tensors, since each kernel has its fixed price
-        block = BLOCK if on_cpu and self._half else max(max(size for size, _ in runs), 1)
-        cut = [[min(block, size - at) for at in range(0, max(size, 1), block)] for size, _ in runs]
-        self.layers = [layer for (_, layer), lengths in zip(runs, cut, strict=True) for _ in lengths]
-        together = [[size for lengths in cut[len(large) :] for size in lengths]] if small else []
-        self._cuts = [*cut[: len(large)], *together]  # of each large tensor; of the small ones in one
-        self.lengths = [size for lengths in self._cuts for size in lengths]
-        self.copy = _large_pages(sum(self.lengths), first)
-        self.old = self.copy.split(self.lengths)
-        self._buffers = torch.empty(2 * self._half, max(self.lengths), dtype=torch.float64, device=first.device)
         self._compiled = on_cpu and not self._half
-        self._kept: tuple[Tensor, ...] = ()
+        # CUDA: whole tensors, since each kernel has its fixed price
+        self._block = BLOCK if on_cpu and self._half else max(*sizes, 1)
+        self.layers = [layer for (layer, _), n in zip(runs, sizes, strict=True) for _ in range(0, n or 1, self._block)]
+        self._flat: list[list[Tensor]] = []
         self._pointers: list[int] | None = None
+        self._lengths = [piece.numel() for piece in self.now()]
+        self.copy = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+        self.old = self.copy.split(self._lengths)
+        self._buffers = torch.empty(2 * self._half, max(self._lengths), dtype=torch.float64, device=first.device)
+        self._kept: tuple[Tensor, ...] = ()
 
     @property
     def parameters(self) -> list[Tensor]:
-        return [local(p) for p in self._given] if self._spread else self._given
+        return [local(p) for run in self._runs for p in run]
 
     def now(self) -> list[Tensor]:
-        """Pieces of the parameters as they are; views are made again only where a storage has changed."""
-        import torch
-
-        parameters = self.parameters
-        pointers = [p.data_ptr() for p in parameters]
+        """Pieces of the parameters as they are; flat views are made again only where a storage has changed."""
+        pointers = [p.data_ptr() for p in self.parameters]
         if pointers != self._pointers:
-            flat = [_flat(p.detach(), p) for p in parameters]
-            self._small = flat[self._large :]
-            self._gathered = torch.cat(self._small) if self._small else None
-            self._now = self._cut(flat[: self._large], self._gathered)
-            views = all(x.data_ptr() == at for x, at in zip(flat, pointers, strict=True))
-            self._pointers = pointers if views else None  # None: a copy, as of every second column; again next time
-        elif self._small:
-            torch.cat(self._small, out=self._gathered)
-        return self._now
+            self._flat = self._flattened(local)
+            views = [x.data_ptr() for run in self._flat for x in run] == pointers
+            self._pointers = pointers if views else None  # else copies, as of every second column: again next time
+        return self._cut(self._flat)
 
     def refresh(self) -> None:
         """The copy becomes the parameters as they are."""
@@ -84,7 +70,7 @@ class Pieces:
 
     def snapshot(self) -> None:
         """Keep the copy as it is now, for ``advance``."""
-        self._kept = self.copy.clone().split(self.lengths)
+        self._kept = self.copy.clone().split(self._lengths)
 
     def advance(self) -> list[Tensor]:
         """θ·δ and ‖δ‖² with θ in the copy and θ + δ in the parameters; the copy moves on to θ + δ.
@@ -96,9 +82,9 @@ class Pieces:
         if self._compiled:
             from nbutils.norms import loops
 
-            move = loops.advance_beside if self._kept else loops.advance
-            pieces = zip(self.now(), self.old, *([self._kept] if self._kept else []), strict=True)
-            return list(torch.tensor([move(*(x.numpy() for x in each)) for each in pieces], dtype=torch.float64).T)
+            pieces = zip(self.now(), self.old, self._kept or [self.copy[:0]] * len(self.old), strict=True)
+            found = [loops.advance(*(x.numpy() for x in each)) for each in pieces]
+            return list(torch.tensor(found, dtype=torch.float64).T[: 3 if self._kept else 2])
         inner, square = [], []
         for now, old in zip(self.now(), self.old, strict=True):
             theta = self._widen(now, 0)
@@ -112,16 +98,17 @@ class Pieces:
 
     def dot(self, pieces: Iterable[Tensor]) -> Tensor:
         """θ·x with θ in the copy and x in ``pieces``, cut alike."""
-        return self._sums((old, x) for old, x in zip(self.old, pieces, strict=True))
+        return self._sums(zip(self.old, pieces, strict=True))
 
     def squares(self) -> Tensor:
         """‖θ‖² of the parameters as they are, not of the copy."""
-        return self._sums((now, now) for now in self.now())
+        now = self.now()
+        return self._sums(zip(now, now, strict=True))
 
     def gradient(self) -> list[Tensor]:
         """θ·∇L and ‖∇L‖² with θ in the copy."""
-        grad = self._grad()
-        return [self.dot(grad), self._sums((g, g) for g in grad)]
+        grad = self._cut(self._flattened(_gradient))
+        return [self.dot(grad), self._sums(zip(grad, grad, strict=True))]
 
     def _sums(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         import torch
@@ -132,36 +119,26 @@ class Pieces:
             return torch.tensor([loops.dot(a.numpy(), b.numpy()) for a, b in pairs], dtype=torch.float64)
         return torch.stack([_dot(self._widen(a, 0), self._widen(b, 1)) for a, b in pairs])
 
-    def _grad(self) -> list[Tensor]:
-        """Pieces of the gradients, cut alike."""
+    def _flattened(self, of: Callable[[Tensor], Tensor]) -> list[list[Tensor]]:
+        return [[_flat(of(p).detach(), local(p)) for p in run] for run in self._runs]
+
+    def _cut(self, runs: list[list[Tensor]]) -> list[Tensor]:
+        """Flat tensors as pieces: those of a run in one, and that in blocks."""
         import torch
 
-        grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._given]
-        if self._spread:
-            grads = [local(of_same_shards(grad, p)) for grad, p in zip(grads, self._given, strict=True)]
-        grads = [grad.to_dense() if grad.is_sparse else grad for grad in grads]
-        flat = [_flat(grad.detach(), p) for grad, p in zip(grads, self.parameters, strict=True)]
-        return self._cut(flat[: self._large], torch.cat(flat[self._large :]) if flat[self._large :] else None)
-
-    def _cut(self, large: list[Tensor], small: Tensor | None) -> list[Tensor]:
-        """Flat tensors and the small ones in one, as pieces of ``lengths``."""
-        whole = [*large, *([] if small is None else [small])]
-        return [piece for flat, lengths in zip(whole, self._cuts, strict=True) for piece in flat.split(lengths)]
+        whole = (run[0] if len(run) == 1 else torch.cat(run) for run in runs)
+        return [piece for x in whole for piece in (x.split(self._block) if x.numel() > self._block else (x,))]
 
     def _widen(self, block: Tensor, place: int) -> Tensor:
         """The block itself, or for half types a float64 copy in one of the two buffers."""
         return self._buffers[place, : block.numel()].copy_(block) if self._half else block
 
 
-def _large_pages(size: int, like: Tensor) -> Tensor:
-    """Room for ``size`` elements. On Linux numpy asks for large pages, torch does not: streaming takes a fifth less."""
+def _gradient(p: Tensor) -> Tensor:
     import torch
 
-    if like.device.type != "cpu":
-        return torch.empty(size, dtype=like.dtype, device=like.device)
-    room = torch.from_numpy(np.empty(size * like.element_size() + 64, dtype=np.uint8))
-    start = -room.data_ptr() % 64
-    return room[start : start + size * like.element_size()].view(like.dtype)
+    grad = local(of_same_shards(torch.zeros_like(p) if p.grad is None else p.grad, p))
+    return grad.to_dense() if grad.is_sparse else grad
 
 
 def _flat(tensor: Tensor, like: Tensor) -> Tensor:
@@ -169,8 +146,8 @@ def _flat(tensor: Tensor, like: Tensor) -> Tensor:
 
     With gaps, as of every second column, a flat view may exist, but then the elements do not lie side by side.
     """
-    order = sorted(range(like.ndim), key=lambda axis: -like.stride(axis))
-    return tensor.permute(order).reshape(-1).contiguous()
+    strides = like.stride()
+    return tensor.permute(sorted(range(like.ndim), key=lambda axis: -strides[axis])).reshape(-1).contiguous()
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 def local(tensor: Tensor) -> Tensor:
     """The shard of a DTensor that this process holds; another tensor as it is."""
-    return tensor._local_tensor if hasattr(tensor, "device_mesh") else tensor
+    return getattr(tensor, "_local_tensor", tensor)
 
 
-def of_same_shards(grad: Tensor, parameter: Tensor) -> Tensor:
+def of_same_shards(grad: Any, parameter: Any) -> Tensor:
     """A gradient cut as its parameter is; under tensor parallelism some come as sums that are still to be taken."""
     cut = getattr(parameter, "placements", None)
     return grad if cut is None or grad.placements == cut else grad.redistribute(parameter.device_mesh, cut)
