@@ -100,7 +100,7 @@ class SelfAttention(nn.Module):
     def scores(self, x: Tensor) -> Tensor:
         """Masked scores ``(batch, heads, T, T)`` of the input ``(batch, T, dim)``."""
         length = x.shape[-2]
-        if self.query is None:
+        if self.query is None or self.key is None:
             scores = x.new_zeros(*x.shape[:-2], self.heads, length, length)
         else:
             q, k = self._split(self.query(x)), self._split(self.key(x))
@@ -115,7 +115,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, seen: list[Attention] | None = None) -> Tensor:
         """``(batch, T, dim)`` in and out. A list ``seen`` gets scores and weights, at the cost of the fast kernel."""
         v = self._split(self.value(x))
-        if seen is None and self.query is not None and self.mask != "multiplicative":
+        if seen is None and self.query is not None and self.key is not None and self.mask != "multiplicative":
             q, k = self._split(self.query(x)), self._split(self.key(x))
             heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.mask == "causal")
         else:
@@ -271,6 +271,10 @@ class Transformer(nn.Module):
             states[-1] = self.norm(states[-1])
         return states
 
+    def read(self, x: Tensor) -> Tensor:
+        """Logits of hidden states: by the readout, or by the embedding where there is none."""
+        return x @ self.embedding.weight.mT if self.readout is None else self.readout(x)
+
     def attentions(self, tokens: Tensor) -> list[Attention]:
         """Scores and weights of each layer for ``tokens`` ``(batch, T)``."""
         seen: list[Attention] = []
@@ -296,8 +300,7 @@ class CausalLM(Transformer):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``(batch, T)`` to logits ``(batch, T, vocab)``."""
-        x = self.hidden_states(tokens)[-1]
-        return x @ self.embedding.weight.mT if self.readout is None else self.readout(x)
+        return self.read(self.hidden_states(tokens)[-1])
 
 
 @torch.no_grad()
@@ -310,11 +313,11 @@ def _draw(model: nn.Module, init_std: float | str, generator: torch.Generator | 
                 nn.init.ones_(module.weight)
                 nn.init.zeros_(module.bias)
             case nn.Embedding():
-                module.weight.normal_(0, 1 if init_std == "standard" else init_std, generator=generator)
+                module.weight.normal_(0, 1 if isinstance(init_std, str) else init_std, generator=generator)
             case nn.Linear():
                 bound = module.in_features**-0.5
                 for parameter in module.parameters():
-                    if init_std == "standard":
+                    if isinstance(init_std, str):
                         parameter.uniform_(-bound, bound, generator=generator)
                     elif parameter.ndim == 2:
                         parameter.normal_(0, init_std, generator=generator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ SCHEDULES = ("constant", "inverse-sqrt")
 Schedule = Callable[[int], float]  # number of steps done to learning rate
 
 
-def optimizer(name: str, params: Iterable[Tensor], lr: float = 1e-3, **options: object) -> Optimizer:
+def optimizer(name: str, params: Iterable[Tensor], lr: float = 1e-3, **options: Any) -> Optimizer:
     """An optimizer over ``params``.
 
     ==================  ==========================================================================================

@@ -97,7 +97,7 @@ class Sublayer(nn.Module):
         self._linear("output", inner, dim, "output" in biases, generator)
         if not project:
             del self.output_weight
-        self.norm = None if placement == "none" else LayerNorm(dim, eps=eps, generator=generator)
+        self.norm = nn.Identity() if placement == "none" else LayerNorm(dim, eps=eps, generator=generator)
 
     def _linear(self, name: str, fan_in: int, fan_out: int, bias: bool, generator: torch.Generator | None) -> None:
         weight, vector = (

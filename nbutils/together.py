@@ -66,11 +66,17 @@ def train_together(
             losses = gradients(theta)
         except StopIteration:
             raise ValueError(f"the batches ended after {t - 1} of {steps} steps") from None
-        for group in opt.param_groups if rate is not None else ():
-            group["lr"] = rate(t)
+        if rate is not None:
+            for group in opt.param_groups:
+                group["lr"] = rate(t)
         before = [w.detach().clone() for w in theta]
         opt.step()
-        yield Step(losses, before, [w.grad for w in theta], [w.detach() for w in theta])
+        yield Step(losses, before, gradients_of(theta), [w.detach() for w in theta])
+
+
+def gradients_of(theta: Sequence[Tensor]) -> list[Tensor]:
+    """What ``.grad`` holds; parameters without are left out."""
+    return [w.grad for w in theta if w.grad is not None]
 
 
 def stacked(models: Sequence[nn.Module]) -> list[Tensor]:
@@ -94,7 +100,7 @@ def loss_gradients(
     model: nn.Module,
     batches: Iterable[Batch],
     *,
-    loss: Callable[[Callable[..., Any], Batch], Tensor] = batch_loss,
+    loss: Callable[[Any, Batch], Tensor] = batch_loss,
     shared: bool = False,
 ) -> Gradients:
     """Gradients of ``loss`` of networks shaped as ``model``, on batches with one more axis in front, the networks'.

@@ -94,7 +94,7 @@ def gradient_scales(
     {'weight': 5.0}
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    gradients = torch.autograd.grad(loss(model, batch), parameters.values(), allow_unused=True)
+    gradients = torch.autograd.grad(loss(model, batch), list(parameters.values()), allow_unused=True)
     return {
         name: 0.0 if g is None else float(g.double().square().mean().sqrt())
         for name, g in zip(parameters, gradients, strict=True)
@@ -192,8 +192,9 @@ def train(
                     value = loss(model, batch)
                 value.backward()
             tracker.before()
-            for group in optimizer.param_groups if rate else ():
-                group["lr"] = rate(t)
+            if rate is not None:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate(t)
             optimizer.step()
             tracker.after()
             if tracker.steps % record.every == 0:

@@ -35,7 +35,7 @@ class Classifier(models.Transformer):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``(batch, T)`` to logits ``(batch, classes)``."""
-        return self.readout(self.hidden_states(tokens)[-1][..., -1, :])
+        return self.read(self.hidden_states(tokens)[-1][..., -1, :])
 
 
 class MeanHead(nn.Module):
@@ -98,7 +98,7 @@ class MeanHead(nn.Module):
 class Trained(NamedTuple):
     """A trained network with its test strings ``(n, T)`` and labels ``(n,)`` or ``(n, T)``."""
 
-    model: nn.Module
+    model: models.Transformer
     tokens: Tensor
     labels: Tensor
 
@@ -149,7 +149,7 @@ def trained(
     }
     depth = 2 if task == "anbn" else 1
 
-    def network(seed: int) -> nn.Module:
+    def network(seed: int) -> models.Transformer:
         rng = devices.generator(seed, "cpu")
         if task == "previous":
             return models.CausalLM(7, width, depth, 2, length, tied=False, generator=rng, **options)
@@ -195,7 +195,8 @@ def accuracy(found: Trained, c: float = 1.0, *, only_scores: bool = False) -> fl
     return float((guess == labels)[counted].double().mean())
 
 
-def _query_and_key(model: nn.Module) -> nn.ModuleList:
+def _query_and_key(model: models.Transformer) -> nn.ModuleList:
     """The query and key maps of all layers; empty where attention is uniform."""
-    parts = [part for block in model.blocks for part in (block.attention.query, block.attention.key)]
+    blocks = [block for block in model.blocks if isinstance(block, models.Block)]
+    parts = [part for block in blocks for part in (block.attention.query, block.attention.key)]
     return nn.ModuleList(part for part in parts if part is not None)

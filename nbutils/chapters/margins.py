@@ -82,7 +82,9 @@ def measured_projection(module: nn.Module, inputs: Tensor, labels: Tensor, scale
     # not binary_cross_entropy_with_logits: its backward pass is σ(f) − y, which is 0 from f = 37 on for y = 1
     gradients = torch.autograd.grad(-logsigmoid(margins).sum(), theta)
     products = (w.detach() * gradient for w, gradient in zip(theta, gradients, strict=True))
-    return _signs(labels, inputs) * margins.detach(), sum(product.flatten(1).sum(1) for product in products)
+    return _signs(labels, inputs) * margins.detach(), sum(
+        (product.flatten(1).sum(1) for product in products), start=torch.zeros(())
+    )
 
 
 def _signs(labels: Tensor, inputs: Tensor) -> Tensor:
@@ -172,7 +174,8 @@ def descend(
 
 
 def _per_run(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    return sum((x.double() * y.double()).flatten(1).sum(1) for x, y in zip(a, b, strict=True))
+    products = (x.double() * y.double() for x, y in zip(a, b, strict=True))
+    return sum((product.flatten(1).sum(1) for product in products), start=torch.zeros(()))
 
 
 def separating_direction(inputs: ArrayLike, labels: ArrayLike) -> tuple[float, Array]:

@@ -13,7 +13,7 @@ from transformers.optimization import Adafactor
 
 from nbutils import fits
 from nbutils.sublayers import standardise
-from nbutils.together import Gradients, train_together
+from nbutils.together import Gradients, gradients_of, train_together
 
 Array = NDArray[np.float64]
 Loss = Callable[[list[Tensor], Tensor, Tensor], Tensor]  # of weights, x and y; (runs,)
@@ -65,7 +65,7 @@ def problem(
     >>> data.x.shape, [w.norm(dim=(1, 2)).round(decimals=6).tolist() for w in data.weights]
     (torch.Size([2, 64, 8]), [[1.0, 1.0], [1.0, 1.0]])
     """
-    at = {"generator": generator, "device": generator.device}
+    at: dict[str, Any] = {"generator": generator, "device": generator.device}
     draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, **at)  # noqa: E731
     x, teacher = draw(runs, samples, features), draw(runs, features, classes)
     uniform, random = torch.rand(runs, samples, **at), torch.randint(classes, (runs, samples), **at)
@@ -143,8 +143,8 @@ def unit_steps(gradients: Gradients) -> Gradients:
 
     def fill(theta: list[Tensor]) -> None:
         gradients(theta)
-        for w in theta:
-            w.grad = w.grad / w.grad.norm(dim=(1, 2), keepdim=True)
+        for w, gradient in zip(theta, gradients_of(theta), strict=True):
+            w.grad = gradient / gradient.norm(dim=(1, 2), keepdim=True)
 
     return fill
 
@@ -164,10 +164,10 @@ def sized_noise(sizes: Array, *, generator: torch.Generator) -> Gradients:
 
     def fill(theta: list[Tensor]) -> None:
         normal(theta)
-        length = sum(w.grad.square().sum((1, 2)) for w in theta) ** 0.5
+        length = sum((g.square().sum((1, 2)) for g in gradients_of(theta)), start=torch.zeros(())) ** 0.5
         scale = next(rows).to(length) / length
-        for w in theta:
-            w.grad *= scale[:, None, None]
+        for gradient in gradients_of(theta):
+            gradient *= scale[:, None, None]
 
     return fill
 
