@@ -194,9 +194,9 @@ def standardise(x: Tensor, *, eps: float = 0.0) -> Tensor:
     tensor([-1.,  1.])
     """
     centred = x - x.mean(-1, keepdim=True)
-    if eps == 0:  # by a power of two first, which rounds nothing: outputs of degree 17 and more overflow when squared
-        largest = centred.detach().abs().amax(-1, keepdim=True)
-        centred = centred / (largest / largest.frexp().mantissa)
+    # by the largest entry first: outputs of degree 17 and more would overflow when squared
+    size = centred.abs().amax(-1, keepdim=True) if eps == 0 else torch.ones_like(centred[..., :1])
+    centred = centred / size
     return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
@@ -206,4 +206,5 @@ def batch_standardise(x: Tensor) -> Tensor:
     >>> batch_standardise(torch.tensor([[1.0, 0.0], [3.0, 4.0]])).tolist()
     [[-1.0, -1.0], [1.0, 1.0]]
     """
-    return standardise(x.flatten(0, -2).mT).mT.view_as(x)
+    flat = x.flatten(0, -2)
+    return ((flat - flat.mean(0)) / flat.std(0, correction=0)).view_as(x)
