@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 import functools
 import tempfile
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks.timing import Row, compare, cpu_seconds, row
-from nbutils import models, norms, training
+from nbutils import models, norms, together, training
 from nbutils.devices import generator
 
 
@@ -98,7 +100,8 @@ def against_the_trainer(steps: int = 100, turns: int = 5) -> Row:
 
     def ours() -> None:
         net = small_model()
-        training.train(net, [tokens], steps=steps, schedule=1e-3, every=10, device="cpu", progress=False)
+        every_tenth = training.Record(every=10)
+        training.train(net, [tokens], steps=steps, schedule=1e-3, record=every_tenth, device="cpu", progress=False)
         ended["ours"] = nn.utils.parameters_to_vector(net.parameters())
 
     def plain() -> None:
@@ -114,8 +117,39 @@ def against_the_trainer(steps: int = 100, turns: int = 5) -> Row:
     return made
 
 
+def at_once(width: int, networks: int = 32, steps: int = 20) -> Row:
+    """Networks trained together against one after another, both by SGD on one batch: the same to 1e-5."""
+    tokens, sgd = torch.randint(100, (4, 9), generator=generator(0, "cpu")), functools.partial(torch.optim.SGD, lr=0.1)
+    made = [
+        models.CausalLM(100, width, 2, 2, 8, init_std="standard", generator=generator(i, "cpu"))
+        for i in range(networks)
+    ]
+    ended: dict[str, list[torch.Tensor]] = {}
+
+    def ours() -> None:
+        theta = ended["ours"] = together.stacked(made)
+        gradients = together.loss_gradients(made[0], [tokens], shared=True)
+        collections.deque(together.train_together(theta, gradients, sgd, steps), maxlen=0)
+
+    def plain() -> None:
+        nets = copy.deepcopy(made)
+        for net, optimizer in ((net, sgd(net.parameters())) for net in nets):
+            for _ in range(steps):
+                optimizer.zero_grad()
+                training.batch_loss(net, tokens).backward()
+                optimizer.step()
+        ended["plain"] = together.stacked(nets)
+
+    row = compare(f"{networks} language models of width {width} trained together, against one by one", ours, plain, 3)
+    gap = max(float((a - b).detach().abs().max()) for a, b in zip(*ended.values(), strict=True))
+    assert gap < 1e-5, f"they disagree by {gap:.2g}"
+    return row
+
+
 PAIRS = {
     norm_tracking: ["nbutils.norms"],
     share_of_a_step: ["nbutils.norms"],
     against_the_trainer: ["nbutils.training", "nbutils.models"],
+    functools.partial(at_once, 16): ["nbutils.together", "nbutils.models"],
+    functools.partial(at_once, 32): ["nbutils.together", "nbutils.models"],
 }

@@ -31,6 +31,7 @@ __all__ = [
     "saturation",
     "sublayers",
     "text",
+    "together",
     "training",
     "trainings",
 ]

@@ -9,8 +9,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import curve_fit
 
-from nbutils import intervals
-
 Array = NDArray[np.float64]
 P_NEAR_0 = 0.01  # a·tᵖ + b with p below is (ap) ln t + (a + b), to (p ln t)/2 of the growth
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -99,7 +100,7 @@ class SelfAttention(nn.Module):
     def scores(self, x: Tensor) -> Tensor:
         """Masked scores ``(batch, heads, T, T)`` of the input ``(batch, T, dim)``."""
         length = x.shape[-2]
-        if self.query is None:
+        if self.query is None or self.key is None:
             scores = x.new_zeros(*x.shape[:-2], self.heads, length, length)
         else:
             q, k = self._split(self.query(x)), self._split(self.key(x))
@@ -114,7 +115,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, seen: list[Attention] | None = None) -> Tensor:
         """``(batch, T, dim)`` in and out. A list ``seen`` gets scores and weights, at the cost of the fast kernel."""
         v = self._split(self.value(x))
-        if seen is None and self.query is not None and self.mask != "multiplicative":
+        if seen is None and self.query is not None and self.key is not None and self.mask != "multiplicative":
             q, k = self._split(self.query(x)), self._split(self.key(x))
             heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.mask == "causal")
         else:
@@ -126,39 +127,62 @@ class SelfAttention(nn.Module):
         return self.output(heads.transpose(-2, -3).flatten(-2))
 
 
+@dataclass(frozen=True)
+class Shape:
+    """The form of a block.
+
+    Args:
+        dim, heads: sizes; ``heads`` divides ``dim``.
+        hidden: width of the ReLU layer.
+        placement: of layer norm, ``post``: LN(x + f(x)); ``pre``: x + f(LN(x)); ``residual-post``: x + LN(f(x)), which
+            the paper's released code calls pre-norm.
+        mask: ``causal``, ``multiplicative`` or ``none`` (``SelfAttention``).
+        biases: of the linear maps; the layer norms keep gain and shift.
+        uniform: True takes away queries and keys, so that attention is a mean.
+        eps: of the layer norms.
+        dropout: acts on f(x).
+
+    Raises:
+        ValueError: unknown placement or mask, heads that do not divide the width.
+    """
+
+    dim: int
+    heads: int
+    hidden: int
+    placement: str = "pre"
+    mask: str = "causal"
+    biases: bool = True
+    uniform: bool = False
+    eps: float = 1e-5
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.placement not in PLACEMENTS:
+            raise ValueError(f"unknown placement {self.placement!r}: choose one of {', '.join(PLACEMENTS)}")
+        if self.mask not in MASKS:
+            raise ValueError(f"unknown mask {self.mask!r}: choose one of {', '.join(MASKS)}")
+        if self.dim % self.heads:
+            raise ValueError(f"{self.heads} heads do not divide the width {self.dim}")
+
+
 class Block(nn.Module):
-    """Attention and a ReLU layer, each with residual and layer norm in one of three places.
+    """Attention and a ReLU layer, each with residual and layer norm.
 
-    ``post``: LN(x + f(x)); ``pre``: x + f(LN(x)); ``residual-post``: x + LN(f(x)), which the paper's released code
-    calls pre-norm. Dropout acts on f(x).
-
-    >>> options = {"mask": "none", "biases": True, "uniform": False, "eps": 0.0, "dropout": 0.0}
-    >>> block = Block(4, 2, 8, placement="post", **options)
+    >>> block = Block(Shape(4, 2, 8, placement="post", mask="none", eps=0.0))
     >>> block(torch.eye(4)[None]).norm(dim=-1).round(decimals=4).tolist()  # a layer norm comes last: √4
     [[2.0, 2.0, 2.0, 2.0]]
     """
 
-    def __init__(
-        self,
-        dim: int,
-        heads: int,
-        hidden: int,
-        *,
-        placement: str,
-        mask: str,
-        biases: bool,
-        uniform: bool,
-        eps: float,
-        dropout: float,
-    ) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.placement = placement
-        self.attention = SelfAttention(dim, heads, mask=mask, biases=biases, uniform=uniform)
-        self.attention_norm = nn.LayerNorm(dim, eps=eps)
-        self.inner = nn.Linear(dim, hidden, bias=biases)
-        self.outer = nn.Linear(hidden, dim, bias=biases)
-        self.feedforward_norm = nn.LayerNorm(dim, eps=eps)
-        self.dropout = nn.Dropout(dropout)
+        dim, biases = shape.dim, shape.biases
+        self.placement = shape.placement
+        self.attention = SelfAttention(dim, shape.heads, mask=shape.mask, biases=biases, uniform=shape.uniform)
+        self.attention_norm = nn.LayerNorm(dim, eps=shape.eps)
+        self.inner = nn.Linear(dim, shape.hidden, bias=biases)
+        self.outer = nn.Linear(shape.hidden, dim, bias=biases)
+        self.feedforward_norm = nn.LayerNorm(dim, eps=shape.eps)
+        self.dropout = nn.Dropout(shape.dropout)
 
     def _place(self, x: Tensor, core: Callable[[Tensor], Tensor], norm: nn.LayerNorm) -> Tensor:
         if self.placement == "pre":
@@ -177,22 +201,18 @@ class Transformer(nn.Module):
     """Embedding, learned positions and ``depth`` blocks; pre-norm ends with one more layer norm.
 
     Args:
-        vocab, dim, depth, heads: sizes; ``heads`` divides ``dim``.
+        vocab, dim, depth, heads: sizes.
         length: of the longest input.
-        placement: ``post``, ``pre`` or ``residual-post`` (``Block``).
-        mask: ``causal``, ``multiplicative`` or ``none`` (``SelfAttention``).
         hidden: width of the ReLU layer, ``4 * dim`` if not given.
         positions: False leaves out the position embedding.
-        biases: of the linear maps; the layer norms keep gain and shift.
-        uniform: True takes away queries and keys, so that attention is a mean.
-        eps: of the layer norms.
         init_std: of all matrices and embeddings, biases 0; ``"standard"`` draws as torch does by default: embeddings
             with deviation 1, matrices and biases uniform within ±1/√fan-in.
         dtype: of the parameters.
         generator: for the initial draw, seed 0 without one. The global generator is neither read nor moved.
+        options: the rest of ``Shape``.
 
     Raises:
-        ValueError: unknown placement, mask or init, heads that do not divide the width.
+        ValueError: unknown init, or a shape that cannot be.
 
     >>> model = Transformer(10, 4, depth=2, heads=2, length=8, biases=False)
     >>> [sum(p.numel() for p in block.parameters()) for block in model.blocks]  # 12 dim² and two norms of 2 dim
@@ -209,48 +229,25 @@ class Transformer(nn.Module):
         heads: int,
         length: int,
         *,
-        placement: str = "pre",
-        mask: str = "causal",
         hidden: int | None = None,
         positions: bool = True,
-        biases: bool = True,
-        uniform: bool = False,
-        eps: float = 1e-5,
-        dropout: float = 0.0,
         init_std: float | str = 0.02,
         dtype: torch.dtype = torch.float32,
         generator: torch.Generator | None = None,
         outputs: int | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
-        if placement not in PLACEMENTS:
-            raise ValueError(f"unknown placement {placement!r}: choose one of {', '.join(PLACEMENTS)}")
-        if mask not in MASKS:
-            raise ValueError(f"unknown mask {mask!r}: choose one of {', '.join(MASKS)}")
-        if dim % heads:
-            raise ValueError(f"{heads} heads do not divide the width {dim}")
+        shape = Shape(dim, heads, hidden or 4 * dim, **options)
         if isinstance(init_std, str) and init_std != "standard":
             raise ValueError(f"unknown init {init_std!r}: a number, or 'standard'")
         self.length = length
         with torch.device("meta"):  # shapes only: torch's own draw would use the global generator
             self.embedding = nn.Embedding(vocab, dim)
             self.position_embedding = nn.Embedding(length, dim) if positions else None
-            self.blocks = nn.ModuleList(
-                Block(
-                    dim,
-                    heads,
-                    hidden or 4 * dim,
-                    placement=placement,
-                    mask=mask,
-                    biases=biases,
-                    uniform=uniform,
-                    eps=eps,
-                    dropout=dropout,
-                )
-                for _ in range(depth)
-            )
-            self.norm = nn.LayerNorm(dim, eps=eps) if placement == "pre" else None
-            self.readout = None if outputs is None else nn.Linear(dim, outputs, bias=biases)
+            self.blocks = nn.ModuleList(Block(shape) for _ in range(depth))
+            self.norm = nn.LayerNorm(dim, eps=shape.eps) if shape.placement == "pre" else None
+            self.readout = None if outputs is None else nn.Linear(dim, outputs, bias=shape.biases)
         self.to_empty(device="cpu" if generator is None else generator.device).to(dtype)
         _draw(self, init_std, generator)
 
@@ -273,6 +270,10 @@ class Transformer(nn.Module):
         if self.norm is not None:
             states[-1] = self.norm(states[-1])
         return states
+
+    def read(self, x: Tensor) -> Tensor:
+        """Logits of hidden states: by the readout, or by the embedding where there is none."""
+        return x @ self.embedding.weight.mT if self.readout is None else self.readout(x)
 
     def attentions(self, tokens: Tensor) -> list[Attention]:
         """Scores and weights of each layer for ``tokens`` ``(batch, T)``."""
@@ -299,8 +300,7 @@ class CausalLM(Transformer):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``(batch, T)`` to logits ``(batch, T, vocab)``."""
-        x = self.hidden_states(tokens)[-1]
-        return x @ self.embedding.weight.mT if self.readout is None else self.readout(x)
+        return self.read(self.hidden_states(tokens)[-1])
 
 
 @torch.no_grad()
@@ -313,11 +313,11 @@ def _draw(model: nn.Module, init_std: float | str, generator: torch.Generator | 
                 nn.init.ones_(module.weight)
                 nn.init.zeros_(module.bias)
             case nn.Embedding():
-                module.weight.normal_(0, 1 if init_std == "standard" else init_std, generator=generator)
+                module.weight.normal_(0, 1 if isinstance(init_std, str) else init_std, generator=generator)
             case nn.Linear():
                 bound = module.in_features**-0.5
                 for parameter in module.parameters():
-                    if init_std == "standard":
+                    if isinstance(init_std, str):
                         parameter.uniform_(-bound, bound, generator=generator)
                     elif parameter.ndim == 2:
                         parameter.normal_(0, init_std, generator=generator)

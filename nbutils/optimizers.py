@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ SCHEDULES = ("constant", "inverse-sqrt")
 Schedule = Callable[[int], float]  # number of steps done to learning rate
 
 
-def optimizer(name: str, params: Iterable[Tensor], lr: float = 1e-3, **options: object) -> Optimizer:
+def optimizer(name: str, params: Iterable[Tensor], lr: float = 1e-3, **options: Any) -> Optimizer:
     """An optimizer over ``params``.
 
     ==================  ==========================================================================================
@@ -47,6 +48,49 @@ def optimizer(name: str, params: Iterable[Tensor], lr: float = 1e-3, **options: 
             t5 = {"clip_threshold": 1.0, "decay_rate": -0.8, "eps": (1e-30, 1e-3)}
             return Adafactor(params, lr=lr, scale_parameter=True, relative_step=False, **t5 | options)
     raise ValueError(f"unknown optimizer {name!r}: choose one of {', '.join(OPTIMIZERS)}")
+
+
+class EachAdamW(Optimizer):
+    """AdamW of networks that train together, with a learning rate and a decay for each.
+
+    Args:
+        params: each ``(networks, …)``.
+        lr, weight_decay: one value a network; the decay is decoupled, as in torch.
+
+    >>> p = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
+    >>> p.grad = torch.zeros_like(p)
+    >>> EachAdamW([p], lr=[0.1, 0.1], weight_decay=[0.0, 1.0]).step()
+    >>> p[:, 0].tolist()  # without a gradient decay alone moves
+    [1.0, 0.9]
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: Sequence[float],
+        weight_decay: Sequence[float],
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(params, {"betas": betas, "eps": eps})
+        for p in self.param_groups[0]["params"]:
+            rate, decay = (p.new_tensor(x).view(-1, *[1] * (p.ndim - 1)) for x in (lr, weight_decay))
+            moments = {"first": torch.zeros_like(p), "second": torch.zeros_like(p)}
+            self.state[p] = {"lr": rate, "weight_decay": decay, "t": 0} | moments
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        (group,) = self.param_groups
+        (beta_1, beta_2), eps = group["betas"], group["eps"]
+        for p in group["params"]:
+            of, lr = self.state[p], self.state[p]["lr"]
+            of["t"] += 1
+            p *= 1 - lr * of["weight_decay"]
+            of["first"].lerp_(p.grad, 1 - beta_1)
+            of["second"].mul_(beta_2).addcmul_(p.grad, p.grad, value=1 - beta_2)
+            root = (of["second"].sqrt() / (1 - beta_2 ** of["t"]) ** 0.5).add_(eps)
+            p -= lr / (1 - beta_1 ** of["t"]) * (of["first"] / root)
 
 
 def schedule(name: str, lr: float, *, warmup: int = 0) -> Schedule:

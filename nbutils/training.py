@@ -25,8 +25,24 @@ from nbutils.norms import NormTracker
 
 Batch = Any  # tokens (B, T + 1), a pair (inputs, targets), or a mapping of tensors for a transformers model
 IGNORED = -100  # the target that cross_entropy leaves out
-OnSnapshot = Callable[[int, nn.Module], Mapping[str, float] | None]
 COLUMNS = ("step", "loss", "lr", "norm", "step_norm", "inner", "alignment", "projection", "grad_norm")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What ``train`` writes down.
+
+    Args:
+        every: n for every n-th step, and the start.
+        by_layer: each layer too; a function from a parameter's name to its part makes other parts.
+        snapshots: steps of 0 … ``steps`` at which the parameters are kept. With ``on_snapshot`` that is called instead,
+            in eval mode without gradients; what it returns goes to ``measures``.
+    """
+
+    every: int = 1
+    by_layer: bool | Callable[[str], str] = False
+    snapshots: Iterable[int] = ()
+    on_snapshot: Callable[[int, nn.Module], Mapping[str, float] | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +94,7 @@ def gradient_scales(
     {'weight': 5.0}
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    gradients = torch.autograd.grad(loss(model, batch), parameters.values(), allow_unused=True)
+    gradients = torch.autograd.grad(loss(model, batch), list(parameters.values()), allow_unused=True)
     return {
         name: 0.0 if g is None else float(g.double().square().mean().sqrt())
         for name, g in zip(parameters, gradients, strict=True)
@@ -108,12 +124,8 @@ def train(
     optimizer: str | Optimizer = "adamw",
     schedule: float | optimizers.Schedule | None = None,
     loss: Callable[[nn.Module, Batch], Tensor] = batch_loss,
-    gradients: str = "loss",
-    noise_scale: float | Mapping[str, float] = 1.0,
-    every: int = 1,
-    by_layer: bool | Callable[[str], str] = False,
-    snapshots: Iterable[int] = (),
-    on_snapshot: OnSnapshot | None = None,
+    gradients: str | Mapping[str, float] = "loss",
+    record: Record = Record(),
     device: str = "auto",
     precision: str = "full",
     seed: int = 0,
@@ -126,13 +138,9 @@ def train(
         optimizer: a name of ``nbutils.optimizers``, or one made over the model's parameters.
         schedule: learning rate, or a function of the number of steps done (``nbutils.optimizers.schedule``), for all
             parameters. Without it an optimizer made before keeps its rates, and one made here from a name has 1e-3.
-        gradients: ``noise`` is the null model: the same loop fed pure noise of deviation ``noise_scale`` (for all, or
-            by parameter as ``gradient_scales`` gives it) in the place of ∇L. The batches are then not used, the loss is
-            not computed, and ``projection`` is θ·noise.
-        every: record every n-th step, and the start.
-        by_layer: record each layer too; a function from a parameter's name to its part makes other parts.
-        snapshots: steps at which the parameters are kept, of 0 … ``steps``. With ``on_snapshot`` that is called
-            instead, in eval mode without gradients; what it returns goes to ``measures``.
+        gradients: ``noise`` is the null model: the same loop fed pure noise of deviation 1 in the place of ∇L, or of
+            the deviations by parameter that ``gradient_scales`` gives. The batches are then not used, the loss is not
+            computed, and ``projection`` is θ·noise.
         device: ``auto``, ``cpu`` or ``cuda``.
         precision: ``bf16`` is autocast, on CUDA only; parameters and sums keep their type.
         seed: of noise and dropout. The one that drew the weights gives noise parallel to some of them: choose another.
@@ -149,55 +157,70 @@ def train(
     [nan, 0.5, 0.5]
     """
     place = torch.device(devices.resolve(device))
-    wanted = set(snapshots)
+    wanted, null = set(record.snapshots), gradients != "loss"
     _check(steps, gradients, precision, place, wanted)
     model.to(place)
     optimizer, rate = _optimizer(model, optimizer, schedule)
-    noise = devices.generator(seed, place.type) if gradients == "noise" else None
-    source = endless(batches) if noise is None else itertools.repeat(None)
-    by = layer_of if by_layer is True else by_layer or None
-    tracker = NormTracker(model.named_parameters(), every=every, by=by, gradients=True)
-    album = _Album(model, wanted, on_snapshot)
-    rows = [{"step": 0, "loss": float("nan"), "lr": float("nan")}]
+    source, noise = endless(batches), devices.generator(seed, place.type)
+    by = layer_of if record.by_layer is True else record.by_layer or None
+    tracker = NormTracker(model.named_parameters(), every=record.every, by=by, gradients=True)
+    rows: list[dict[str, Any]] = [{"step": 0, "loss": float("nan"), "lr": float("nan")}]
+    kept: dict[int, dict[str, Tensor]] = {}
+    measures: list[dict[str, float]] = []
+
+    @torch.no_grad()
+    def look(step: int) -> None:
+        if step not in wanted:
+            return
+        if record.on_snapshot is None:
+            kept[step] = {name: p.detach().cpu().clone() for name, p in model.named_parameters() if p.requires_grad}
+            return
+        model.eval()
+        measures.append({"step": step} | dict(record.on_snapshot(step, model) or {}))
+        model.train()
 
     with _dropout_seed(seed, place):
         model.train()
-        album.look(0)
+        look(0)
         for t in (bar := tqdm(range(steps), desc="training", disable=not progress)):
             optimizer.zero_grad()
-            if noise is None:
+            if null:
+                noise_gradients(model, noise, scale=1.0 if isinstance(gradients, str) else gradients)
+            else:
                 batch = to_device(next_batch(source, t, steps), place)
                 with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
                     value = loss(model, batch)
                 value.backward()
-            else:
-                noise_gradients(model, noise, scale=noise_scale)
             tracker.before()
-            for group in optimizer.param_groups if rate else ():
-                group["lr"] = rate(t)
+            if rate is not None:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate(t)
             optimizer.step()
             tracker.after()
-            if tracker.steps % every == 0:
+            if tracker.steps % record.every == 0:
                 # a tensor until the end: a GPU is not waited for
-                told = float("nan") if noise is not None else value.detach()
-                rows.append({"step": tracker.steps, "loss": told, "lr": _rate(optimizer)})
+                of_step = float("nan") if null else value.detach()
+                rows.append({"step": tracker.steps, "loss": of_step, "lr": _rate(optimizer)})
                 if not bar.disable:
-                    bar.set_postfix(loss=f"{float(told):.3f}", refresh=False)
-            album.look(t + 1)
+                    bar.set_postfix(loss=f"{float(of_step):.3f}", refresh=False)
+            look(t + 1)
     optimizer.zero_grad()
     measured = tracker.history().drop(columns="cos_similarity")
     total = measured["layer"] == "total"
     rows = [row | {"loss": float(row["loss"])} for row in rows]
     history = pd.DataFrame(rows).merge(measured[total], on="step")[list(COLUMNS)]
-    layers = measured[~total].reset_index(drop=True) if by_layer else pd.DataFrame()
-    settings = {"optimizer": type(optimizer).__name__, "steps": steps, "gradients": gradients, "every": every}
-    settings |= {"precision": precision, "seed": seed, "device": place.type}
-    return Run(history, layers, album.kept, pd.DataFrame(album.measures), settings)
+    layers = measured[~total].reset_index(drop=True) if record.by_layer else pd.DataFrame()
+    settings = {"optimizer": type(optimizer).__name__, "steps": steps, "gradients": "noise" if null else "loss"}
+    settings |= {"every": record.every, "precision": precision, "seed": seed, "device": place.type}
+    return Run(history, layers, kept, pd.DataFrame(measures), settings)
 
 
-def _check(steps: int, gradients: str, precision: str, place: torch.device, snapshots: set[int]) -> None:
-    """Say what a training cannot do before it begins."""
-    for what, given, known in (("gradients", gradients, ("loss", "noise")), ("precision", precision, ("full", "bf16"))):
+def _check(
+    steps: int, gradients: str | Mapping[str, float], precision: str, place: torch.device, snapshots: set[int]
+) -> None:
+    """Refuse what cannot be, before a training begins."""
+    name = gradients if isinstance(gradients, str) else "noise"
+    for what, given, known in (("gradients", name, ("loss", "noise")), ("precision", precision, ("full", "bf16"))):
         if given not in known:
             raise ValueError(f"unknown {what} {given!r}: choose one of {', '.join(known)}")
     if place.type != "cuda" and precision == "bf16":
@@ -222,27 +245,6 @@ def _optimizer(
             "they keep theirs"
         )
     return optimizer, schedule if schedule is None or callable(schedule) else lambda t: schedule
-
-
-class _Album:
-    """What is kept of a model at some steps: its parameters, or what ``on_snapshot`` finds."""
-
-    def __init__(self, model: nn.Module, steps: set[int], on_snapshot: OnSnapshot | None) -> None:
-        self.model, self.steps, self.on_snapshot = model, steps, on_snapshot
-        self.kept: dict[int, dict[str, Tensor]] = {}
-        self.measures: list[dict[str, float]] = []
-
-    @torch.no_grad()
-    def look(self, step: int) -> None:
-        if step not in self.steps:
-            return
-        if self.on_snapshot is None:
-            named = self.model.named_parameters()
-            self.kept[step] = {name: p.detach().cpu().clone() for name, p in named if p.requires_grad}
-            return
-        self.model.eval()
-        self.measures.append({"step": step} | dict(self.on_snapshot(step, self.model) or {}))
-        self.model.train()
 
 
 def _rate(optimizer: Optimizer) -> float:

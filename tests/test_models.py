@@ -21,36 +21,6 @@ def test_mlp_is_homogeneous_of_its_depth(k):
     assert degree(net, k_in=0) == k
 
 
-def test_mlp_draws_are_its_generators():
-    first, again = (HomogeneousMLP((3, 4, 1), generator=generator(9, "cpu"))(torch.ones(1, 3).double()) for _ in "ab")
-    assert torch.equal(first, again)
-
-
-def test_gradients_reach_every_layer_through_functional_call():
-    net, x = HomogeneousMLP((3, 4, 4, 1), generator=generator(0, "cpu")), torch.ones(2, 3).double()
-    state = {name: value.detach().requires_grad_() for name, value in net.named_parameters()}
-    swapped = torch.autograd.grad(functional_call(net, state, (x,)).sum(), list(state.values()))
-    plain = torch.autograd.grad(net(x).sum(), list(net.parameters()))
-    assert len(swapped) == 3
-    for one, other in zip(swapped, plain, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_one_width_is_no_network():
-    with pytest.raises(ValueError, match="n_out"):
-        HomogeneousMLP((3,))
-
-
-def test_functional_call_reaches_every_layer():
-    net = HomogeneousMLP((3, 4, 4, 1), generator=generator(1, "cpu"))
-    x = torch.randn(5, 3, generator=generator(0, "cpu"), dtype=torch.float64)
-    theta = {name: value.detach() for name, value in net.named_parameters()}
-    gradients = torch.func.grad(lambda at: functional_call(net, at, (x,)).sum())(theta)
-    net(x).sum().backward()
-    for name, value in net.named_parameters():
-        assert torch.equal(gradients[name], value.grad) and value.grad.abs().max() > 0
-
-
 TOKENS = torch.randint(0, 11, (3, 7), generator=generator(5, "cpu"))
 
 
@@ -214,49 +184,11 @@ def test_wrong_sizes_are_named():
             language_model()(torch.zeros(shape, dtype=torch.long))
 
 
-def test_one_sentence_needs_no_batch():
-    model = language_model()
-    torch.testing.assert_close(model(TOKENS[0]), model(TOKENS)[0])
-
-
 def test_initial_variance_of_a_homogeneous_network():
     """2 over fan-in in front of a ReLU, 1 over fan-in in the last layer."""
     net = HomogeneousMLP((200, 300, 400), generator=generator(0, "cpu"))
     for weight, expected in zip(net.weights, (2, 1), strict=True):
         assert float(weight.var() * weight.shape[1]) == pytest.approx(expected, rel=0.02)
-
-
-def test_sizes_and_settings_that_are_not_given():
-    """Pre-norm, causal, biases, positions, ε = 1e-5, no dropout, four times as wide inside, tied, seed 0, float32."""
-    model = CausalLM(11, 12, 2, 3, 9)
-    for key, other in (("placement", "pre"), ("mask", "causal"), ("biases", True), ("positions", True), ("tied", True)):
-        same = CausalLM(11, 12, 2, 3, 9, **{key: other})
-        assert torch.equal(model(TOKENS), same(TOKENS)), key
-    assert {m.eps for m in model.modules() if isinstance(m, torch.nn.LayerNorm)} == {1e-5}
-    assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
-    assert {tuple(block.inner.weight.shape) for block in model.blocks} == {(48, 12)}
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    seeded = CausalLM(11, 12, 2, 3, 9, generator=generator(0, "cpu"))
-    assert all(torch.equal(*pair) for pair in zip(model.parameters(), seeded.parameters(), strict=True))
-    assert model.blocks[0].attention.query is not None and len(list(model.blocks[0].parameters())) == 16
-
-
-def test_sizes_and_settings_that_are_given():
-    model = CausalLM(11, 12, 2, 3, 9, hidden=5, biases=False, tied=False, eps=0.25, positions=False, dropout=0.5)
-    assert {tuple(block.inner.weight.shape) for block in model.blocks} == {(5, 12)}
-    assert {tuple(block.outer.weight.shape) for block in model.blocks} == {(12, 5)}
-    assert {m.eps for m in model.modules() if isinstance(m, torch.nn.LayerNorm)} == {0.25}
-    assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.5}
-    assert model.position_embedding is None and model.readout.bias is None
-    assert torch.equal(model.hidden_states(TOKENS)[0], model.embedding(TOKENS))
-
-
-def test_positions_are_added_from_the_first_on():
-    model = language_model()
-    for length in (1, 4, 7):
-        tokens = TOKENS[:, :length]
-        expected = model.embedding.weight[tokens] + model.position_embedding.weight[:length]
-        assert torch.equal(model.hidden_states(tokens)[0], expected)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -318,6 +250,13 @@ def test_a_network_of_two_widths_is_one_matrix_without_a_relu():
             HomogeneousMLP(widths)
 
 
-def test_a_name_of_initial_values_may_be_computed():
-    for kind in ("standard", "".join(["stand", "ard"])):
-        assert CausalLM(5, 4, 1, 2, 3, init_std=kind) is not None
+def test_options_reach_the_parts_that_they_name():
+    model = CausalLM(11, 12, 2, 3, 9, hidden=5, biases=False, tied=False, eps=0.25, positions=False, dropout=0.5)
+    assert {tuple(block.inner.weight.shape) for block in model.blocks} == {(5, 12)}
+    assert {m.eps for m in model.modules() if isinstance(m, torch.nn.LayerNorm)} == {0.25}
+    assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.5}
+    assert model.position_embedding is None and model.readout.bias is None and model.blocks[0].outer.bias is None
+    plain = CausalLM(11, 12, 2, 3, 9)
+    assert len(list(plain.blocks[0].parameters())) == 16 and plain.blocks[0].inner.weight.shape == (48, 12)
+    expected = plain.embedding(TOKENS) + plain.position_embedding.weight[:7]
+    assert torch.equal(plain.hidden_states(TOKENS)[0], expected)

@@ -64,14 +64,6 @@ def test_cosines_of_a_step_at_a_known_angle(turn):
         [25, 29 + 20 * np.cos(angle), 4, 10 * np.cos(angle), -20 * np.cos(angle), 16])  # fmt: skip
 
 
-def test_a_named_training_shows_its_progress(capsys):
-    data = si.problem(1, generator=generator(0, "cpu"))
-    assert [tuple(w.shape) for w in data.weights] == [(1, 16, 8), (1, 4, 16)] and data.x.shape == (1, 64, 8)
-    for name, shown in (("ours", True), (None, False)):
-        si.train(data.weights, si.loss_gradients(data, generator=generator(0, "cpu")), lambda p: SGD(p), 2, name=name)
-        assert ("ours" in capsys.readouterr().err) == shown
-
-
 def test_fixed_length():
     rng = generator(2, "cpu")
     data = si.problem(2, samples=32, generator=rng)
@@ -113,14 +105,6 @@ def test_exponent_of_a_power(power):
     noise = 1 + 0.01 * np.random.default_rng(0).normal(size=(2000, 6))
     found = si.exponent((t**power * noise) ** 2, (100, 2000))
     assert found.interval[0] < power < found.interval[1] and found.interval[1] - found.interval[0] < 0.05
-
-
-@pytest.mark.parametrize(
-    ("shape", "window"), [((10,), (1, 5)), ((10, 2), (0, 5)), ((10, 2), (2, 11)), ((10, 2), (5, 5))]
-)
-def test_exponent_names_bad_windows(shape, window):
-    with pytest.raises(ValueError, match="times within it"):
-        si.exponent(np.ones(shape), window)
 
 
 def test_products_of_float32_are_summed_in_float64():
@@ -165,11 +149,3 @@ def test_adafactor_treats_runs_as_it_treats_one_alone(options):
         own = [w[r : r + 1] for w in start]
         alone = si.train(own, given(slice(r, r + 1)), lambda p: Adafactor(p, **options), 20)
         np.testing.assert_allclose(together.after[..., r], alone.after[..., 0], rtol=1e-10)
-
-
-def test_a_schedule_sets_the_rate_of_every_step():
-    """Steps of length η_t across θ, at right angles to each other: ρ² = 25 + Σ η_t²."""
-    start = [torch.tensor([[[3.0, 4.0]]], dtype=torch.float64)]
-    gradients = si.unit_steps(si.noise_gradients(across=True, generator=generator(0, "cpu")))
-    steps = si.train(start, gradients, lambda theta: SGD(theta, lr=9.0), 3, rate=lambda t: 1 / t)
-    np.testing.assert_allclose(np.ravel(steps.after), 25 + np.cumsum([1, 1 / 4, 1 / 9]), rtol=1e-12)

@@ -1,6 +1,4 @@
-"""Optimizers, schedules, the training loop, its record, the batched ensemble."""
-
-import dataclasses
+"""Optimizers, schedules, the training loop and its record."""
 
 import numpy as np
 import pandas as pd
@@ -9,11 +7,10 @@ import torch
 from torch import nn
 
 from nbutils.chapters.counting import Classifier
-from nbutils.chapters.ensemble import Member, grid, train_ensemble
 from nbutils.devices import generator
 from nbutils.models import CausalLM
 from nbutils.optimizers import OPTIMIZERS, optimizer, schedule
-from nbutils.training import Run, _check, batch_loss, gradient_scales, noise_gradients, to_device, train
+from nbutils.training import Record, batch_loss, gradient_scales, noise_gradients, train
 from nbutils.trainings.recipes_t5 import small_t5
 
 BATCHES = [torch.randint(0, 13, (6, 9), generator=generator(i, "cpu")) for i in range(3)]
@@ -23,8 +20,9 @@ def model(seed=0, dtype=torch.float64, **options):
     return CausalLM(13, 8, 2, 2, 8, dtype=dtype, generator=generator(seed, "cpu"), **options)
 
 
-def run(steps=12, net=None, **options):
-    return train(net or model(), BATCHES, steps=steps, **{"device": "cpu", "progress": False} | options)
+def run(steps=12, net=None, record=None, **options):
+    options = {"device": "cpu", "progress": False, "record": Record(**record or {})} | options
+    return train(net or model(), BATCHES, steps=steps, **options)
 
 
 # optimizers and schedules
@@ -99,7 +97,7 @@ def test_loss_of_each_form_of_batch():
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_history_adds_up(name):
-    done = run(optimizer=name, schedule=0.02, by_layer=True)
+    done = run(optimizer=name, schedule=0.02, record={"by_layer": True})
     for table in (done.history, *(part for _, part in done.layers.groupby("layer"))):
         rho_sq, step = table["norm"].to_numpy() ** 2, table.iloc[1:]
         np.testing.assert_allclose(np.diff(rho_sq), step.step_norm**2 + 2 * step.inner, atol=1e-12 * rho_sq.max())
@@ -133,21 +131,12 @@ def test_it_learns():
 
 def test_same_seed_same_bits():
     global_state = torch.random.get_rng_state()
-    first, again = (run(net=model(dropout=0.3, dtype=torch.float32), seed=5, by_layer=True) for _ in "ab")
+    first, again = (run(net=model(dropout=0.3, dtype=torch.float32), seed=5, record={"by_layer": True}) for _ in "ab")
     other = run(net=model(dropout=0.3, dtype=torch.float32), seed=6)
     pd.testing.assert_frame_equal(first.history, again.history, check_exact=True)
     pd.testing.assert_frame_equal(first.layers, again.layers, check_exact=True)
     assert not first.history.loss.equals(other.history.loss)  # other dropout
     assert torch.equal(global_state, torch.random.get_rng_state())
-
-
-def test_recording_less_changes_nothing():
-    often, seldom = run(schedule=0.01), run(schedule=0.01, every=4)
-    expected = often.history[often.history.step % 4 == 0].reset_index(drop=True)
-    same = ["step", "loss", "lr", "step_norm", "inner"]
-    pd.testing.assert_frame_equal(seldom.history[same], expected[same], check_exact=True)
-    near = ["norm", "alignment"]  # the norm follows from the steps, or from a sum of its own
-    pd.testing.assert_frame_equal(seldom.history[near], expected[near], rtol=1e-6)
 
 
 def grouped(net, *rates):
@@ -184,7 +173,7 @@ def test_one_schedule_for_groups_of_different_rates_is_refused():
 def test_frozen_parameters_stay_and_do_not_count():
     net = model()
     net.norm.requires_grad_(False)
-    before, done = net.norm.weight.clone(), run(net=net, by_layer=True, gradients="noise")
+    before, done = net.norm.weight.clone(), run(net=net, record={"by_layer": True}, gradients="noise")
     assert torch.equal(before, net.norm.weight) and "norm" not in set(done.layers.layer)
 
 
@@ -227,7 +216,7 @@ def test_noise_walks_at_random():
 def test_snapshots_are_the_parameters_at_their_step():
     net, done = model(), None
     start = {name: p.detach().clone() for name, p in net.named_parameters()}
-    done = run(net=net, snapshots=iter((0, 5, 12)))
+    done = run(net=net, record={"snapshots": (0, 5, 12)})
     assert sorted(done.snapshots) == [0, 5, 12]
     assert all(torch.equal(done.snapshots[0][name], value) for name, value in start.items())
     assert all(torch.equal(done.snapshots[12][name], p) for name, p in net.named_parameters())
@@ -240,7 +229,7 @@ def test_measures_at_snapshots_do_not_disturb():
         assert not net.training and not torch.is_grad_enabled()
         return {"twice": 2.0 * step}
 
-    done = run(net=model(dropout=0.2), snapshots=(0, 6, 12), on_snapshot=measure)
+    done = run(net=model(dropout=0.2), record={"snapshots": (0, 6, 12), "on_snapshot": measure})
     assert done.measures.to_dict("list") == {"step": [0, 6, 12], "twice": [0, 12, 24]} and not done.snapshots
     pd.testing.assert_frame_equal(done.history, run(net=model(dropout=0.2)).history, check_exact=True)
 
@@ -251,7 +240,7 @@ def test_measures_at_snapshots_do_not_disturb():
         ({"precision": "bf16"}, "precision='bf16' is for CUDA and this run is on cpu"),
         ({"precision": "fp8"}, "unknown precision 'fp8'"),
         ({"gradients": "none"}, "unknown gradients 'none'"),
-        ({"snapshots": (13,)}, "snapshots at 13 are outside of 0 … 12"),
+        ({"record": {"snapshots": (20, 13, 5, -1, 0, 12)}}, "snapshots at -1, 13, 20 are outside of 0 … 12"),
     ],
 )
 def test_settings_that_cannot_be(options, said):
@@ -278,106 +267,6 @@ def test_t5_trains_on_a_share_of_the_rows():
     assert done.history.loss.iloc[1:].notna().all()
 
 
-# the batched ensemble
-
-
-@pytest.mark.parametrize(("name", "momentum"), [("adamw", 0.0), ("sgd", 0.0), ("sgd", 0.9)])
-def test_each_member_is_the_training_alone(name, momentum):
-    members = grid((1e-3, 1e-2), (0.0, 0.3), (0, 1))
-    rate = schedule("inverse-sqrt", 1.0, warmup=3)
-    history, parameters, squares = train_ensemble(
-        model,
-        BATCHES,
-        members,
-        steps=12,
-        optimizer=name,
-        momentum=momentum,
-        schedule=rate,
-        device="cpu",
-        progress=False,
-    )
-    assert len(history) == 13 * len(members)
-    for i, member in enumerate(members):
-        net, options = model(member.seed), {"weight_decay": member.weight_decay}
-        options |= {"momentum": momentum} if name == "sgd" else {}
-        alone = run(
-            net=net,
-            optimizer=optimizer(name, net.parameters(), **options),
-            schedule=lambda t, member=member: member.lr * rate(t),
-        )
-        mine = history[history.member == i]
-        assert (mine[["lr", "weight_decay", "seed"]] == [member.lr, member.weight_decay, member.seed]).all(axis=None)
-        np.testing.assert_allclose(mine[["step", "loss", "norm"]], alone.history[["step", "loss", "norm"]], rtol=1e-9)
-        for key, p in net.named_parameters():
-            torch.testing.assert_close(parameters[i][key], p.detach(), rtol=1e-6, atol=1e-9)
-        walked = sum(float(x.sum()) for x in squares[i].values())
-        assert walked == pytest.approx((alone.history.step_norm**2).sum(), rel=1e-6)
-
-
-def test_an_ensemble_keeps_a_row_every_so_many_steps():
-    whole, some = (
-        train_ensemble(model, BATCHES, grid((1e-3,), (0.0,)), steps=7, every=every, device="cpu", progress=False)[0]
-        for every in (1, 3)
-    )
-    assert some["step"].tolist() == [0, 3, 6]
-    np.testing.assert_array_equal(some["norm"], whole.set_index("step")["norm"].loc[[0, 3, 6]])
-
-
-def test_an_ensemble_has_one_seed_unless_more_are_asked_for_and_shows_its_progress_if_asked(capsys):
-    members = grid((1e-3,), (0.0, 0.1))
-    assert members == [Member(1e-3, 0.0, 0), Member(1e-3, 0.1, 0)] and len(set(members)) == 2
-    for progress in (True, False):
-        train_ensemble(model, BATCHES, members, steps=2, device="cpu", progress=progress)
-        assert ("training 2 members" in capsys.readouterr().err) == progress
-
-
-def test_ensemble_refusals():
-    with pytest.raises(ValueError, match="'adafactor' has no batched form"):
-        train_ensemble(model, BATCHES, [Member(0.1)], steps=1, optimizer="adafactor")
-    with pytest.raises(ValueError, match="no members"):
-        train_ensemble(model, BATCHES, [], steps=1)
-
-
-@pytest.mark.parametrize("place", ["cpu", "mps"])
-def test_half_precision_is_for_cuda(place):
-    with pytest.raises(ValueError, match=f"this run is on {place}"):
-        _check(1, "loss", "bf16", torch.device(place), ())
-    _check(1, "loss", "bf16", torch.device("cuda"), ())
-
-
-# edges and defaults
-
-
-def test_what_is_not_given_is_adamw_on_the_loss_at_a_thousandth_with_every_step_kept():
-    given = {"optimizer": "adamw", "schedule": 1e-3, "gradients": "loss", "every": 1, "by_layer": False, "seed": 0}
-    net = model(dropout=0.3)
-    done, same = run(steps=3, net=net), run(steps=3, net=model(dropout=0.3), **given | {"precision": "full"})
-    pd.testing.assert_frame_equal(done.history, same.history, check_exact=True)
-    assert done.layers.empty and not done.snapshots and done.measures.empty
-    settings = {"optimizer": "AdamW", "steps": 3, "gradients": "loss", "every": 1, "precision": "full", "seed": 0}
-    assert done.settings == settings | {"device": "cpu"}
-    assert done.history["step"].tolist() == [0, 1, 2, 3]
-    assert done.history.iloc[0].drop(["step", "norm"]).isna().all() and done.history.iloc[1:].notna().all(axis=None)
-    assert all(p.grad is None for p in net.parameters()) and net.training
-
-
-def test_noise_has_deviation_one_and_seed_zero_unless_given():
-    nets = [model(dtype=torch.float32) for _ in range(4)]
-    options = ({}, {"noise_scale": 1.0, "seed": 0}, {"noise_scale": 2.0}, {"seed": 1})
-    first, same, twice, other = (
-        run(steps=1, net=net, optimizer="sgd", schedule=1.0, gradients="noise", **more).history.iloc[1]
-        for net, more in zip(nets, options, strict=True)
-    )
-    assert first.grad_norm == same.grad_norm != other.grad_norm
-    assert twice.grad_norm == pytest.approx(2 * first.grad_norm, rel=1e-6)
-    count = sum(p.numel() for p in nets[0].parameters())
-    assert first.grad_norm**2 / count == pytest.approx(1, abs=6 * (2 / count) ** 0.5)
-    net = model(dtype=torch.float32)
-    noise_gradients(net, generator(0, "cpu"))
-    size = sum(float(p.grad.double().square().sum()) for p in net.parameters())
-    assert size / count == pytest.approx(1, abs=6 * (2 / count) ** 0.5)
-
-
 def test_frozen_and_unused_parameters_have_no_noise_and_no_gradient():
     net = nn.ModuleDict({"used": nn.Linear(3, 2), "idle": nn.Linear(3, 2), "frozen": nn.Linear(3, 2)})
     net["frozen"].requires_grad_(False)
@@ -390,51 +279,22 @@ def test_frozen_and_unused_parameters_have_no_noise_and_no_gradient():
     assert all((p.grad is None) == name.startswith("frozen") for name, p in net.named_parameters())
 
 
-def test_the_bar_shows_the_loss_unless_it_is_turned_off(capsys):
-    options = {"steps": 2, "device": "cpu", "schedule": 0.0, "optimizer": "sgd"}
-    done = train(model(), BATCHES[:1], **options)
-    said = capsys.readouterr().err
-    assert "training: 100%" in said and f"loss={done.history.loss[2]:.3f}" in said
-    train(model(), BATCHES[:1], **options, progress=False)
-    assert not capsys.readouterr().err
-
-
-def test_snapshots_outside_are_all_named_and_the_ends_are_inside():
-    _check(12, "loss", "full", torch.device("cpu"), (0, 12))
-    with pytest.raises(ValueError, match="snapshots at -1, 13, 20 are outside of 0 … 12"):
-        _check(12, "loss", "full", torch.device("cpu"), (20, 13, 5, -1, 0, 12))
-    with pytest.raises(ValueError, match="unknown gradients 'none': choose one of loss, noise"):
-        _check(12, "none", "full", torch.device("cpu"), ())
-    with pytest.raises(ValueError, match="unknown precision 'half': choose one of full, bf16"):
-        _check(12, "loss", "half", torch.device("cuda"), ())
-
-
 def test_a_snapshot_that_finds_nothing_is_a_step_alone_and_parts_can_be_ones_own():
-    done = run(steps=3, snapshots=[3, 1], on_snapshot=lambda step, net: None, by_layer=lambda name: name[:1])
+    done = run(
+        steps=3, record={"snapshots": [3, 1], "on_snapshot": lambda step, net: None, "by_layer": lambda name: name[:1]}
+    )
     assert done.measures.to_dict("list") == {"step": [1, 3]}
     assert set(done.layers.layer) == {name[:1] for name, _ in model().named_parameters()} and "loss" not in done.layers
 
 
 def test_a_record_every_third_step_has_the_rate_and_loss_of_that_step():
     often = run(steps=7, schedule=lambda t: 0.01 * (t + 1))
-    seldom = run(steps=7, schedule=lambda t: 0.01 * (t + 1), every=3)
+    seldom = run(steps=7, schedule=lambda t: 0.01 * (t + 1), record={"every": 3})
     assert seldom.history.step.tolist() == [0, 3, 6] and seldom.settings["every"] == 3
-    assert seldom.history.lr.tolist()[1:] == [0.03, 0.06]
+    assert seldom.history.lr.tolist()[1:] == [0.03, 0.06] and not often.layers.size
+    same = ["norm", "step_norm", "inner", "grad_norm"]
+    np.testing.assert_allclose(seldom.history[same][1:], often.history[same].iloc[[3, 6]], rtol=1e-6)
     assert seldom.history.loss.tolist()[1:] == often.history.loss[[3, 6]].tolist()
-
-
-def test_optimizers_without_options():
-    """Rate 1e-3; AdamW without decay; Adafactor of T5: threshold 1, decay −0.8, ε of 1e-30 and 1e-3."""
-    for name in OPTIMIZERS:
-        group = optimizer(name, gradients_of((2, 2))).param_groups[0]
-        assert group["lr"] == 1e-3 and group["weight_decay"] == 0
-    known = {"clip_threshold": 1.0, "decay_rate": -0.8, "eps": (1e-30, 1e-3), "beta1": None}
-    assert known.items() <= group.items() and group["scale_parameter"] and not group["relative_step"]
-    group = optimizer("adafactor", gradients_of((2, 2)), clip_threshold=2.0).param_groups[0]
-    assert group["clip_threshold"] == 2 and group["decay_rate"] == -0.8
-    group = optimizer("adamw", gradients_of((2, 2)), betas=(0.8, 0.9), weight_decay=0.1).param_groups[0]
-    assert group["betas"] == (0.8, 0.9) and group["weight_decay"] == 0.1
-    assert [schedule("inverse-sqrt", 2.0)(t) for t in (0, 1, 4, 16)] == [2.0, 2.0, 1.0, 0.5]
 
 
 def test_adamw_does_not_decay_unless_it_is_asked_to():
@@ -446,90 +306,9 @@ def test_adamw_does_not_decay_unless_it_is_asked_to():
         assert p.tolist() == pytest.approx([left] * 3)
 
 
-def test_an_ensemble_with_options_of_its_own_is_torchs():
-    """β, ε and momentum away from their defaults, and the defaults; the rate alone without a schedule."""
-    cases = (
-        ("adamw", {"betas": (0.6, 0.8), "eps": 1e-2}, {"betas": (0.6, 0.8), "eps": 1e-2}),
-        ("adamw", {}, {"betas": (0.9, 0.999), "eps": 1e-8}),
-        ("sgd", {}, {"momentum": 0.0}),
-        ("sgd", {"momentum": 0.5}, {"momentum": 0.5}),
-    )
-    for name, mine, torchs in cases:
-        members = [Member(0.05, 0.2, 1), Member(0.02)]
-        more = {"steps": 5, "device": "cpu", "progress": False}
-        history, parameters, _ = train_ensemble(model, BATCHES, members, optimizer=name, **mine, **more)
-        for i, member in enumerate(members):
-            net = model(member.seed)
-            kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[name]
-            steps = kind(net.parameters(), lr=member.lr, weight_decay=member.weight_decay, **torchs)
-            alone = train(net, BATCHES, optimizer=steps, **more)
-            np.testing.assert_allclose(history[history.member == i]["norm"], alone.history["norm"], rtol=1e-9)
-            for key, p in net.named_parameters():
-                torch.testing.assert_close(parameters[i][key], p.detach(), rtol=1e-6, atol=1e-9)
-    default, *_ = train_ensemble(model, BATCHES, members, **more)
-    adamw, *_ = train_ensemble(model, BATCHES, members, optimizer="adamw", every=1, **more)
-    pd.testing.assert_frame_equal(default, adamw, check_exact=True)
-    assert list(default.columns) == ["member", "lr", "weight_decay", "seed", "step", "loss", "norm"]
-    assert default["member"].tolist() == [0] * 6 + [1] * 6 and default["step"].tolist() == [*range(6)] * 2
-
-
-def test_an_ensemble_shows_its_progress_unless_told_not_to_and_counts_its_batches(capsys):
-    train_ensemble(model, BATCHES, [Member(1e-3)], steps=1, device="cpu")
-    assert "training 1 members: 100%" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="the batches ended after 3 of 4 steps"):
-        train_ensemble(model, iter(BATCHES), [Member(1e-3)], steps=4, device="cpu", progress=False)
-    with pytest.raises(ValueError, match="choose one of adamw, sgd"):
-        train_ensemble(model, BATCHES, [Member(1e-3)], steps=4, optimizer="lion")
-
-
-def test_records_do_not_change():
-    for record, field in ((Run(pd.DataFrame()), "history"), (Member(1.0), "lr")):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(record, field, None)
-    assert Run(pd.DataFrame()).snapshots is not Run(pd.DataFrame()).snapshots
-
-
-def test_each_form_of_batch_goes_to_its_device():
-    part = torch.ones(2, 3).mT
-    moved = to_device((part, part), torch.device("cpu"))
-    assert isinstance(moved, tuple) and [each.is_contiguous() for each in moved] == [True, True]
-    assert to_device(part, torch.device("meta")).device.type == "meta"
-    assert to_device({"a": part}, torch.device("meta"))["a"].device.type == "meta"
-
-
-def test_full_precision_asks_for_no_autocast(recwarn):
-    run(steps=1, precision="full")
-    assert not [each for each in recwarn if "autocast" in str(each.message) or "CUDA" in str(each.message)]
-
-
 def test_an_optimizer_that_finds_its_own_rate_has_none_to_record():
     from transformers.optimization import Adafactor
 
     net = model(dtype=torch.float32)
     steps = Adafactor(net.parameters(), scale_parameter=True, relative_step=True, warmup_init=False)
     assert run(steps=2, net=net, optimizer=steps).history.lr.isna().all()
-
-
-def test_an_ensemble_has_adamw_s_step_for_a_short_memory_of_squares():
-    rng = generator(0, "cpu")
-    data = [torch.randn(4, 3, generator=rng) for _ in range(5)]
-
-    def loss(net, x):
-        return net(x).square().mean()
-
-    net = nn.Linear(3, 1, bias=False)
-    alone = torch.optim.AdamW(net.parameters(), lr=0.1, betas=(0.5, 0.4), weight_decay=0.0)
-    start = net.weight.detach().clone()
-    for x in data:
-        alone.zero_grad()
-        loss(net, x).backward()
-        alone.step()
-
-    def same(seed):
-        other = nn.Linear(3, 1, bias=False)
-        other.weight.data = start.clone()
-        return other
-
-    options = {"steps": 5, "loss": loss, "betas": (0.5, 0.4), "device": "cpu", "progress": False}
-    _, (found,), _ = train_ensemble(same, data, grid([0.1], [0.0]), **options)
-    torch.testing.assert_close(found["weight"], net.weight.detach(), rtol=1e-5, atol=1e-6)

@@ -121,7 +121,7 @@ def test_no_two_repetitions_share_a_seed(repetitions):
 @pytest.mark.parametrize("profile", ["smoke", "book", "gpu"])
 def test_snapshots_of_t5_are_evenly_spaced_from_the_start_to_the_end(asked, profile):
     options = asked("t5-null", profile)
-    kept = list(options["snapshots"])
+    kept = list(options["record"].snapshots)
     assert kept[0] == 0 and kept[-1] == options["steps"] and len(set(np.diff(kept))) == 1
     assert len(kept) == {"smoke": 8, "book": 32, "gpu": 8}[profile] + 1
 
@@ -229,10 +229,10 @@ def test_a_kept_path_of_t5_is_in_the_measures_and_its_snapshots_are_those_of_the
     """A training whose parameters grow by their step: points lie on a line, (10, 20, 30) · √8 from the origin."""
     seen = []
 
-    def train(model, batches, *, steps, snapshots, **options):
-        seen.append((steps, list(snapshots), options))
+    def train(model, batches, **options):
+        seen.append(options)
         kept = {step: {"shared.weight": torch.ones(3), "w": torch.full((8,), float(step))} for step in (30, 10, 20)}
-        return training.Run(pd.DataFrame(), snapshots=kept if snapshots else {}, settings={"made": "by hand"})
+        return training.Run(pd.DataFrame(), snapshots=kept, settings={"made": "by hand"})
 
     monkeypatch.setattr(training, "train", train)
     draws = [recipes_t5.t5(draw, null=True, **SMALL) for draw in (0, 1)]
@@ -242,8 +242,8 @@ def test_a_kept_path_of_t5_is_in_the_measures_and_its_snapshots_are_those_of_the
         np.testing.assert_allclose(np.linalg.norm(points, axis=1), np.array([10, 20, 30]) * 8**0.5, rtol=1e-6)
         assert sorted(run.snapshots) == ([] if draw else [10, 20, 30])
         assert run.settings["made"] == "by hand"
-    assert [options["seed"] for _, _, options in seen] == [0, 1000]
-    assert all(options["precision"] == "full" and options["by_layer"] is str for _, _, options in seen)
+    assert [options["seed"] for options in seen] == [0, 1000]
+    assert all(options["precision"] == "full" and options["record"].by_layer is str for options in seen)
 
 
 def kept(norm):

@@ -29,7 +29,7 @@ def is_majority(tokens: Tensor) -> Tensor:
     >>> is_majority(torch.tensor([[A, B, B, B], [A, A, B, A], [A, B, B, A]])).tolist()
     [1, 0, -100]
     """
-    excess = _signs(tokens).sum(1)
+    excess = (tokens == A).sum(1) - (tokens == B).sum(1)
     return torch.where(excess == 0, IGNORE, (excess < 0).long())
 
 
@@ -106,11 +106,6 @@ def copy_previous(count: int, length: int, generator: torch.Generator, symbols: 
     """
     tokens = A + _below(symbols, (count, length), generator)
     return tokens, torch.nn.functional.pad(tokens[:, :-1], (1, 0), value=IGNORE)
-
-
-def _signs(tokens: Tensor) -> Tensor:
-    """1 at ``A``, −1 at ``B``, 0 elsewhere."""
-    return (tokens == A).long() - (tokens == B).long()
 
 
 def _below(high: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -7,7 +7,8 @@ log(1 + exp(−m)). Homogeneity of degree k makes m = ρ^k m̂, with m̂ the mar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,44 +17,22 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq, linprog
 from scipy.special import expit, lambertw
 from torch import Tensor, nn
-from torch.func import functional_call  # not grad or vmap: their first call imports torch._dynamo, 3 s
+from torch.func import functional_call
 from torch.nn.functional import logsigmoid
+
+from nbutils.norms import norm
+from nbutils.together import stacked, train_together
 
 Array = NDArray[np.float64]
 DEEPEST = float(lambertw(np.exp(-1)).real)  # max of |f| σ(−|f|): 0.278…, where |f| = 1 + this; solves x eˣ = 1/e
-
-
-def projection(margins: ArrayLike, degree: float) -> Array:
-    """θ·∇L of single examples, −k m σ(−m): ``−k|f|σ(−|f|)`` where right, ``k|f|σ(|f|)`` where wrong.
-
-    Args:
-        margins: any shape; positive where the network is right.
-        degree: k.
-
-    Below m of about −1e308/k it is infinite, above 745 it is −0.0.
-
-    >>> projection([-2.0, 0.0, 2.0], degree=1).round(4).tolist()
-    [1.7616, -0.0, -0.2384]
-    """
-    m = np.asarray(margins, dtype=np.float64)
-    return -degree * m * expit(-m)
-
-
-def margin_accuracy(margins: ArrayLike) -> float:
-    """Accuracy with each example weighted by its output, ``Σ_right|f| / Σ|f|``. The same at every norm on a ray.
-
-    >>> margin_accuracy([1.0, 1.0, -2.0])
-    0.5
-    """
-    m = _unit(margins)
-    return float(m[m > 0].sum() / abs(m).sum())
 
 
 def equilibrium(unit_margins: ArrayLike, degree: float) -> float:
     """Norm ρ* at which θ·∇L of a batch changes sign on the ray with these margins at unit norm.
 
     With s = ρ^k the loss is convex, so there is at most one: where the mean of ``σ(s|m̂|)``, weighted by ``|m̂|``, is
-    ``margin_accuracy``. It is 0 where that is at most ½ (the norm shrinks everywhere), ``inf`` where none is wrong.
+    the accuracy with the same weights. It is 0 where that is at most ½ (the norm shrinks everywhere), ``inf`` where
+    none is wrong.
 
     Raises:
         ValueError: no margins, or none that is not 0, or one that is not finite.
@@ -61,7 +40,11 @@ def equilibrium(unit_margins: ArrayLike, degree: float) -> float:
     >>> round(equilibrium([2, 2, 2, -2], degree=1), 6)  # logit(¾) / 2
     0.549306
     """
-    m = _unit(unit_margins)
+    m = np.asarray(unit_margins, dtype=np.float64).ravel()
+    if not np.isfinite(m).all():
+        raise ValueError("margins must be finite")
+    if not (m != 0).any():
+        raise ValueError("at least one margin must differ from 0")
     largest = abs(m).max()
     m = m / largest  # s* scales inversely
     right, wrong = m[m > 0].sum(), -m[m < 0].sum()
@@ -80,39 +63,39 @@ def equilibrium(unit_margins: ArrayLike, degree: float) -> float:
     return float(np.exp((log_s - np.log(largest)) / degree))
 
 
-def _unit(margins: ArrayLike) -> Array:
-    m = np.asarray(margins, dtype=np.float64).ravel()
-    if not np.isfinite(m).all():
-        raise ValueError("margins must be finite")
-    if not (m != 0).any():
-        raise ValueError("at least one margin must differ from 0")
-    return m
-
-
 def measured_projection(module: nn.Module, inputs: Tensor, labels: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """f and θ·∇L of each example at its own scale c of all parameters, by reverse-mode autograd.
+    """f and θ·∇L of each example at its own scale c of all parameters, by reverse-mode autograd: two tensors ``(n,)``.
 
     Args:
         module: of matrices, one output, broadcasting like ``models.HomogeneousMLP``; its own parameters are at scale 1.
         inputs, labels, scales: ``(n, n_in)``, ``(n,)`` of 0 and 1, ``(n,)``.
 
-    Returns:
-        Two tensors ``(n,)``.
-
     >>> from nbutils.models import HomogeneousMLP
     >>> net, one = HomogeneousMLP((3, 8, 1), generator=torch.Generator().manual_seed(0)), torch.ones(2)
     >>> f, found = measured_projection(net, torch.ones(2, 3, dtype=torch.float64), one, torch.tensor([1.0, 3.0]))
-    >>> round(float(f[1] / f[0]), 6), np.allclose(found, projection(f, degree=2))  # 3², and autograd agrees
+    >>> round(float(f[1] / f[0]), 6), np.allclose(found, -2 * f * expit(-f))  # 3², and autograd agrees: k = 2
     (9.0, True)
     """
     scales = scales.to(inputs.dtype)[:, None, None]  # one copy of the parameters for each example
-    theta = {name: (scales * value.detach()).requires_grad_() for name, value in module.named_parameters()}
-    f = functional_call(module, theta, (inputs[:, None],))[:, 0, 0]
+    theta = [(scales * w.detach()).requires_grad_() for w in module.parameters()]
+    margins = _margins(module, theta, inputs[:, None], labels[:, None])[:, 0]
     # not binary_cross_entropy_with_logits: its backward pass is σ(f) − y, which is 0 from f = 37 on for y = 1
-    loss = -logsigmoid((2 * labels.to(inputs.dtype) - 1) * f).sum()
-    gradients = torch.autograd.grad(loss, list(theta.values()))
-    products = (value.detach() * gradient for value, gradient in zip(theta.values(), gradients, strict=True))
-    return f.detach(), sum(product.flatten(1).sum(1) for product in products)
+    gradients = torch.autograd.grad(-logsigmoid(margins).sum(), theta)
+    products = (w.detach() * gradient for w, gradient in zip(theta, gradients, strict=True))
+    return _signs(labels, inputs) * margins.detach(), sum(
+        (product.flatten(1).sum(1) for product in products), start=torch.zeros(())
+    )
+
+
+def _signs(labels: Tensor, inputs: Tensor) -> Tensor:
+    return 2 * labels.to(inputs.dtype) - 1
+
+
+def _margins(module: nn.Module, theta: Sequence[Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
+    """Margins of a module with other parameters, which may have one more axis in front than its own."""
+    names = (name for name, _ in module.named_parameters())
+    f = functional_call(module, dict(zip(names, theta, strict=True)), (inputs,)).squeeze(-1)
+    return _signs(labels, inputs) * f
 
 
 def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor, *, decades: float = 4) -> float:
@@ -126,15 +109,12 @@ def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor, *, d
     >>> round(measured_equilibrium(net, x, torch.tensor([1, 1, 1, 0])), 6)  # logit(¾) / 2, as ``equilibrium`` says
     0.549306
     """
-
-    parameters = {name: value.detach() for name, value in module.named_parameters()}
-    sign = 2 * labels.to(inputs.dtype) - 1
+    here = [w.detach() for w in module.parameters()]
 
     def batch(log_c: float) -> float:
-        theta = {name: (np.exp(log_c) * value).requires_grad_() for name, value in parameters.items()}
-        loss = -logsigmoid(sign * functional_call(module, theta, (inputs,)).squeeze(-1)).mean()
-        gradients = torch.autograd.grad(loss, list(theta.values()))
-        products = (value.detach() * gradient for value, gradient in zip(theta.values(), gradients, strict=True))
+        theta = [(np.exp(log_c) * w).requires_grad_() for w in here]
+        gradients = torch.autograd.grad(-logsigmoid(_margins(module, theta, inputs, labels)).mean(), theta)
+        products = (w.detach() * gradient for w, gradient in zip(theta, gradients, strict=True))
         return float(np.arcsinh(1e3 * float(sum(p.sum() for p in products))))  # compressed: it spans many decades
 
     end = decades * np.log(10)
@@ -142,17 +122,14 @@ def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor, *, d
         return 0.0
     if batch(end) <= 0:
         return float("inf")
-    norm = sum(float(value.double().square().sum()) for value in parameters.values()) ** 0.5
-    return norm * float(np.exp(brentq(batch, -end, end, xtol=1e-12)))
+    return norm(module) * float(np.exp(brentq(batch, -end, end, xtol=1e-12)))
 
 
 class Descent(NamedTuple):
     """What ``descend`` saw at some steps; each array is ``(len(times), runs)``, margins ``(len(times), runs, n)``."""
 
-    times: Array
     norm: Array
     projection: Array
-    gradient_norm: Array
     margins: Array
 
     @property
@@ -167,41 +144,38 @@ class Descent(NamedTuple):
 
 
 def descend(
-    modules: Sequence[nn.Module], inputs: Tensor, labels: Tensor, *, steps: int, rate: float, times: Sequence[int]
+    modules: Sequence[nn.Module], inputs: Tensor, labels: Tensor, *, rate: float, times: Iterable[int]
 ) -> Descent:
-    """Full-batch gradient descent on the mean loss, several networks of one shape at once.
+    """Full-batch gradient descent on the mean loss, several networks of one shape at once, to the last of ``times``.
 
     Args:
         modules: of one output and one shape, and broadcasting like ``models.HomogeneousMLP``; left as they were.
         inputs, labels: ``(n, n_in)`` or ``(runs, n, n_in)``; ``(n,)`` or ``(runs, n)``.
-        steps, rate: number and size of the steps.
-        times: steps, 0 to ``steps``, at which to look.
+        rate: size of the steps.
+        times: numbers of steps done, from 0 on, at which to look.
 
     >>> from nbutils.models import HomogeneousMLP
     >>> net, x = HomogeneousMLP((1, 1)), torch.full((4, 1), 2.0, dtype=torch.float64)
-    >>> descend([net], x, torch.tensor([1, 1, 1, 0]), steps=99, rate=1.0, times=[99]).norm.round(6)  # logit(¾) / 2
+    >>> descend([net], x, torch.tensor([1, 1, 1, 0]), rate=1.0, times=[99]).norm.round(6)  # logit(¾) / 2
     array([[0.549306]])
     """
-    names = [name for name, _ in modules[0].named_parameters()]
-    stacks = [torch.stack([dict(m.named_parameters())[name].detach() for m in modules]) for name in names]
-    theta = [stack.requires_grad_() for stack in stacks]
-    sign, looked = 2 * labels.to(inputs.dtype) - 1, {int(t) for t in times}
-    seen: list[list[Array]] = []
-    for step in range(steps + 1):
-        m = sign * functional_call(modules[0], dict(zip(names, theta, strict=True)), (inputs,)).squeeze(-1)
-        gradients = torch.autograd.grad(-logsigmoid(m).mean(-1).sum(), theta)
-        with torch.no_grad():
-            if step in looked:
-                norm = _per_run(theta, theta).sqrt()
-                parts = (norm, _per_run(theta, gradients), _per_run(gradients, gradients).sqrt(), m)
-                seen.append([part.double().cpu().numpy() for part in parts])
-            for value, gradient in zip(theta, gradients, strict=True):
-                value -= rate * gradient
-    return Descent(np.array(sorted(looked)), *map(np.array, zip(*seen, strict=True)))
+    looked, seen = {int(t) for t in times}, []
+
+    def gradients(theta: list[Tensor]) -> None:
+        (-logsigmoid(_margins(modules[0], theta, inputs, labels)).mean(-1).sum()).backward()
+
+    run = train_together(stacked(modules), gradients, partial(torch.optim.SGD, lr=rate), max(looked) + 1)
+    for t, step in enumerate(run):
+        if t in looked:
+            margins = _margins(modules[0], step.before, inputs, labels)
+            parts = _per_run(step.before, step.before).sqrt(), _per_run(step.before, step.gradients), margins
+            seen.append([part.double().cpu().numpy() for part in parts])
+    return Descent(*map(np.array, zip(*seen, strict=True)))
 
 
 def _per_run(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    return sum((x.detach().double() * y.detach().double()).flatten(1).sum(1) for x, y in zip(a, b, strict=True))
+    products = (x.double() * y.double() for x, y in zip(a, b, strict=True))
+    return sum((product.flatten(1).sum(1) for product in products), start=torch.zeros(()))
 
 
 def separating_direction(inputs: ArrayLike, labels: ArrayLike) -> tuple[float, Array]:

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformers.optimization import Adafactor
 
 from nbutils import intervals
+from nbutils.together import Gradients, gradients_of, train_together
 
 Array = NDArray[np.float64]
+Loss = Callable[[list[Tensor], Tensor, Tensor], Tensor]  # of weights, x and y; (runs,)
 
 
 class Problem(NamedTuple):
@@ -53,32 +54,27 @@ def problem(
     hidden: int = 16,
     classes: int = 4,
     noise: float = 0.2,
-    dtype: torch.dtype = torch.float64,
     generator: torch.Generator,
 ) -> Problem:
     """Gaussian inputs, labels of a random linear teacher, a share ``noise`` of them replaced by random classes.
 
-    Each run has its own data, teacher and start, and each matrix starts with norm 1.
+    Each run has its own data, teacher and start, and each matrix starts with norm 1; float64.
 
     >>> data = problem(2, generator=torch.Generator().manual_seed(0))
     >>> data.x.shape, [w.norm(dim=(1, 2)).round(decimals=6).tolist() for w in data.weights]
     (torch.Size([2, 64, 8]), [[1.0, 1.0], [1.0, 1.0]])
     """
-    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=dtype, device=generator.device)  # noqa: E731
+    at: dict[str, Any] = {"generator": generator, "device": generator.device}
+    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, **at)  # noqa: E731
     x, teacher = draw(runs, samples, features), draw(runs, features, classes)
-    uniform = torch.rand(runs, samples, generator=generator, device=generator.device)
-    random = torch.randint(classes, (runs, samples), generator=generator, device=generator.device)
+    uniform, random = torch.rand(runs, samples, **at), torch.randint(classes, (runs, samples), **at)
     y = torch.where(uniform < noise, random, (x @ teacher).argmax(-1))
     weights = [draw(runs, hidden, features), draw(runs, classes, hidden)]
     return Problem(x, y, [w / w.norm(dim=(1, 2), keepdim=True) for w in weights])
 
 
-def normalised(x: Tensor, eps: float = 0.0) -> Tensor:
-    """Mean 0 and variance 1 over the last axis; with ``eps`` as layer norm has it.
-
-    >>> normalised(torch.tensor([0.0, 0.0, 3.0]))  # mean 1, variance 2
-    tensor([-0.7071, -0.7071,  1.4142])
-    """
+def _normalised(x: Tensor, eps: float) -> Tensor:
+    """Layer norm without gain and shift; the rounding of ``sublayers.standardise`` would change chaotic runs."""
     x = x - x.mean(-1, keepdim=True)
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
@@ -93,13 +89,9 @@ def losses(weights: Sequence[Tensor], x: Tensor, y: Tensor, *, eps: float = 0.0)
     True
     """
     first, second = weights
-    h = torch.relu(normalised(x @ first.mT, eps))
-    logits = 2 * normalised(h @ second.mT, eps)  # (runs, samples, classes)
+    h = torch.relu(_normalised(x @ first.mT, eps))
+    logits = 2 * _normalised(h @ second.mT, eps)  # (runs, samples, classes)
     return torch.nn.functional.cross_entropy(logits.mT, y, reduction="none").mean(-1)
-
-
-Gradients = Callable[[list[Tensor]], None]
-Loss = Callable[[list[Tensor], Tensor, Tensor], Tensor]  # of weights, x and y; (runs,)
 
 
 def loss_gradients(
@@ -121,8 +113,8 @@ def loss_gradients(
         if batch is not None:
             pick = torch.randint(samples, (runs, batch), generator=generator, device=generator.device)
             y, x = y.gather(1, pick), x.gather(1, pick[..., None].expand(-1, -1, x.shape[-1]))
-        for w, grad in zip(theta, torch.autograd.grad(loss(theta, x, y).sum(), theta), strict=True):
-            w.grad = grad
+        for w, gradient in zip(theta, torch.autograd.grad(loss(theta, x, y).sum(), theta), strict=True):
+            w.grad = gradient
 
     return fill
 
@@ -141,7 +133,7 @@ def noise_gradients(*, across: bool = False, generator: torch.Generator) -> Grad
 
     def fill(theta: list[Tensor]) -> None:
         for w in theta:
-            g = torch.randn(w.shape, generator=generator, dtype=w.dtype, device=w.device)
+            g = torch.randn(w.shape, generator=generator, dtype=w.dtype, device=generator.device).to(w.device)
             if across:
                 rho = w.detach().norm(dim=(1, 2), keepdim=True)
                 unit = w.detach() / rho
@@ -152,18 +144,12 @@ def noise_gradients(*, across: bool = False, generator: torch.Generator) -> Grad
 
 
 def unit_steps(gradients: Gradients) -> Gradients:
-    """Each matrix's gradient divided by its own length: with SGD, steps of fixed length.
-
-    >>> w = torch.ones(1, 2, 3, dtype=torch.float64, requires_grad=True)
-    >>> unit_steps(noise_gradients(generator=torch.Generator().manual_seed(0)))([w])
-    >>> round(float(w.grad.norm()), 9)
-    1.0
-    """
+    """Each matrix's gradient divided by its own length: with SGD, steps of fixed length."""
 
     def fill(theta: list[Tensor]) -> None:
         gradients(theta)
-        for w in theta:
-            w.grad = w.grad / w.grad.norm(dim=(1, 2), keepdim=True)
+        for w, gradient in zip(theta, gradients_of(theta), strict=True):
+            w.grad = gradient / gradient.norm(dim=(1, 2), keepdim=True)
 
     return fill
 
@@ -179,14 +165,14 @@ def sized_noise(sizes: Array, *, generator: torch.Generator) -> Gradients:
     >>> (sum(w.grad.square().sum((1, 2)) for w in theta) ** 0.5).numpy().round(6).tolist()
     [1.0, 2.0]
     """
-    rows = iter(torch.as_tensor(sizes))
+    rows, normal = iter(torch.as_tensor(sizes)), noise_gradients(generator=generator)
 
     def fill(theta: list[Tensor]) -> None:
-        noise = [torch.randn(w.shape, generator=generator, dtype=w.dtype, device=w.device) for w in theta]
-        length = sum(g.square().sum((1, 2)) for g in noise) ** 0.5
+        normal(theta)
+        length = sum((g.square().sum((1, 2)) for g in gradients_of(theta)), start=torch.zeros(())) ** 0.5
         scale = next(rows).to(length) / length
-        for w, g in zip(theta, noise, strict=True):
-            w.grad = g * scale[:, None, None]
+        for gradient in gradients_of(theta):
+            gradient *= scale[:, None, None]
 
     return fill
 
@@ -216,15 +202,11 @@ def train(
     rate: Callable[[int], float] | None = None,
     name: str | None = None,
 ) -> Steps:
-    """Train all runs together and record every step.
+    """Train all runs by ``together.train_together`` from ``weights``, which stay, and record every step.
 
     Args:
-        weights: the start, each ``(runs, rows, columns)``; not changed.
-        gradients: fills ``.grad``.
-        optimizer: from parameters to the optimizer. One that works element by element treats the runs apart from each
-            other; for Adafactor take ``RunwiseAdafactor``.
-        rate: learning rate at step t = 1, 2, …; ``None`` for the optimizer's own.
-        name: label of a progress bar; ``None`` for none.
+        weights: the start, each ``(runs, rows, columns)``.
+        optimizer: for Adafactor take ``RunwiseAdafactor``.
 
     >>> start = [torch.tensor([[[3.0, 4.0]]], dtype=torch.float64)]
     >>> gradients = unit_steps(noise_gradients(across=True, generator=torch.Generator().manual_seed(0)))
@@ -232,22 +214,14 @@ def train(
     >>> steps.after[:, 0, 0].round(9)  # steps of length 1 across θ: ρ² = 25 + t
     array([26., 27., 28.])
     """
-    theta = [w.clone().requires_grad_() for w in weights]
-    opt, rows = optimizer(theta), []
+    rows = []
     dot = lambda a, b: (a * b).sum((1, 2), dtype=torch.float64)  # noqa: E731  (runs,)
-    for t in tqdm(range(1, steps + 1), desc=name, leave=False, disable=name is None):
-        gradients(theta)
-        if rate is not None:
-            for group in opt.param_groups:
-                group["lr"] = rate(t)
-        old = [w.detach().clone() for w in theta]
-        grads = [w.grad.clone() for w in theta]
-        opt.step()
+    theta = [w.clone() for w in weights]
+    for done in train_together(theta, gradients, optimizer, steps, rate=rate, name=name):
         row = []
-        for w, o, g in zip(theta, old, grads, strict=True):
-            now = w.detach()
-            delta = now - o
-            pairs = ((o, o), (now, now), (delta, delta), (o, delta), (o, g), (g, g))
+        for old, g, now in zip(done.before, done.gradients, done.after, strict=True):
+            delta = now - old
+            pairs = ((old, old), (now, now), (delta, delta), (old, delta), (old, g), (g, g))
             row.append(torch.stack([dot(a, b) for a, b in pairs]))
         rows.append(torch.stack(row, dim=1))
     return Steps(*torch.stack(rows, dim=1).cpu().numpy())

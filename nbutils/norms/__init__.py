@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor, nn
 
+QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
+
 
 def norm(parameters: nn.Module | Mapping[str, Tensor] | Iterable[Tensor]) -> float:
     """‖θ‖ of a model, a state dict or any tensors: squares in float64, what comes twice counted once.

@@ -119,9 +119,9 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
         of.vocab, of.dim, of.depth, of.heads, of.length, placement=recipe.placement,
         init_std=recipe.init, generator=devices.generator(seed, "cpu"),
     ).to(place)  # fmt: skip
-    noise: float | dict[str, float] = 1.0
+    gradients: str | dict[str, float] = "loss"
     if recipe.gradients == "noise":
-        noise = training.gradient_scales(model, next(windows).to(place))
+        gradients = training.gradient_scales(model, next(windows).to(place))
     ends: dict[int, dict[str, Tensor]] = {}
 
     def on_snapshot(step: int, model: nn.Module) -> dict[str, float]:
@@ -136,12 +136,8 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
         steps=of.steps,
         optimizer=optimizers.optimizer(recipe.optimizer, list(model.parameters()), recipe.lr, **options),
         schedule=schedule(recipe, of.warmup),
-        gradients=recipe.gradients,
-        noise_scale=noise,
-        every=of.every,
-        by_layer=part_of,
-        snapshots=log_steps(of.steps),
-        on_snapshot=on_snapshot,
+        gradients=gradients,
+        record=training.Record(of.every, part_of, log_steps(of.steps), on_snapshot),
         device=place,
         precision="bf16" if place == "cuda" else "full",
         seed=seed + NOISE,

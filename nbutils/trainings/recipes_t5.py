@@ -73,8 +73,7 @@ def t5(draw: int = 0, *, null: bool = False, profile: str, seed: int, device: st
         optimizer="adafactor",
         schedule=optimizers.schedule("inverse-sqrt", 1.0, warmup=warmup),
         gradients="noise" if null else "loss",
-        by_layer=str if null else True,
-        snapshots=range(0, steps + 1, steps // parts),
+        record=training.Record(by_layer=str if null else True, snapshots=range(0, steps + 1, steps // parts)),
         device=device,
         precision="bf16" if profiles.resolve(profile) == "gpu" and devices.resolve(device) == "cuda" else "full",
         seed=own,  # the weights' too: T5 draws them in another order than the noise, so the two are not parallel
