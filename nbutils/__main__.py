@@ -36,8 +36,8 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, does: str, description: str, epilog: str = "") -> argparse.ArgumentParser:
-        how = {"help": does, "description": description, "epilog": epilog}
-        return commands.add_parser(name, formatter_class=argparse.RawDescriptionHelpFormatter, **how)
+        shape = argparse.RawDescriptionHelpFormatter
+        return commands.add_parser(name, help=does, description=description, epilog=epilog, formatter_class=shape)
 
     what = "Parameter norm, direction and norm budget along a series of checkpoints. No model is built."
     norms = command("norms", "norm growth along a series of checkpoints", what, SOURCES + TABLE)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -16,11 +15,8 @@ from numpy.typing import NDArray
 from nbutils import __version__, figures, fits
 from nbutils.checkpoints import Series, report
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 Array = NDArray[np.float64]
-Draw = Callable[[pd.DataFrame, pd.DataFrame], "Axes"]  # of the total and of the whole table
+Draw = Callable[[pd.DataFrame, pd.DataFrame], None]  # of the total and of the whole table
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
@@ -65,8 +61,8 @@ def exponents(total: pd.DataFrame) -> pd.DataFrame:
     count = int(np.log2(t[-1] / t[0])) if len(t) else 0
     edges = t[-1] * 2.0 ** np.arange(-count, 1) if count else np.array([])
     curves = {"exponent": after.norm.to_numpy(), "noise": noise(total)[total.step > 0]}
-    found = {name: fits.local_exponents(t, rho, edges) if count else [] for name, rho in curves.items()}
-    return pd.DataFrame({"middle": np.sqrt(edges[1:] * edges[:-1]), **found})
+    found = pd.DataFrame({"middle": np.sqrt(edges[1:] * edges[:-1])})
+    return found.assign(**{name: fits.local_exponents(t, rho, edges) for name, rho in curves.items() if count})
 
 
 def write(result: Series, source: str, path: Path) -> None:
@@ -78,8 +74,8 @@ def write(result: Series, source: str, path: Path) -> None:
     total = result.table[result.table.layer == "total"].reset_index(drop=True)
     if len(total) < 2:
         raise ValueError(f"{len(total)} checkpoint: a report needs two or more")
-    shown = [entry for entry in FIGURES if entry[0] is not _layers or result.table.layer.nunique() > 1]
-    drawn = [_figure(draw, total, result.table, caption) for draw, caption in shown]
+    empty = {_layers: result.table.layer.nunique() == 1, _octaves: exponents(total).empty}
+    drawn = [_figure(draw, total, result.table, caption) for draw, caption in FIGURES if not empty.get(draw)]
     known = {"source": escape(source), "sentences": "</p><p>".join(map(escape, sentences(total)))}
     known |= {"version": __version__}
     known |= {"figures": "\n".join(drawn), "summary": escape(report.summary(result))}
@@ -93,25 +89,25 @@ def _figure(
 
     with plt.rc_context():
         figures.use_style()
-        axes, text = draw(total, table), io.StringIO()
-        axes.figure.savefig(text, format="svg", metadata={"Date": None})
-        plt.close(axes.figure)
+        text = io.StringIO()
+        draw(total, table)
+        plt.savefig(text, format="svg", metadata={"Date": None})
+        plt.close()
     svg = text.getvalue()[text.getvalue().index("<svg") :].replace(
         "<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1
     )
     return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _norm(total: pd.DataFrame, table: pd.DataFrame) -> Axes:
+def _norm(total: pd.DataFrame, table: pd.DataFrame) -> None:
     ax = figures.axes("step $t$", r"parameter norm $\rho$")
     ax.plot(total.step, total.norm, "o-", color=figures.BLUE, markersize=3.5, label="this series")
     ax.plot(total.step, square_root(total), label=r"$\sqrt{\rho_0^2+ct}$", **figures.THEORY)
     ax.plot(total.step, noise(total), ":", color=figures.RED, label="noise, same lengths")
     ax.legend()
-    return ax
 
 
-def _layers(total: pd.DataFrame, table: pd.DataFrame) -> Axes:
+def _layers(total: pd.DataFrame, table: pd.DataFrame) -> None:
     import matplotlib.pyplot as plt
 
     ax = figures.axes("step $t$", r"$\rho/\rho_0$ of a layer")
@@ -121,10 +117,9 @@ def _layers(total: pd.DataFrame, table: pd.DataFrame) -> Axes:
             ax.plot(rows.step, rows.norm / rows.norm.iloc[0], color=colour, linewidth=1.2, label=name)
     ax.plot(total.step, total.norm / total.norm.iloc[0], color=figures.BLUE, linewidth=2.4, label="total")
     ax.legend(fontsize=7, ncols=1 + len(parts) // 12, loc="upper left", bbox_to_anchor=(1.01, 1))
-    return ax
 
 
-def _octaves(total: pd.DataFrame, table: pd.DataFrame) -> Axes:
+def _octaves(total: pd.DataFrame, table: pd.DataFrame) -> None:
     ax, found = figures.axes("step $t$", r"$d\ln\rho\,/\,d\ln t$", log="x"), exponents(total)
     ax.set_xticks(found.middle, [f"{t:.3g}" for t in found.middle])
     ax.minorticks_off()
@@ -132,25 +127,22 @@ def _octaves(total: pd.DataFrame, table: pd.DataFrame) -> Axes:
     ax.plot(found.middle, found.noise, "s", color=figures.RED, fillstyle="none", label="noise, same lengths")
     ax.axhline(0.5, **figures.THEORY)
     ax.legend()
-    return ax
 
 
-def _budget(total: pd.DataFrame, table: pd.DataFrame) -> Axes:
+def _budget(total: pd.DataFrame, table: pd.DataFrame) -> None:
     ax = figures.axes("step $t$", r"growth of $\rho^2$ in an interval")
     ax.plot(total.step, total.displacement_sq, "o-", color=figures.BLUE, markersize=3.5, label=r"$\|\Delta\|^2$")
     ax.plot(total.step, total.inner, "s-", color=figures.ORANGE, markersize=3.5, label=r"$2\theta\cdot\Delta$")
     ax.axhline(0, color=figures.BLACK, linewidth=0.8)
     ax.legend()
-    return ax
 
 
-def _direction(total: pd.DataFrame, table: pd.DataFrame) -> Axes:
+def _direction(total: pd.DataFrame, table: pd.DataFrame) -> None:
     ax = figures.axes("step $t$", "angle to the one before, degrees")
     ax.plot(
         total.step, np.degrees(np.arccos(total.cos_similarity.astype(float))), "o-", color=figures.BLUE, markersize=3.5
     )
     ax.set_ylim(bottom=0)
-    return ax
 
 
 FIGURES: tuple[tuple[Draw, str], ...] = (
