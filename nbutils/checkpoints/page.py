@@ -74,7 +74,7 @@ def write(result: Series, source: str, path: Path) -> None:
     total = result.table[result.table.layer == "total"].reset_index(drop=True)
     if len(total) < 2:
         raise ValueError(f"{len(total)} checkpoint: a report needs two or more")
-    empty = {_layers: result.table.layer.nunique() == 1, _octaves: exponents(total).empty}
+    empty: dict[Draw, bool] = {_layers: result.table.layer.nunique() == 1, _octaves: exponents(total).empty}
     drawn = [_figure(draw, total, result.table, caption) for draw, caption in FIGURES if not empty.get(draw)]
     known = {"source": escape(source), "sentences": "</p><p>".join(map(escape, sentences(total)))}
     known |= {"version": __version__}
@@ -82,9 +82,7 @@ def write(result: Series, source: str, path: Path) -> None:
     path.write_text(Template(TEMPLATE.read_text(encoding="utf-8")).substitute(known), encoding="utf-8")
 
 
-def _figure(
-    draw: Callable[[pd.DataFrame, pd.DataFrame], Axes], total: pd.DataFrame, table: pd.DataFrame, caption: str
-) -> str:
+def _figure(draw: Draw, total: pd.DataFrame, table: pd.DataFrame, caption: str) -> str:
     import matplotlib.pyplot as plt
 
     with plt.rc_context():
