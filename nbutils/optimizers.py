@@ -41,7 +41,10 @@ def optimizer(name: str, params: Iterable[Tensor], lr: float = 1e-3, **options: 
         case "sgd":
             return torch.optim.SGD(params, lr=lr, **options)
         case "adamw":
-            return torch.optim.AdamW(params, lr=lr, **{"weight_decay": 0.0, "fused": True} | options)
+            params = list(params)
+            # the fused kernel on CPU is wrong where a gradient or a moment has other strides than its parameter
+            plain = {"weight_decay": 0.0, "fused": all(p.is_contiguous() for p in params)}
+            return torch.optim.AdamW(params, lr=lr, **plain | options)
         case "adafactor":
             from transformers.optimization import Adafactor
 

@@ -6,7 +6,6 @@ and loss, learning rate and θ·∇L, which are at θ_{t−1}. Row 0 is the star
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,7 +112,8 @@ def noise_gradients(model: nn.Module, generator: torch.Generator, *, scale: floa
         if parameter.requires_grad:
             std = scale[name] if isinstance(scale, Mapping) else scale
             drawn = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype, device=generator.device)
-            parameter.grad = std * drawn.to(parameter.device)
+            # in the parameter's own strides: fused optimizers on CPU read memory as if a gradient had them
+            parameter.grad = torch.empty_like(parameter).copy_(std * drawn)
 
 
 def train(
@@ -179,15 +179,16 @@ def train(
         measures.append({"step": step} | dict(record.on_snapshot(step, model) or {}))
         model.train()
 
-    with _dropout_seed(seed, place):
+    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+        torch.manual_seed(seed)
         model.train()
         look(0)
-        for t in (bar := tqdm(range(steps), desc="training", disable=not progress)):
+        for t in tqdm(range(steps), desc="training", disable=not progress):
             optimizer.zero_grad()
             if null:
                 noise_gradients(model, noise, scale=1.0 if isinstance(gradients, str) else gradients)
             else:
-                batch = to_device(next_batch(source, t, steps), place)
+                batch = to_device(next(source), place)
                 with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
                     value = loss(model, batch)
                 value.backward()
@@ -201,8 +202,6 @@ def train(
                 # a tensor until the end: a GPU is not waited for
                 of_step = float("nan") if null else value.detach()
                 rows.append({"step": tracker.steps, "loss": of_step, "lr": _rate(optimizer)})
-                if not bar.disable:
-                    bar.set_postfix(loss=f"{float(of_step):.3f}", refresh=False)
             look(t + 1)
     optimizer.zero_grad()
     measured = tracker.history().drop(columns="cos_similarity")
@@ -254,50 +253,30 @@ def _rate(optimizer: Optimizer) -> float:
     return float("nan") if rates or rate is None else float(rate)
 
 
-def _map(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
-    if isinstance(batch, Tensor):
-        return function(batch)
-    if isinstance(batch, Mapping):
-        return {key: function(value) for key, value in batch.items()}
-    return tuple(function(part) for part in batch)
-
-
 def to_device(batch: Batch, place: torch.device) -> Batch:
     """A batch on a device, its tensors contiguous.
 
     >>> to_device({"labels": torch.ones(2, 3).mT}, torch.device("cpu"))["labels"].is_contiguous()
     True
     """
-    return _map(batch, lambda x: x.to(place, non_blocking=True).contiguous())  # T5 views its labels
+    if isinstance(batch, Tensor):
+        return batch.to(place, non_blocking=True).contiguous()  # T5 views its labels
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, place) for key, value in batch.items()}
+    return tuple(to_device(part, place) for part in batch)
 
 
 def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
     """A list again and again; an iterator as it is.
 
+    Raises:
+        ValueError: the iterator has ended, or the list is empty.
+
     >>> list(itertools.islice(endless([1, 2]), 5))
     [1, 2, 1, 2, 1]
     """
-    return itertools.cycle(batches) if isinstance(batches, Sequence) else iter(batches)
-
-
-def next_batch(source: Iterator[Batch], t: int, steps: int) -> Batch:
-    """The batch of step ``t`` of ``steps``.
-
-    Raises:
-        ValueError: the batches have ended.
-
-    >>> next_batch(iter([]), 3, 10)
-    Traceback (most recent call last):
-    ValueError: the batches ended after 3 of 10 steps
-    """
-    try:
-        return next(source)
-    except StopIteration:
-        raise ValueError(f"the batches ended after {t} of {steps} steps") from None
-
-
-@contextlib.contextmanager
-def _dropout_seed(seed: int, place: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
+    given = 0
+    for batch in itertools.cycle(batches) if isinstance(batches, Sequence) else batches:
+        yield batch
+        given += 1
+    raise ValueError(f"the batches ended after {given} steps: give one for each, or a list, which is repeated")

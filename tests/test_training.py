@@ -249,7 +249,7 @@ def test_settings_that_cannot_be(options, said):
 
 
 def test_too_few_batches_are_counted():
-    with pytest.raises(ValueError, match="the batches ended after 3 of 5 steps"):
+    with pytest.raises(ValueError, match="the batches ended after 3 steps: give one for each"):
         train(model(), iter(BATCHES), steps=5, device="cpu", progress=False)
 
 
