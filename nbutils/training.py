@@ -23,7 +23,6 @@ from nbutils.layers import layer_of
 from nbutils.norms import NormTracker
 
 Batch = Any  # tokens (B, T + 1), a pair (inputs, targets), or a mapping of tensors for a transformers model
-IGNORED = -100  # the target that cross_entropy leaves out
 COLUMNS = ("step", "loss", "lr", "norm", "step_norm", "inner", "alignment", "projection", "grad_norm")
 
 
@@ -79,8 +78,7 @@ def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
     if isinstance(batch, Mapping):
         return model(**batch).loss
     inputs, targets = (batch[:, :-1], batch[:, 1:]) if isinstance(batch, Tensor) else batch
-    logits = model(inputs)
-    return cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+    return cross_entropy(model(inputs).flatten(0, -2), targets.flatten())  # which leaves −100 out
 
 
 def gradient_scales(

@@ -1,10 +1,6 @@
 """Tables, profiles and devices: what bad input says."""
 
-import doctest
-import importlib
-import inspect
 import os
-import pkgutil
 import statistics
 import subprocess
 import sys
@@ -82,30 +78,10 @@ def test_import_is_cheap():
     assert statistics.median(seconds) < 0.1
 
 
-INTERNAL = ("claims.records", "norms.attach", "norms.loops", "norms.pieces", "norms.shards", "checkpoints.")
-INTERNAL += ("homogeneity.rules",)
-
-
 def test_all_that_stands_at_the_top_is_listed():
     folder = Path(nbutils.__file__).parent
     there = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert nbutils.__all__ == sorted(name for name in there if not name.startswith("_"))
-
-
-@pytest.mark.parametrize("name", [name for _, name, _ in pkgutil.walk_packages(nbutils.__path__, "nbutils.")])
-def test_each_public_function_has_an_example(name):
-    """What the finder of doctest does not see would not be run: only what it finds counts."""
-    module = importlib.import_module(name)
-    shown = {found.name for found in doctest.DocTestFinder().find(module) if found.examples}
-    public = {
-        f"{name}.{key}"
-        for key, value in vars(module).items()
-        if not key.startswith("_")
-        and getattr(value, "__module__", "") == name
-        and inspect.isfunction(inspect.unwrap(value))
-    }
-    if name != "nbutils.__main__" and not any(word in name for word in INTERNAL):
-        assert not public - shown, f"no example: {', '.join(sorted(public - shown))}"
 
 
 @pytest.mark.parametrize(

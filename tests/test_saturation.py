@@ -212,23 +212,6 @@ def test_dropout_is_off_unless_asked_and_draws_from_its_seed():
     assert torch.equal(state, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float64])
-@pytest.mark.parametrize("c", [1.0, 1000.0])
-def test_both_runs_have_the_precision_that_is_asked_for(c, dtype):
-    model = Rows(table())
-    saturation.compare(model, [{"input_ids": torch.tensor([[0, 1, 2]])}], c, dtype=dtype)
-    assert [kind for _, kind in model.seen] == [dtype or torch.float32] * 2
-
-
-def test_the_scale_is_the_papers_thousand_unless_given():
-    model = Rows(table(), lambda x: x + x.square().mean())
-    for found, c in (
-        (saturation.similarity(model, [[0, 1]]), 1000.0),
-        (saturation.similarity(model, [[0, 1]], 30), 30),
-    ):
-        assert torch.equal(found.raw, raw(model, {"input_ids": torch.tensor([[0, 1]])}, c))
-
-
 # ---- what goes wrong is named ----
 
 
@@ -306,16 +289,6 @@ def test_batches_hold_every_sentence_once(lengths, max_tokens, padding, both):
             rows = zip(widest, batch["decoder_attention_mask"].bool(), strict=True)
             assert [row[mask].tolist() for row, mask in rows] == [[*text, 99] for text in found[-len(ids) :]]
     assert sorted(found) == sorted(texts)
-
-
-def test_batches_hold_4096_tokens_unless_more_are_asked_for():
-    model = Rows(table())
-    saturation.similarity(model, [[1]] * 4097)
-    assert [shape for shape, _ in model.seen] == [(4096, 1), (1, 1)] * 2
-    (batch,) = saturation.batches_by_length([[5, 6, 7], [8]], pad=4)
-    assert batch["input_ids"].tolist() == [[8, 4, 4], [5, 6, 7]]
-    assert batch["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
-    assert [len(b["input_ids"]) for b in saturation.batches_by_length([[1, 1]] * 4, max_tokens=6)] == [3, 1]
 
 
 @pytest.mark.parametrize(("pad", "shown"), [(7, 7), (None, 0)])
