@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from tiny import tiny
 from torch import nn
 
 from nbutils import heads
@@ -183,27 +184,6 @@ def test_summary_by_hand():
 # ---- models ----
 
 
-def tiny(kind, attention="eager"):
-    """A new model of ``transformers``, biases 0 and layer norms at gain 1; matrices 10 times the usual 0.02."""
-    import transformers as tf
-
-    common = {"vocab_size": 50, "attn_implementation": attention}
-    wide = {"initializer_range": 0.2, **common}
-    two = {"num_hidden_layers": 2, "num_attention_heads": 2}
-    ends = {"bos_token_id": 0, "eos_token_id": 0}
-    of_t5 = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2, "num_layers": 2, "decoder_start_token_id": 0}
-    made, config = {
-        "bert": (tf.BertModel, tf.BertConfig(hidden_size=16, intermediate_size=32, **two, **wide)),
-        "gpt2": (tf.GPT2Model, tf.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=16, **ends, **wide)),
-        "t5": (tf.T5Model, tf.T5Config(**of_t5, **common)),
-        "xlnet": (tf.XLNetModel, tf.XLNetConfig(vocab_size=50, d_model=16, n_layer=2, n_head=2, d_inner=32)),
-        "xlm": (tf.XLMModel, tf.XLMConfig(emb_dim=16, n_layers=2, n_heads=2, **common)),
-    }[kind]
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return made(config)
-
-
 BATCH = {"input_ids": torch.tensor([[5, 9, 7, 4, 30, 12], [8, 6, 41, 9, 0, 0]])}
 BATCH["attention_mask"] = torch.tensor([[1] * 6, [1, 1, 1, 1, 0, 0]])
 
@@ -211,7 +191,7 @@ BATCH["attention_mask"] = torch.tensor([[1] * 6, [1, 1, 1, 1, 0, 0]])
 @pytest.mark.parametrize(("kind", "causal"), [("bert", False), ("gpt2", True)])
 def test_first_layer_at_a_thousand_is_its_saturated_attention(kind, causal):
     """Without biases the first layer's scores grow as c⁴: c² by the weights, c² by the layer norm's gain."""
-    model = tiny(kind)
+    model = tiny(kind, "eager")
     allowed = heads.allowed_positions(BATCH, causal=causal).expand(2, 2, 6, 6)
     now, large = heads.attention_scores(model, BATCH), heads.attention_scores(model, BATCH, 1000)
     assert len(now) == 2 and now[0].shape == (2, 2, 6, 6)
@@ -226,7 +206,7 @@ def test_first_layer_at_a_thousand_is_its_saturated_attention(kind, causal):
 
 @pytest.mark.parametrize("kind", ["t5", "xlnet", "xlm"])
 def test_other_architectures(kind):
-    model = tiny(kind).eval()
+    model = tiny(kind, "eager").eval()
     found = heads.attention_scores(model, BATCH, 1000)
     assert [x.shape for x in found] == [(2, 2, 6, 6)] * 2
     allowed = heads.allowed_positions(BATCH, causal=False)
@@ -235,7 +215,7 @@ def test_other_architectures(kind):
 
 def test_an_encoder_comes_before_its_decoder():
     decoder = {"decoder_input_ids": torch.tensor([[0, 3, 8, 2], [0, 5, 6, 9]])}
-    found = heads.attention_scores(tiny("t5"), {**BATCH, **decoder}, 1000)
+    found = heads.attention_scores(tiny("t5", "eager"), {**BATCH, **decoder}, 1000)
     assert [tuple(x.shape) for x in found] == [(2, 2, 6, 6)] * 2 + [(2, 2, 4, 4)] * 2
     for scores in found[2:]:
         assert heads.summarise(scores.softmax(-1), torch.ones(4, 4).tril()).masked_mass.max() == 0
@@ -286,7 +266,7 @@ def test_scores_are_of_the_model_as_it_is_unless_scaled_and_without_dropout():
     (now,) = heads.attention_scores(model, tokens)
     assert torch.equal(now, model.attentions(tokens["input_ids"])[0].scores)
     assert heads.attention_scores(model, tokens, dtype=torch.float64)[0].dtype == torch.float64
-    bert = tiny("bert").train()  # its dropout is 0.1
+    bert = tiny("bert", "eager").train()  # its dropout is 0.1
     assert all(torch.equal(*pair) for pair in zip(*(heads.attention_scores(bert, BATCH) for _ in "ab"), strict=True))
 
 
@@ -298,10 +278,10 @@ def test_which_layer_overflows_or_gives_nothing_is_named():
 
     with pytest.raises(OverflowError, match="scores of layer 2 are not finite"):
         heads.attention_scores(Two(heads.causal_mask), {"input_ids": torch.arange(3)[None]})
-    model, ones = tiny("gpt2"), torch.ones(1, 1, 1, 1)
+    model, ones = tiny("gpt2", "eager"), torch.ones(1, 1, 1, 1)
     for found in ((), (ones, None), (None, ones)):
         model.forward = lambda found=found, **_: SimpleNamespace(attentions=found)
-        with pytest.raises(ValueError, match="GPT2Model gives no attention"):
+        with pytest.raises(ValueError, match="GPT2LMHeadModel gives no attention"):
             heads.attention_scores(model, {"input_ids": torch.ones(1, 1).long()})
     with pytest.raises(TypeError, match=r"Linear is no model of transformers.*attentions\(tokens\)"):
         heads.attention_scores(nn.Linear(1, 1), {"input_ids": torch.ones(1, 1).long()})
@@ -310,7 +290,7 @@ def test_which_layer_overflows_or_gives_nothing_is_named():
 @pytest.mark.parametrize(("total", "keys"), [(1.0, 2), (0.99, 2), (0.9, 3), (0.0, 2)])
 def test_what_rows_lack_of_one_lies_on_a_sink(total, keys):
     """Beyond rounding, and not of a row that is all masked."""
-    model = tiny("gpt2")
+    model = tiny("gpt2", "eager")
     model.forward = lambda **_: SimpleNamespace(attentions=(torch.full((1, 1, 2, 2), total / 2),))
     (scores,) = heads.attention_scores(model, {"input_ids": torch.ones(1, 2).long()})
     assert scores.shape == (1, 1, 2, keys)
