@@ -99,13 +99,7 @@ def gradient_scales(
 
 
 def noise_gradients(model: nn.Module, generator: torch.Generator, *, scale: float | Mapping[str, float] = 1.0) -> None:
-    """Put independent normal noise in the place of every gradient; ``scale`` is its deviation, for all or by name.
-
-    >>> net = nn.Linear(100, 100)
-    >>> noise_gradients(net, torch.Generator().manual_seed(0), scale={"weight": 0.5, "bias": 0.0})
-    >>> round(float(net.weight.grad.std()), 1), float(net.bias.grad.abs().max())
-    (0.5, 0.0)
-    """
+    """Put independent normal noise in the place of every gradient; ``scale`` is its deviation, for all or by name."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             std = scale[name] if isinstance(scale, Mapping) else scale
@@ -252,11 +246,7 @@ def _rate(optimizer: Optimizer) -> float:
 
 
 def to_device(batch: Batch, place: torch.device) -> Batch:
-    """A batch on a device, its tensors contiguous.
-
-    >>> to_device({"labels": torch.ones(2, 3).mT}, torch.device("cpu"))["labels"].is_contiguous()
-    True
-    """
+    """A batch on a device, its tensors contiguous."""
     if isinstance(batch, Tensor):
         return batch.to(place, non_blocking=True).contiguous()  # T5 views its labels
     if isinstance(batch, Mapping):
@@ -269,9 +259,6 @@ def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
 
     Raises:
         ValueError: the iterator has ended, or the list is empty.
-
-    >>> list(itertools.islice(endless([1, 2]), 5))
-    [1, 2, 1, 2, 1]
     """
     given = 0
     for batch in itertools.cycle(batches) if isinstance(batches, Sequence) else batches:

@@ -294,7 +294,7 @@ def test_a_chapter_alone_says_how_long_it_took(tmp_path, monkeypatch, capsys, se
     assert capsys.readouterr().out == "", "the workflow says it in its own way"
     run = {"chapter": "01-one", "profile": "book", "device": "cpu"}
     for other in ({"profile": "gpu"}, {"profile": "smoke"}, {"chapter": "02-two"}):
-        assert "not timed yet" in claims.announcement(run | other)
+        assert "not timed yet" in claims._announcement(run | other)
     for nothing in (lambda: kept.write_text('{"run": "", "chapters": {}}'), kept.unlink):
         nothing()
-        assert "not timed yet" in claims.announcement(run)
+        assert "not timed yet" in claims._announcement(run)
