@@ -17,15 +17,13 @@ PACKAGES = (
 
 
 def cuda_count() -> int:
-    """Number of CUDA devices that torch can use; 0 without a GPU or without torch.
+    """Number of CUDA devices that torch can use; 0 without a GPU.
 
     >>> resolve("auto") == ("cuda" if cuda_count() else "cpu")
     True
     """
-    try:
-        import torch
-    except ImportError:
-        return 0
+    import torch
+
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 

@@ -62,8 +62,7 @@ class Fit(NamedTuple):
     fitted: Array  # (n,)
     residuals: Array  # (n,) data − fit
     r2: float  # share of the variance of ρ explained; NaN for a curve that does not move: there is none to explain
-    lag1: float  # correlation of neighbouring residuals; a fit with independent errors has about 0
-    aic: float  # Gaussian AIC, residuals taken as independent: with lag1 near 1, calibrate it by `bootstrap`
+    aic: float  # Gaussian AIC, residuals taken as independent: where neighbours correlate, calibrate it by `bootstrap`
 
 
 def fit(form: str, t: ArrayLike, rho: ArrayLike) -> Fit:
@@ -94,14 +93,12 @@ def fit(form: str, t: ArrayLike, rho: ArrayLike) -> Fit:
     residuals = rho - fitted
     rss, n = float(residuals @ residuals), len(t)
     variance = float(((rho - rho.mean()) ** 2).sum()) if rho.min() < rho.max() else 0.0  # a mean is rounded
-    lag1 = float(residuals[1:] @ residuals[:-1] / rss) if rss > 0 else 0.0
     return Fit(
         form,
         dict(zip(law.parameters, map(float, values), strict=True)),
         fitted,
         residuals,
         1 - rss / variance if variance > 0 else float("nan"),
-        lag1,
         n * np.log(max(rss, np.finfo(float).tiny) / n) + 2 * (len(values) + 1),  # the variance is a parameter too
     )
 

@@ -21,8 +21,6 @@ class HeadSummary(NamedTuple):
 
     positions: Tensor  # positions attended
     share: Tensor  # mean of positions attended / mean of positions allowed
-    split: Tensor  # share of queries that attend more than one position
-    entropy: Tensor  # nats
     normalised_entropy: Tensor  # entropy / log(positions allowed), over queries with at least two
     masked_mass: Tensor  # weight on positions that are not allowed
     sink: Tensor  # weight on the sink, the last key where there is one key more than queries; else 0
@@ -123,28 +121,26 @@ def allowed_positions(batch: Batch, *, causal: bool, window: int | None = None) 
     return pairs & _past(pairs) if causal else pairs
 
 
-def positions(weights: Tensor, *, threshold: float = 0.5) -> Tensor:
-    """Number of keys with at least ``threshold`` times the largest weight of the row, shape ``(..., T)``.
+def positions(weights: Tensor) -> Tensor:
+    """Number of keys with at least half of the largest weight of the row, shape ``(..., T)``.
 
-    In saturated attention all attended keys have the same weight: any threshold in (0, 1] counts exactly the ties.
+    In saturated attention all attended keys have the same weight: these are exactly the ties.
 
     Raises:
-        ValueError: a threshold outside of (0, 1]; rows that neither sum to 1 nor are all 0.
+        ValueError: rows that neither sum to 1 nor are all 0.
 
     >>> positions(torch.tensor([[0.5, 0.3, 0.2], [0.0, 1.0, 0.0]]))
     tensor([2, 1])
     """
-    if not 0 < threshold <= 1:
-        raise ValueError(f"the threshold must be in (0, 1]; got {threshold}")
     wide = weights.double()
     total = wide.sum(-1)
     off = torch.minimum((total - 1).abs(), total.abs())
     if not ((wide >= 0).all() and (off < 1e-2).all()):  # 1e-2: float16 and bfloat16 rows
         raise ValueError("weights are not probabilities: each row must be at least 0 and sum to 1 (or be all 0)")
-    return ((wide > 0) & (wide >= threshold * wide.amax(-1, keepdim=True))).sum(-1)
+    return ((wide > 0) & (wide >= 0.5 * wide.amax(-1, keepdim=True))).sum(-1)
 
 
-def summarise(weights: Tensor, allowed: Tensor | None = None, *, threshold: float = 0.5) -> HeadSummary:
+def summarise(weights: Tensor, allowed: Tensor | None = None) -> HeadSummary:
     """Means over sentences and queries for each head of ``weights`` ``(batch, heads, T, T)``.
 
     Queries without an allowed key do not count. Give ``saturated(scores)`` or ``scores.softmax(-1)``. One key more than
@@ -155,8 +151,8 @@ def summarise(weights: Tensor, allowed: Tensor | None = None, *, threshold: floa
 
     >>> scores = causal_mask(torch.zeros(1, 1, 4, 4))
     >>> summary = summarise(saturated(scores), scores > -torch.inf)  # 1, 2, 3 and 4 positions: all that there are
-    >>> summary.positions.item(), summary.share.item(), summary.split.item()
-    (2.5, 1.0, 0.75)
+    >>> summary.positions.item(), summary.share.item()
+    (2.5, 1.0)
     """
     if weights.ndim != 4:
         raise ValueError(f"weights have shape {tuple(weights.shape)}: give (batch, heads, T, T)")
@@ -174,26 +170,24 @@ def summarise(weights: Tensor, allowed: Tensor | None = None, *, threshold: floa
     def mean(x: Tensor, which: Tensor = queries) -> Tensor:
         return (x.double().where(which, 0.0).sum((0, 2)) / which.sum((0, 2))).cpu()
 
-    attended = positions(weights, threshold=threshold)
+    attended = positions(weights)
     wide = weights.double()
     entropy = torch.special.entr(wide).sum(-1)
     return HeadSummary(
         positions=mean(attended),
         share=mean(attended) / mean(count),  # the mean of the ratios would be large for any head: first queries see few
-        split=mean(attended > 1),
-        entropy=mean(entropy),
         normalised_entropy=mean(entropy / count.double().log(), count > 1),
         masked_mass=mean(wide.masked_fill(allowed, 0).sum(-1)),
         sink=mean(weights[..., -1] if sink else torch.zeros_like(weights[..., -1])),
     )
 
 
-def classify(summary: HeadSummary, *, few: float = 1.5, many: float = 0.25) -> list[str]:
+def classify(summary: HeadSummary) -> list[str]:
     """``sink``, ``argmax-like``, ``mean-like`` or ``other`` for each head, from where it attends on average.
 
-    The rule, in this order: at least half of the weight on a sink: sink. At most ``few`` positions: argmax-like. At
-    least the share ``many`` of the positions allowed: mean-like. Anything else: other. On short inputs argmax-like and
-    mean-like overlap and the first wins: use T ≥ 2 few / many.
+    The rule, in this order: at least half of the weight on a sink: sink. At most 1.5 positions: argmax-like. At least
+    a quarter of the positions allowed: mean-like. Anything else: other. On short inputs argmax-like and mean-like
+    overlap and the first wins: use T ≥ 12.
     A head that averages over one of a few token types is mean-like by this rule.
 
     >>> one, all_of_them = torch.eye(12), torch.full((12, 12), 1 / 12)
@@ -202,7 +196,7 @@ def classify(summary: HeadSummary, *, few: float = 1.5, many: float = 0.25) -> l
     """
     kinds = []
     for count, share, sink in zip(*(x.tolist() for x in (summary.positions, summary.share, summary.sink)), strict=True):
-        kind = "argmax-like" if count <= few else "mean-like" if share >= many else "other"
+        kind = "argmax-like" if count <= 1.5 else "mean-like" if share >= 0.25 else "other"
         kinds.append("sink" if sink >= 0.5 else kind)
     return kinds
 

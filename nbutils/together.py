@@ -48,7 +48,7 @@ def train_together(
         name: label of a progress bar; ``None`` for none.
 
     Raises:
-        ValueError: there are fewer batches than steps.
+        ValueError: the batches have ended.
 
     >>> nets = [nn.Linear(1, 2, bias=False) for _ in range(2)]
     >>> theta = [torch.zeros(2, 2, 1, requires_grad=True)]
@@ -62,10 +62,7 @@ def train_together(
     for t in tqdm(range(1, steps + 1), desc=name, leave=False, disable=name is None):
         for w in theta:
             w.grad = None
-        try:
-            losses = gradients(theta)
-        except StopIteration:
-            raise ValueError(f"the batches ended after {t - 1} of {steps} steps") from None
+        losses = gradients(theta)
         if rate is not None:
             for group in opt.param_groups:
                 group["lr"] = rate(t)

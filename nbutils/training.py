@@ -6,7 +6,6 @@ and loss, learning rate and θ·∇L, which are at θ_{t−1}. Row 0 is the star
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ from nbutils.layers import layer_of
 from nbutils.norms import NormTracker
 
 Batch = Any  # tokens (B, T + 1), a pair (inputs, targets), or a mapping of tensors for a transformers model
-IGNORED = -100  # the target that cross_entropy leaves out
 COLUMNS = ("step", "loss", "lr", "norm", "step_norm", "inner", "alignment", "projection", "grad_norm")
 
 
@@ -80,8 +78,7 @@ def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
     if isinstance(batch, Mapping):
         return model(**batch).loss
     inputs, targets = (batch[:, :-1], batch[:, 1:]) if isinstance(batch, Tensor) else batch
-    logits = model(inputs)
-    return cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED)
+    return cross_entropy(model(inputs).flatten(0, -2), targets.flatten())  # which leaves −100 out
 
 
 def gradient_scales(
@@ -102,18 +99,13 @@ def gradient_scales(
 
 
 def noise_gradients(model: nn.Module, generator: torch.Generator, *, scale: float | Mapping[str, float] = 1.0) -> None:
-    """Put independent normal noise in the place of every gradient; ``scale`` is its deviation, for all or by name.
-
-    >>> net = nn.Linear(100, 100)
-    >>> noise_gradients(net, torch.Generator().manual_seed(0), scale={"weight": 0.5, "bias": 0.0})
-    >>> round(float(net.weight.grad.std()), 1), float(net.bias.grad.abs().max())
-    (0.5, 0.0)
-    """
+    """Put independent normal noise in the place of every gradient; ``scale`` is its deviation, for all or by name."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             std = scale[name] if isinstance(scale, Mapping) else scale
             drawn = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype, device=generator.device)
-            parameter.grad = std * drawn.to(parameter.device)
+            # in the parameter's own strides: fused optimizers on CPU read memory as if a gradient had them
+            parameter.grad = torch.empty_like(parameter).copy_(std * drawn)
 
 
 def train(
@@ -179,15 +171,16 @@ def train(
         measures.append({"step": step} | dict(record.on_snapshot(step, model) or {}))
         model.train()
 
-    with _dropout_seed(seed, place):
+    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
+        torch.manual_seed(seed)
         model.train()
         look(0)
-        for t in (bar := tqdm(range(steps), desc="training", disable=not progress)):
+        for t in tqdm(range(steps), desc="training", disable=not progress):
             optimizer.zero_grad()
             if null:
                 noise_gradients(model, noise, scale=1.0 if isinstance(gradients, str) else gradients)
             else:
-                batch = to_device(next_batch(source, t, steps), place)
+                batch = to_device(next(source), place)
                 with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
                     value = loss(model, batch)
                 value.backward()
@@ -201,8 +194,6 @@ def train(
                 # a tensor until the end: a GPU is not waited for
                 of_step = float("nan") if null else value.detach()
                 rows.append({"step": tracker.steps, "loss": of_step, "lr": _rate(optimizer)})
-                if not bar.disable:
-                    bar.set_postfix(loss=f"{float(of_step):.3f}", refresh=False)
             look(t + 1)
     optimizer.zero_grad()
     measured = tracker.history().drop(columns="cos_similarity")
@@ -254,50 +245,23 @@ def _rate(optimizer: Optimizer) -> float:
     return float("nan") if rates or rate is None else float(rate)
 
 
-def _map(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
-    if isinstance(batch, Tensor):
-        return function(batch)
-    if isinstance(batch, Mapping):
-        return {key: function(value) for key, value in batch.items()}
-    return tuple(function(part) for part in batch)
-
-
 def to_device(batch: Batch, place: torch.device) -> Batch:
-    """A batch on a device, its tensors contiguous.
-
-    >>> to_device({"labels": torch.ones(2, 3).mT}, torch.device("cpu"))["labels"].is_contiguous()
-    True
-    """
-    return _map(batch, lambda x: x.to(place, non_blocking=True).contiguous())  # T5 views its labels
+    """A batch on a device, its tensors contiguous."""
+    if isinstance(batch, Tensor):
+        return batch.to(place, non_blocking=True).contiguous()  # T5 views its labels
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, place) for key, value in batch.items()}
+    return tuple(to_device(part, place) for part in batch)
 
 
 def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
     """A list again and again; an iterator as it is.
 
-    >>> list(itertools.islice(endless([1, 2]), 5))
-    [1, 2, 1, 2, 1]
-    """
-    return itertools.cycle(batches) if isinstance(batches, Sequence) else iter(batches)
-
-
-def next_batch(source: Iterator[Batch], t: int, steps: int) -> Batch:
-    """The batch of step ``t`` of ``steps``.
-
     Raises:
-        ValueError: the batches have ended.
-
-    >>> next_batch(iter([]), 3, 10)
-    Traceback (most recent call last):
-    ValueError: the batches ended after 3 of 10 steps
+        ValueError: the iterator has ended, or the list is empty.
     """
-    try:
-        return next(source)
-    except StopIteration:
-        raise ValueError(f"the batches ended after {t} of {steps} steps") from None
-
-
-@contextlib.contextmanager
-def _dropout_seed(seed: int, place: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
+    given = 0
+    for batch in itertools.cycle(batches) if isinstance(batches, Sequence) else batches:
+        yield batch
+        given += 1
+    raise ValueError(f"the batches ended after {given} steps: give one for each, or a list, which is repeated")

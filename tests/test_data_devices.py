@@ -1,10 +1,6 @@
 """Tables, profiles and devices: what bad input says."""
 
-import doctest
-import importlib
-import inspect
 import os
-import pkgutil
 import statistics
 import subprocess
 import sys
@@ -82,30 +78,10 @@ def test_import_is_cheap():
     assert statistics.median(seconds) < 0.1
 
 
-INTERNAL = ("claims.records", "norms.attach", "norms.loops", "norms.pieces", "norms.shards", "checkpoints.")
-INTERNAL += ("homogeneity.rules",)
-
-
 def test_all_that_stands_at_the_top_is_listed():
     folder = Path(nbutils.__file__).parent
     there = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert nbutils.__all__ == sorted(name for name in there if not name.startswith("_"))
-
-
-@pytest.mark.parametrize("name", [name for _, name, _ in pkgutil.walk_packages(nbutils.__path__, "nbutils.")])
-def test_each_public_function_has_an_example(name):
-    """What the finder of doctest does not see would not be run: only what it finds counts."""
-    module = importlib.import_module(name)
-    shown = {found.name for found in doctest.DocTestFinder().find(module) if found.examples}
-    public = {
-        f"{name}.{key}"
-        for key, value in vars(module).items()
-        if not key.startswith("_")
-        and getattr(value, "__module__", "") == name
-        and inspect.isfunction(inspect.unwrap(value))
-    }
-    if name != "nbutils.__main__" and not any(word in name for word in INTERNAL):
-        assert not public - shown, f"no example: {', '.join(sorted(public - shown))}"
 
 
 @pytest.mark.parametrize(
@@ -123,21 +99,16 @@ def test_devices_are_named_as_they_are_shown_to_this_process(monkeypatch, shown,
     assert devices.cuda_names() == names
 
 
-@pytest.mark.parametrize("affinity", [True, False])
 @pytest.mark.parametrize(("lines", "name"), [("vendor_id: x\nmodel name\t: A Processor\n", "A Processor"),
                                              ("hart: 0\n", "riscv64"), (None, "riscv64")])  # fmt: skip
-def test_a_machine_is_named_by_its_processor_or_at_least_its_kind(tmp_path, monkeypatch, lines, name, affinity):
+def test_a_machine_is_named_by_its_processor_or_at_least_its_kind(tmp_path, monkeypatch, lines, name):
     if lines:
         (tmp_path / "cpuinfo").write_text(lines)
     monkeypatch.setattr("builtins.open", lambda *_, **__: (tmp_path / "cpuinfo").open(encoding="utf-8"))
     monkeypatch.setattr("platform.processor", lambda: "")
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    if affinity:
-        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 7}, raising=False)
-    else:
-        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    assert devices.hardware("cpu") == f"{name} ({3 if affinity else 6} cores)"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 7}, raising=False)
+    assert devices.hardware("cpu") == f"{name} (3 cores)"
 
 
 def test_what_is_not_installed_has_no_version_and_the_next_one_has(monkeypatch):

@@ -4,36 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import tiny
 from torch import nn
 
 from nbutils import models, saturation
 from nbutils.devices import generator
 
-SIZE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 KINDS = ("bert", "roberta", "gpt2", "t5", "xlnet")
-
-
-def build(kind):
-    """A tiny model of ``transformers`` with random weights, in training mode; the global generator stays as it was."""
-    import transformers as tf
-
-    of_gpt2 = {"n_positions": 24, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
-    of_t5 = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2, "num_layers": 2, "decoder_start_token_id": 0}
-    made, config = {
-        "bert": (tf.BertModel, tf.BertConfig(vocab_size=50, max_position_embeddings=24, **SIZE)),
-        "roberta": (tf.RobertaForMaskedLM, tf.RobertaConfig(vocab_size=50, max_position_embeddings=26, **SIZE)),
-        "gpt2": (tf.GPT2LMHeadModel, tf.GPT2Config(vocab_size=50, **of_gpt2)),
-        "t5": (tf.T5ForConditionalGeneration, tf.T5Config(vocab_size=50, **of_t5)),
-        "xlnet": (tf.XLNetLMHeadModel, tf.XLNetConfig(vocab_size=50, d_model=16, n_layer=2, n_head=2, d_inner=32)),
-    }[kind]
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = made(config).train()
-    with torch.no_grad():  # the standard 0.02 makes every score 0: larger weights, so that heads differ
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(5)
-    return model
 
 
 def sentences(count=6, low=3, high=12, seed=0):
@@ -75,7 +52,7 @@ def table(count=9, dim=16, seed=4):
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_changes_nothing(kind):
     """The mean over single sentences is that of one padded batch, for every architecture, at c = 1000."""
-    model, texts = build(kind), sentences()
+    model, texts = tiny(kind), sentences()
     pad = model.config.pad_token_id or 0
     single = torch.stack([raw(model, {"input_ids": torch.tensor([text])}) for text in texts])
     assert single.shape == (6, 3) and single.dtype == torch.float64
@@ -91,7 +68,7 @@ def test_padding_changes_nothing(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scale_one_is_similarity_one_and_float64_agrees(kind):
-    model, batch = build(kind), padded(sentences(), 1 if kind == "roberta" else 0)
+    model, batch = tiny(kind), padded(sentences(), 1 if kind == "roberta" else 0)
     torch.testing.assert_close(raw(model, batch, 1), torch.ones(3, dtype=torch.float64))
     torch.testing.assert_close(raw(model, batch), raw(model, batch, dtype=torch.float64), rtol=0, atol=1e-3)
 
@@ -115,7 +92,7 @@ def mask_leak(model, batch, c=1000.0, *, hidden=None):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_masks_hold_at_a_thousand(kind):
-    model, batch = build(kind), padded(sentences(), 1 if kind == "roberta" else 0)
+    model, batch = tiny(kind), padded(sentences(), 1 if kind == "roberta" else 0)
     assert mask_leak(model, batch).max() < 1e-6
     full, future = {"input_ids": torch.arange(4, 14)[None]}, torch.arange(10)[None] >= 5
     if kind == "gpt2":
@@ -125,7 +102,7 @@ def test_masks_hold_at_a_thousand(kind):
 
 
 def test_decoders_follow_their_encoder_and_may_be_padded():
-    model, texts = build("t5"), sentences()
+    model, texts = tiny("t5"), sentences()
     others = sentences(seed=1)
     both = saturation.similarity(model, texts, decoder=others)
     torch.testing.assert_close(both.raw[:3], saturation.similarity(model, texts).raw)
@@ -200,7 +177,7 @@ def test_one_token_has_no_pair():
 
 
 def test_dropout_is_off_unless_asked_and_draws_from_its_seed():
-    model, batch = build("bert"), padded(sentences())
+    model, batch = tiny("bert"), padded(sentences())
     model.encoder.layer[0].eval()  # a mode of its own
     modes, state = [module.training for module in model.modules()], torch.get_rng_state()
     torch.testing.assert_close(raw(model, batch, 1), torch.ones(3, dtype=torch.float64))
@@ -210,23 +187,6 @@ def test_dropout_is_off_unless_asked_and_draws_from_its_seed():
     assert (on < 0.98).all() and torch.equal(on, same) and torch.equal(first, zero) and not torch.equal(on, zero)
     assert modes == [module.training for module in model.modules()]
     assert torch.equal(state, torch.get_rng_state())
-
-
-@pytest.mark.parametrize("dtype", [None, torch.float64])
-@pytest.mark.parametrize("c", [1.0, 1000.0])
-def test_both_runs_have_the_precision_that_is_asked_for(c, dtype):
-    model = Rows(table())
-    saturation.compare(model, [{"input_ids": torch.tensor([[0, 1, 2]])}], c, dtype=dtype)
-    assert [kind for _, kind in model.seen] == [dtype or torch.float32] * 2
-
-
-def test_the_scale_is_the_papers_thousand_unless_given():
-    model = Rows(table(), lambda x: x + x.square().mean())
-    for found, c in (
-        (saturation.similarity(model, [[0, 1]]), 1000.0),
-        (saturation.similarity(model, [[0, 1]], 30), 30),
-    ):
-        assert torch.equal(found.raw, raw(model, {"input_ids": torch.tensor([[0, 1]])}, c))
 
 
 # ---- what goes wrong is named ----
@@ -247,7 +207,7 @@ def test_overflow_of_a_layer_is_named():
 @pytest.mark.parametrize(("bad", "error"), [(0.0, ValueError), (torch.inf, OverflowError), (torch.nan, OverflowError)])
 def test_a_token_without_a_direction_is_named(bad, error):
     """Only one that is 0 altogether has none; of a padded token nobody asks."""
-    model = build("bert")
+    model = tiny("bert")
     model.forward = lambda input_ids, **_: type("Output", (), {"hidden_states": [rows[:1].expand(2, 3, 2), rows]})()
     rows = torch.tensor([[[0.0, 1.0]] * 3, [[2.0, 0.0], [0.0, 3.0], [bad, bad]]])
     ids = torch.ones(2, 3, dtype=torch.long)
@@ -308,19 +268,9 @@ def test_batches_hold_every_sentence_once(lengths, max_tokens, padding, both):
     assert sorted(found) == sorted(texts)
 
 
-def test_batches_hold_4096_tokens_unless_more_are_asked_for():
-    model = Rows(table())
-    saturation.similarity(model, [[1]] * 4097)
-    assert [shape for shape, _ in model.seen] == [(4096, 1), (1, 1)] * 2
-    (batch,) = saturation.batches_by_length([[5, 6, 7], [8]], pad=4)
-    assert batch["input_ids"].tolist() == [[8, 4, 4], [5, 6, 7]]
-    assert batch["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
-    assert [len(b["input_ids"]) for b in saturation.batches_by_length([[1, 1]] * 4, max_tokens=6)] == [3, 1]
-
-
 @pytest.mark.parametrize(("pad", "shown"), [(7, 7), (None, 0)])
 def test_padding_is_the_token_of_the_model(pad, shown):
-    model, seen = build("bert"), []
+    model, seen = tiny("bert"), []
     model.config.pad_token_id = pad
     model.register_forward_pre_hook(
         lambda _, __, given: seen.append((given["input_ids"].tolist(), given["attention_mask"].tolist())),

@@ -62,14 +62,6 @@ def test_back_after_an_exception_and_after_writing():
     assert same_bits(model.parameters(), before)
 
 
-def test_nested_scales_multiply():
-    layer = nn.Linear(2, 2)
-    before = layer.weight.detach().clone()
-    with scaled(layer, 4), scaled(layer, 0.5):
-        assert torch.equal(layer.weight, 2 * before)
-    assert torch.equal(layer.weight, before)
-
-
 def test_another_precision_reaches_buffers_which_are_not_scaled():
     model = Tied()
 
@@ -88,12 +80,9 @@ def test_another_precision_reaches_buffers_which_are_not_scaled():
     ("value", "dtype", "c", "error", "message"),
     [
         (-3e5, torch.float16, 1, OverflowError, r"float16: its largest magnitude 3e\+05 times c = 1 .* 6.55e\+04\. "),
-        (2.0, torch.float16, 1e6, OverflowError, r"its largest magnitude 2 times c = 1e\+06"),
         (2.0, None, 1e39, OverflowError, "'weight' overflows torch.float32.*smaller c, or dtype=torch.float64"),
         (2.0, None, torch.inf, ValueError, "finite; got inf"),
-        (2.0, None, torch.nan, ValueError, "finite; got nan"),
         (torch.nan, None, 2, ValueError, "'weight' has values that are not finite before"),
-        (torch.inf, None, 2, ValueError, "'weight' has values that are not finite before"),
         (-torch.inf, None, 2, ValueError, "'weight' has values that are not finite before"),
     ],
 )

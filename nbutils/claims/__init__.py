@@ -62,7 +62,7 @@ class Ledger:
         self._names: set[tuple[str, str]] = set()
         self._kept = _kept_file(self.run)
         if not os.environ.get("NBUTILS_BOOK"):
-            print(announcement(self.run))
+            print(_announcement(self.run))
 
     def check(
         self,
@@ -88,7 +88,7 @@ class Ledger:
                 pass, an empirical check that does not name its ``n``.
         """
         record = Record(claim, name, role, "band", kind, finite(measured), finite(expected), band, claimed=claimed, n=n)
-        return self._keep(record, inside(measured, *band))
+        return self._keep(record, _inside(measured, *band))
 
     def check_all(
         self,
@@ -142,8 +142,8 @@ class Ledger:
         found = intervals.mean(samples, 1 - intervals.FALSE_ALARM)
         half = found.value - found.low
         band = expected - half, expected + half
-        vague = role == "counterexample" and claimed is not None and inside(claimed, *band)
-        holds = inside(found.value, *band) and half <= resolution and not vague
+        vague = role == "counterexample" and claimed is not None and _inside(claimed, *band)
+        holds = _inside(found.value, *band) and half <= resolution and not vague
         record = Record(claim, name, role, "mean", "derived", finite(found.value), float(expected), band)
         return self._keep(replace(record, n=found.n, resolution=resolution, claimed=claimed), holds)
 
@@ -170,7 +170,7 @@ class Ledger:
             raise ValueError(f"unknown statistic {statistic!r}: choose one of {', '.join(intervals.STATISTICS)}")
         found = intervals.STATISTICS[statistic](values)
         interval = finite(found.low), finite(found.high)
-        holds = inside(found.low, *band) and inside(found.high, *band)
+        holds = _inside(found.low, *band) and _inside(found.high, *band)
         record = Record(claim, name, role, "population", "empirical", finite(found.value), band=band, claimed=claimed)
         return self._keep(replace(record, n=found.n, statistic=statistic, interval=interval), holds)
 
@@ -198,14 +198,8 @@ class Ledger:
         return bool(record.holds)
 
 
-def announcement(run: Mapping[str, Any]) -> str:
-    """What a reader who runs a chapter alone should know first: profile, device, and how long it took when last timed.
-
-    Profile ``book`` alone is timed: by the last green run that ``book/numbers.json`` keeps, with its shared trainings.
-
-    >>> announcement({"chapter": "99-none", "profile": "gpu", "device": "cuda"})
-    '99-none, profile gpu on cuda: not timed yet; progress bars show what runs'
-    """
+def _announcement(run: Mapping[str, Any]) -> str:
+    """Profile, device, and how long a chapter of profile ``book`` took in the run that ``book/numbers.json`` keeps."""
     name = f"{run['chapter']}, profile {run['profile']} on {run['device']}"
     try:
         kept = json.loads(data.path("numbers.json").read_text(encoding="utf-8"))
@@ -234,7 +228,7 @@ def _fault(record: Record) -> str | None:
         return None
     (low, high), claimed = record.band, record.claimed
     refutes = record.role == "counterexample" and record.samples is None  # many values may be the premise of one
-    has_it = claimed is not None and record.form != "mean" and inside(claimed, low, high)  # such a mean does not hold
+    has_it = claimed is not None and record.form != "mean" and _inside(claimed, low, high)  # such a mean does not hold
     faults = (
         (record.role not in ROLES, f"unknown role {record.role!r}, choose one of {', '.join(ROLES)}"),
         (record.kind not in KINDS, f"unknown kind {record.kind!r}, choose one of {', '.join(KINDS)}"),
@@ -247,12 +241,8 @@ def _fault(record: Record) -> str | None:
     return next((fault for found, fault in faults if found), None)
 
 
-def inside(value: float, low: float | None, high: float | None) -> bool:
-    """Whether a value lies in a band, ends included; None is no bound. What is no finite number lies in none.
-
-    >>> inside(1.0, 1.0, None), inside(math.inf, 1.0, None), inside(math.nan, None, None)
-    (True, False, False)
-    """
+def _inside(value: float, low: float | None, high: float | None) -> bool:
+    """Whether a value lies in a band, ends included; None is no bound. What is no finite number lies in none."""
     return bool(math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high))
 
 

@@ -259,16 +259,16 @@ class NormTracker:
             )
         return float(torch.stack(self._gaps).max())
 
-    def latest(self, prefix: str = "") -> dict[str, float]:
+    def latest(self) -> dict[str, float]:
         """The last measured step as numbers for a log: ``norm/total``, ``norm/block 0``, …, ``step_norm/total``, ….
 
         By layer the norm alone; of the total also ‖δ‖, cos(θ, δ) and what else is measured.
         """
         rows = self.history(last=True)
         by_layer = rows.set_index("layer")["norm"].astype(float)
-        found = {f"{prefix}norm/{layer}": value for layer, value in by_layer.items()}
+        found = {f"norm/{layer}": value for layer, value in by_layer.items()}
         total = rows.iloc[-1].drop(["step", "layer", "norm"]).astype(float).dropna()
-        return found | {f"{prefix}{name}/total": value for name, value in total.items()}
+        return found | {f"{name}/total": value for name, value in total.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The history, for a checkpoint of the training; ``torch.save`` and ``weights_only`` take it."""

@@ -48,11 +48,12 @@ def _innermost(optimizer: Any) -> Any:
     """The optimizer of torch within what accelerate and Lightning wrap around it."""
     import torch
 
-    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        if type(optimizer).__module__.startswith("deepspeed"):
-            break
-        optimizer = inner
-    if type(optimizer).__module__.startswith("deepspeed") or not isinstance(optimizer, torch.optim.Optimizer):
+    def foreign() -> bool:
+        return type(optimizer).__module__.startswith("deepspeed")
+
+    while not foreign() and isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    if foreign() or not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"{type(optimizer).__name__} is no optimizer of torch, and writes the parameters after its step: put "
             "`with tracker.step():` around the call that steps (of DeepSpeed engine.step())"

@@ -11,7 +11,6 @@ from nbutils.norms.shards import local, of_same_shards
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 1 << 16  # elements: two blocks of half types as float64 fit a core's L2 cache
 SMALL = 1 << 14  # elements: tensors up to here are gathered by layer, since every call of torch has its price
 
 
@@ -23,8 +22,8 @@ class Pieces:
         weight: of each sum in a sum over all processes.
 
     ``layers`` says for each piece in which layer all of it is; ``copy`` is the copy, flat, and ``old`` its pieces. What
-    is in the copy is the caller's business. All sums are float64, one for each piece, shape (pieces,): by
-    ``nbutils.norms.loops`` for float32 and float64 on CPU, else by torch.
+    is in the copy is the caller's business. All sums are float64, one for each piece, shape (pieces,): on CPU by
+    ``nbutils.norms.loops``, else by torch. Half types are read as float32.
     """
 
     def __init__(self, members: list[tuple[Tensor, int]], weight: float = 1.0) -> None:
@@ -35,19 +34,14 @@ class Pieces:
         small = sorted((m for m in members if local(m[0]).numel() <= SMALL), key=lambda m: m[1])
         runs = large + [(layer, [p for p, _ in run]) for layer, run in groupby(small, key=lambda m: m[1])]
         self._runs = [run for _, run in runs]
-        first, sizes = self.parameters[0], [sum(local(p).numel() for p in run) for run in self._runs]
-        on_cpu = first.device.type == "cpu"
+        self.layers = [layer for layer, _ in runs]
+        first, self._sizes = self.parameters[0], [sum(local(p).numel() for p in run) for run in self._runs]
         self._half = first.dtype not in (torch.float32, torch.float64)
-        self._compiled = on_cpu and not self._half
-        # CUDA: whole tensors, since each kernel has its fixed price
-        self._block = BLOCK if on_cpu and self._half else max(*sizes, 1)
-        self.layers = [layer for (layer, _), n in zip(runs, sizes, strict=True) for _ in range(0, n or 1, self._block)]
+        self._compiled = first.device.type == "cpu"
         self._flat: list[list[Tensor]] = []
         self._pointers: list[int] | None = None
-        self._lengths = [piece.numel() for piece in self.now()]
-        self.copy = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
-        self.old = self.copy.split(self._lengths)
-        self._buffers = torch.empty(2 * self._half, max(self._lengths), dtype=torch.float64, device=first.device)
+        self.copy = torch.empty(sum(self._sizes), dtype=first.dtype, device=first.device)
+        self.old = self.copy.split(self._sizes)
         self._kept: tuple[Tensor, ...] = ()
 
     @property
@@ -61,7 +55,7 @@ class Pieces:
             self._flat = self._flattened(local)
             views = [x.data_ptr() for run in self._flat for x in run] == pointers
             self._pointers = pointers if views else None  # else copies, as of every second column: again next time
-        return self._cut(self._flat)
+        return _pieces(self._flat)
 
     def refresh(self) -> None:
         """The copy becomes the parameters as they are."""
@@ -70,7 +64,7 @@ class Pieces:
 
     def snapshot(self) -> None:
         """Keep the copy as it is now, for ``advance``."""
-        self._kept = self.copy.clone().split(self._lengths)
+        self._kept = self.copy.clone().split(self._sizes)
 
     def advance(self) -> list[Tensor]:
         """θ·δ and ‖δ‖² with θ in the copy and θ + δ in the parameters; the copy moves on to θ + δ.
@@ -83,12 +77,14 @@ class Pieces:
             from nbutils.norms import loops
 
             pieces = zip(self.now(), self.old, self._kept or [self.copy[:0]] * len(self.old), strict=True)
-            found = [loops.advance(*(x.numpy() for x in each)) for each in pieces]
+            found = [loops.advance(*(self._wide(x).numpy() for x in each)) for each in pieces]
+            if self._half:  # what moved on was read from the copy
+                self.refresh()
             return list(torch.tensor(found, dtype=torch.float64).T[: 3 if self._kept else 2])
         inner, square = [], []
         for now, old in zip(self.now(), self.old, strict=True):
-            theta = self._widen(now, 0)
-            back = self._widen(old, 1).sub_(theta)  # −δ, in the copy's place or in its float64 form
+            theta = self._wide(now)
+            back = self._wide(old).sub_(theta)  # −δ, in the copy's place or in its float32 form
             inner.append(_dot(theta, back))
             square.append(_dot(back, back))
             old.copy_(now)
@@ -107,7 +103,7 @@ class Pieces:
 
     def gradient(self) -> list[Tensor]:
         """θ·∇L and ‖∇L‖² with θ in the copy."""
-        grad = self._cut(self._flattened(_gradient))
+        grad = _pieces(self._flattened(_gradient))
         return [self.dot(grad), self._sums(zip(grad, grad, strict=True))]
 
     def _sums(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
@@ -116,22 +112,23 @@ class Pieces:
         if self._compiled:
             from nbutils.norms import loops
 
-            return torch.tensor([loops.dot(a.numpy(), b.numpy()) for a, b in pairs], dtype=torch.float64)
-        return torch.stack([_dot(self._widen(a, 0), self._widen(b, 1)) for a, b in pairs])
+            found = [loops.dot(self._wide(a).numpy(), self._wide(b).numpy()) for a, b in pairs]
+            return torch.tensor(found, dtype=torch.float64)
+        return torch.stack([_dot(self._wide(a), self._wide(b)) for a, b in pairs])
 
     def _flattened(self, of: Callable[[Tensor], Tensor]) -> list[list[Tensor]]:
         return [[_flat(of(p).detach(), local(p)) for p in run] for run in self._runs]
 
-    def _cut(self, runs: list[list[Tensor]]) -> list[Tensor]:
-        """Flat tensors as pieces: those of a run in one, and that in blocks."""
-        import torch
+    def _wide(self, piece: Tensor) -> Tensor:
+        """The piece itself, or of half types a float32 copy."""
+        return piece.float() if self._half else piece
 
-        whole = (run[0] if len(run) == 1 else torch.cat(run) for run in runs)
-        return [piece for x in whole for piece in (x.split(self._block) if x.numel() > self._block else (x,))]
 
-    def _widen(self, block: Tensor, place: int) -> Tensor:
-        """The block itself, or for half types a float64 copy in one of the two buffers."""
-        return self._buffers[place, : block.numel()].copy_(block) if self._half else block
+def _pieces(runs: list[list[Tensor]]) -> list[Tensor]:
+    """Flat tensors, those of a run in one."""
+    import torch
+
+    return [run[0] if len(run) == 1 else torch.cat(run) for run in runs]
 
 
 def _gradient(p: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -47,12 +48,9 @@ def weight(parameter: Tensor, mesh: Any | None) -> float:
     """1 over the number of processes of the mesh that hold the same values: so that a sum over all counts them once."""
     if mesh is None:
         return 1.0
-    copies = 1
     placements = getattr(parameter, "placements", None) or [None] * mesh.ndim  # a plain tensor is everywhere the same
-    for dimension, placement in enumerate(placements):
-        if placement is None or not placement.is_shard():
-            copies *= mesh.size(dimension)
-    return 1 / copies
+    whole = [i for i, placement in enumerate(placements) if placement is None or not placement.is_shard()]
+    return 1 / math.prod(map(mesh.size, whole))
 
 
 def summed(sums: Tensor, mesh: Any | None) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -74,11 +74,9 @@ def mode(model: nn.Module, *, dropout: bool = False, seed: int = 0) -> Iterator[
     True
     """
     modes = [(module, module.training) for module in model.modules()]
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
+    used = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    with torch.no_grad(), torch.random.fork_rng(devices=sorted(used), enabled=dropout):
         if dropout:
-            used = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
-            stack.enter_context(torch.random.fork_rng(devices=sorted(used)))
             torch.manual_seed(seed)
         try:
             model.train(dropout)
