@@ -7,8 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nbutils import devices, models, saturation, text, training, trainings
 from nbutils.trainings import recipes_lm, recipes_t5
@@ -109,15 +107,6 @@ def test_slow_and_gentle_trainings_have_lower_rates_and_differ_in_nothing_else()
     assert replace(gentle, lr=usual.lr, placement="pre") == usual and gentle.lr == pytest.approx(usual.lr / 3)
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 10**6), st.integers(0, recipes_t5.DRAWS - 1)), min_size=2, max_size=50, unique=True
-    )
-)
-def test_no_two_repetitions_share_a_seed(repetitions):
-    assert len({recipes_t5.own_seed(*each) for each in repetitions}) == len(repetitions)
-
-
 @pytest.mark.parametrize("profile", ["smoke", "book", "gpu"])
 def test_snapshots_of_t5_are_evenly_spaced_from_the_start_to_the_end(asked, profile):
     options = asked("t5-null", profile)
@@ -170,20 +159,6 @@ def test_a_population_never_has_the_size_of_a_gpus_models(monkeypatch, asked, si
     monkeypatch.setattr(recipes_lm, "language_model", lambda recipe, **given: seen.update(given))
     trainings.RECIPES["again-pre-sgd-2"](profile=asked, seed=5, device="cpu")
     assert seen == {"profile": sized, "seed": 2_000_005, "device": "cpu"}
-
-
-def test_parts_of_a_language_model():
-    names = {
-        "embeddings": ["embedding.weight", "position_embedding.weight"],
-        "vectors": [
-            "norm.bias",
-            "blocks.0.inner.bias",
-            "blocks.1.attention.key.bias",
-            "blocks.1.feedforward_norm.weight",
-        ],
-        "block 1": ["blocks.1.inner.weight", "blocks.1.attention.key.weight"],
-    }
-    assert all(recipes_lm.part_of(name) == part for part, those in names.items() for name in those)
 
 
 def test_measures_of_a_language_model_by_hand():
@@ -330,14 +305,3 @@ def test_snapshots_of_a_language_model_are_its_first_and_its_last_weights(runs):
         assert [start, end] == pytest.approx([run.history["norm"].iloc[0], run.history["norm"].iloc[-1]], rel=1e-6)
         assert run.measures["step"].tolist() == recipes_lm.log_steps(of.steps) and run.settings["seed"] == 0
         assert run.settings["parameters"] == sum(v.numel() for v in run.snapshots[0].values())
-
-
-@pytest.mark.parametrize(("profile", "sentinels"), [("gpu", 100), ("smoke", 32), ("book", 64)])
-def test_t5_has_a_hundred_sentinels_where_the_vocabulary_is_large(monkeypatch, profile, sentinels):
-    seen = {}
-    monkeypatch.setattr(recipes_t5, "small_t5", lambda *sizes, seed, **more: None)
-    monkeypatch.setattr(text, "corpus", lambda size: None)
-    monkeypatch.setattr(text, "bpe", lambda corpus, vocab, **more: seen.update(more) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        trainings.make("t5-own", profile=profile, seed=0, device="cpu")
-    assert seen == {"sentinels": sentinels}

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nbutils.text.corpora import Corpus as Corpus  # a chapter needs one import
-from nbutils.text.corpora import CorpusMissing as CorpusMissing
 from nbutils.text.corpora import corpus as corpus
 from nbutils.text.corpora import sentences as sentences
 
@@ -53,19 +52,6 @@ def bpe(corpus: Corpus, vocab: int, sentinels: int = 0) -> Tokenizer:
     tokenizer.add_special_tokens(last_is_first)
     tokenizer.encode_special_tokens = True  # "</s>" in a document is text
     return tokenizer
-
-
-def sentinel_ids(tokenizer: Tokenizer) -> Tensor:
-    """Ids of ``<extra_id_0>``, ``<extra_id_1>``, … in their order of use: the last id, the one before, …
-
-    >>> from tokenizers import Tokenizer, models
-    >>> sentinel_ids(Tokenizer(models.WordLevel({"<extra_id_0>": 9, "<extra_id_1>": 8})))
-    tensor([9, 8])
-    """
-    ids: list[int] = []
-    while (found := tokenizer.token_to_id(f"<extra_id_{len(ids)}>")) is not None:
-        ids.append(found)
-    return torch.tensor(ids, dtype=torch.int64)
 
 
 def tokens(documents: Iterable[str], tokenizer: Tokenizer) -> Tensor:
@@ -116,7 +102,7 @@ DENSITY, SPAN = 0.15, 3.0
 
 
 def span_batches(
-    tokens: Tensor, batch: int, length: int, generator: torch.Generator, sentinels: Tensor
+    tokens: Tensor, batch: int, length: int, generator: torch.Generator, sentinels: Sequence[int]
 ) -> Iterator[dict[str, Tensor]]:
     """Without end: ``input_ids`` (batch, length) and ``labels``; T5 makes the decoder's inputs from them.
 
@@ -127,7 +113,7 @@ def span_batches(
     Raises:
         ValueError: an input shorter than 3, fewer tokens than a window, fewer sentinels than spans.
 
-    >>> stream = span_batches(torch.arange(2, 99), 4, 32, torch.Generator().manual_seed(0), torch.tensor([100, 99]))
+    >>> stream = span_batches(torch.arange(2, 99), 4, 32, torch.Generator().manual_seed(0), [100, 99])
     >>> {name: tuple(ids.shape) for name, ids in next(stream).items()}
     {'input_ids': (4, 32), 'labels': (4, 8)}
     """
@@ -173,11 +159,11 @@ def _cut_lengths(batch: int, total: int, parts: int, generator: torch.Generator)
     return pad(pad(cuts, (1, 0)), (0, 1), value=total).diff(dim=1)
 
 
-def _replaced(tokens: Tensor, mask: Tensor, sentinels: Tensor) -> Tensor:
+def _replaced(tokens: Tensor, mask: Tensor, sentinels: Sequence[int]) -> Tensor:
     """Rows with a sentinel for each run of ``mask``, which is as often true in every row, and with the end."""
     first = mask & ~pad(mask, (1, 0))[:, :-1]
     number = (first.cumsum(1) - 1).clamp(min=0)
-    values = torch.where(first, sentinels.to(tokens.device)[number], tokens)
+    values = torch.where(first, torch.tensor(sentinels, device=tokens.device)[number], tokens)
     return pad(values[first | ~mask].view(len(tokens), -1), (0, 1), value=END)
 
 

@@ -21,10 +21,6 @@ _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "
 _LEFT_OUT |= {"lib-dynload", "site-packages", "dist-packages", "sitecustomize.py", "usercustomize.py"}
 
 
-class CorpusMissing(RuntimeError):
-    """A corpus cannot be had here; the message says what is missing and what to do. Nothing is taken in its place."""
-
-
 class Corpus(NamedTuple):
     """Normalised documents, split into train and dev. ``source`` says where they come from, with its version."""
 
@@ -52,7 +48,7 @@ def corpus(size: int) -> Corpus:
     never changes its split.
 
     Raises:
-        CorpusMissing: this Python comes without its sources.
+        FileNotFoundError: this Python comes without its sources.
         ValueError: a size that leaves no dev split.
 
     >>> small, large = (corpus(size).train for size in (400_000, 600_000))
@@ -77,7 +73,7 @@ def sentences(count: int) -> list[str]:
     file gives at most five, and none comes twice.
 
     Raises:
-        CorpusMissing: as ``corpus``. ValueError: too few sentences.
+        FileNotFoundError: as ``corpus``. ValueError: too few sentences.
 
     >>> found = sentences(20)
     >>> len(set(found)), all(6 <= len(sentence.split()) <= 40 for sentence in found)
@@ -108,7 +104,7 @@ def _files() -> Iterator[str]:
     # _sysconfigdata differs from machine to machine.
     names = {path.relative_to(root).as_posix(): path for path in paths if not path.name.startswith("_sysconfigdata")}
     if not names:
-        raise CorpusMissing(f"no Python sources in {root}: use a Python that ships its standard library as .py files")
+        raise FileNotFoundError(f"no Python sources in {root}: use a Python that has its library as .py files")
     for name in sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest()):
         with tokenize.open(names[name]) as lines:
             if text := normalise(lines.read()):
@@ -127,14 +123,13 @@ def _is_sentence(text: str) -> bool:
     return bool(re.fullmatch(r"[A-Z][a-z]*( [A-Za-z][a-z'-]*,?){5,39}\.", text))
 
 
-def _cut(documents: Iterable[str], size: int) -> tuple[str, ...]:
+def _cut(documents: Iterable[str], size: int) -> Iterator[str]:
     """Documents up to ``size`` bytes; the last one ends at a line end below it."""
-    found: list[str] = []
     for document in documents:
         data = document.encode()
-        if len(data) > size:
-            part = data[: data.rfind(b"\n", 0, size) + 1].decode()
-            return (*found, part) if part else tuple(found)
-        found.append(document)
+        part = data if len(data) <= size else data[: data.rfind(b"\n", 0, size) + 1]
+        if part:
+            yield part.decode()
+        if part != data:
+            return
         size -= len(data)
-    return tuple(found)

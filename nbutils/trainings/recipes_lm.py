@@ -23,7 +23,6 @@ from nbutils.profiles import choose
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from nbutils.optimizers import Schedule
     from nbutils.training import Run
 
 
@@ -55,7 +54,6 @@ class Recipe:
     placement: str = "pre"
     optimizer: str = "adamw"
     lr: float = 3e-3
-    init: float | str = 0.02
     gradients: str = "loss"
 
 
@@ -81,20 +79,6 @@ def size(profile: str) -> Size:
     )
 
 
-def schedule(recipe: Recipe, warmup: int) -> Schedule:
-    """Constant, but for Adafactor: there as in T5, relative steps of 1/√max(t, warm-up).
-
-    >>> rate = schedule(Recipe(optimizer="adafactor", lr=1.0), warmup=100)
-    >>> [rate(t) for t in (0, 100, 400)]
-    [0.1, 0.1, 0.05]
-    """
-    from nbutils import optimizers
-
-    if recipe.optimizer == "adafactor":
-        return optimizers.schedule("inverse-sqrt", recipe.lr, warmup=warmup)
-    return optimizers.schedule("constant", recipe.lr)
-
-
 def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> Run:
     """Train one of the shared language models, or its null model.
 
@@ -116,8 +100,8 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
     windows = text.random_windows(train, of.batch, of.length + 1, devices.generator(seed, "cpu"))
     held = next(text.random_windows(dev, of.dev, of.length + 1, devices.generator(0, "cpu"))).to(place)
     model = models.CausalLM(
-        of.vocab, of.dim, of.depth, of.heads, of.length, placement=recipe.placement,
-        init_std=recipe.init, generator=devices.generator(seed, "cpu"),
+        of.vocab, of.dim, of.depth, of.heads, of.length,
+        placement=recipe.placement, init_std=0.02, generator=devices.generator(seed, "cpu"),
     ).to(place)  # fmt: skip
     gradients: str | dict[str, float] = "loss"
     if recipe.gradients == "noise":
@@ -130,12 +114,13 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
         return _measure(model, held)
 
     options = {"momentum": MOMENTUM} if recipe.optimizer == "sgd" else {}
+    shape = "inverse-sqrt" if recipe.optimizer == "adafactor" else "constant"  # as T5's, and its steps are relative
     run = training.train(
         model,
         windows,
         steps=of.steps,
         optimizer=optimizers.optimizer(recipe.optimizer, list(model.parameters()), recipe.lr, **options),
-        schedule=schedule(recipe, of.warmup),
+        schedule=optimizers.schedule(shape, recipe.lr, warmup=of.warmup),
         gradients=gradients,
         record=training.Record(of.every, part_of, log_steps(of.steps), on_snapshot),
         device=place,

@@ -63,9 +63,11 @@ def t5(draw: int = 0, *, null: bool = False, profile: str, seed: int, device: st
     batches: Iterable[dict[str, Tensor]] = ()
     if not null:
         corpus = text.corpus(size)
-        tokenizer = text.bpe(corpus, vocab, sentinels=min(100, vocab // 16))  # T5 has 100
-        tokens, sentinels = text.tokens(corpus.train, tokenizer), text.sentinel_ids(tokenizer)
-        batches = text.span_batches(tokens, batch, length, devices.generator(own, "cpu"), sentinels)
+        sentinels = min(100, vocab // 16)  # T5 has 100
+        tokenizer = text.bpe(corpus, vocab, sentinels=sentinels)
+        ids = range(tokenizer.get_vocab_size())[: -sentinels - 1 : -1]  # the first is the last id
+        tokens = text.tokens(corpus.train, tokenizer)
+        batches = text.span_batches(tokens, batch, length, devices.generator(own, "cpu"), ids)
     run = training.train(
         model,
         batches,
