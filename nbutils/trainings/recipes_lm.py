@@ -127,9 +127,8 @@ def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> R
         precision="bf16" if place == "cuda" else "full",
         seed=seed + NOISE,
     )
-    sizes = asdict(of) | {"parameters": sum(p.numel() for p in model.parameters())}
-    made_from = {"source": corpus.source, "seed": seed}
-    return replace(run, snapshots=ends, settings=run.settings | asdict(recipe) | sizes | made_from)
+    more = {"parameters": sum(p.numel() for p in model.parameters()), "source": corpus.source, "seed": seed}
+    return replace(run, snapshots=ends, settings=run.settings | asdict(recipe) | asdict(of) | more)
 
 
 def once_more(recipe: Recipe, draw: int, *, profile: str, seed: int, device: str) -> Run:
@@ -155,14 +154,10 @@ def part_of(name: str) -> str:
 
 def _measure(model: nn.Module, windows: Tensor) -> dict[str, float]:
     """Dev loss and accuracy, and saturation by layer and over the blocks; ``windows`` ``(n, T + 1)``."""
-    import torch
-
     from nbutils import saturation, training
 
-    inputs, targets = windows[:, :-1], windows[:, 1:]
-    with torch.no_grad():
-        loss = float(training.batch_loss(model, windows))
-        accuracy = float((model(inputs).argmax(-1) == targets).double().mean())
+    inputs, loss = windows[:, :-1], float(training.batch_loss(model, windows))
+    accuracy = float((model(inputs).argmax(-1) == windows[:, 1:]).double().mean())
     found = saturation.compare(model, [{"input_ids": inputs}])._asdict()
     by_layer = {f"{name} {i}": float(x) for name, values in found.items() for i, x in enumerate(values)}
     means = {name: float(values[1:].nanmean()) for name, values in found.items()}
