@@ -294,14 +294,14 @@ REFUSED = {
     "GGUF, a file": (files("step1.gguf"), "from_pretrained(…, gguf_file=…)"),
     "two folders of weights": (
         files("step1/unet/model.pt", "step1/vae/model.pt"), "weights in 2 folders, unet and vae; give those of one"),
-    "two networks": (saved(generator=state(), discriminator=state()), "tensors in generator, discriminator, and"),
-    "a model and a head": (saved(model=state(), head=state()), "tensors in model, head, and"),
-    "values beside a dictionary": (saved(net=state(), w=torch.ones(3)), "tensors in net, beside w"),
+    "two networks": (saved(generator=state(), discriminator=state()), "generator, discriminator hold tensors"),
+    "a model and a head": (saved(model=state(), head=state()), "model, head hold tensors"),
+    "values beside a dictionary": (saved(net=state(), w=torch.ones(3)), "net holds tensors, beside w"),
     "a list of tensors": (saved(weights=list(state().values())), "save the weights alone: torch.save(model.state_dict"),
     "an optimizer alone": (
         saved(state={0: {"exp_avg": torch.ones(3)}}, param_groups=[{"params": [0]}]),
         "the state of an optimizer, and no weights"),
-    "an average alone": (saved(ema=state(), epoch=1), "tensors in ema, and which are the weights is unclear"),
+    "an average alone": (saved(ema=state(), epoch=1), "ema holds tensors, and which are the weights is unclear"),
     "an average of other weights": (saved(**state("ema_model."), other=torch.ones(3)), "may be an average"),
     "LoRA": (lambda f: peft(f, "LoraConfig", r=2), "merge_and_unload"),
     "DoRA": (lambda f: peft(f, "LoraConfig", r=2, use_dora=True), "merge_and_unload"),

@@ -43,7 +43,7 @@ def test_table_plot_and_summary(run, tmp_path, capsys):
     for words in (
         "12 checkpoints, steps 1000 to 12000; 2,368 parameters", "a·tᵖ: a = ", "by octave: 1500–3000: ", "norm budget",
         "block 1:", "step13k: its weights are those of", "step14k/model.safetensors: cut short, damaged",
-        "final: no step in its name", "h.0.attn.bias: attention mask",
+        "final: no step in its name", "attention mask: h.0.attn.bias",
     ):  # fmt: skip
         assert words in printed.out, words
     assert "checkpoints: 100%" in printed.err

@@ -193,6 +193,11 @@ def test_of_300_folders_of_one_kind_there_is_one_line(tmp_path):
     assert len(lines) == 2 and "merge_and_unload" in lines[1] and sources.grouped([]) == []
 
 
+def test_where_a_checkpoint_is_loaded_from():
+    here = sources.Checkpoint(1, "step1", "", place=Path("/a/step1"), commit="c")
+    assert here.pretrained == {"pretrained_model_name_or_path": "/a/step1"}
+
+
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """The client's own requests, answered on this machine."""

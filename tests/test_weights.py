@@ -284,7 +284,7 @@ BROKEN = [
     ("holds no parameters", lambda f: save({"ids": torch.arange(3)}, f)),
     ("holds no parameters", alone("w.pt", [ONE])), ("holds no parameters", alone("w.pt", ONE)),
     ("holds no parameters", alone("w.pt", {"step": 1})),
-    ("tensors in model in state_dict, beside w, and", alone("w.pt", {"state_dict": {"w": ONE, "model": [ONE]}})),
+    ("model in state_dict holds tensors, beside w, and", alone("w.pt", {"state_dict": {"w": ONE, "model": [ONE]}})),
     ("tensor w is there twice", alone("w.pt", {"w": ONE, "module.w": ONE + 1})),
     ("w is sparse or nested (torch.sparse_coo); save it dense", pickled(torch.eye(3).to_sparse())),
     ("w is sparse or nested", pickled(torch.eye(4).to_sparse_csr())),

@@ -31,12 +31,18 @@ def state_dict(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     Raises:
         ReadError: the file is damaged, holds Python objects, or several parts with tensors and no known name.
     """
+    try:
+        return weights(_load(path))
+    except ReadError as error:
+        raise ReadError(f"{path}: {error}") from error.__cause__
+
+
+def _load(path: Path) -> Any:
     mapped = zipfile.is_zipfile(path)  # torch's format before 1.6 cannot be mapped
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # torch raises many kinds for a broken file
         raise ReadError(_why_refused(path, error)) from error
-    return _weights(loaded)
 
 
 def _why_refused(path: Path, error: Exception) -> str:
@@ -55,7 +61,12 @@ def _why_refused(path: Path, error: Exception) -> str:
     return f"refused: damaged, not from torch.save, or with Python objects, {_CODE} ({kind}); {_ALONE}"
 
 
-def _weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
+def weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """The state dict in what was loaded, and what beside it is left out, with the reason: no training states.
+
+    Raises:
+        ReadError: several parts hold tensors, and no known name says which are the weights.
+    """
     left_out: dict[str, str] = {}
     above = ""
     while isinstance(loaded, dict) and above.count(".") < _DEPTH:
@@ -66,7 +77,9 @@ def _weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
         if not held:
             return here, left_out
         likely = {k: v for k, v in held.items() if not _is_training(k, v) and not _COPY.search(k)}
-        key = _chosen(here, held, likely, above)
+        key = _chosen(here, likely, above)
+        if key is None:
+            raise ReadError(_why_unclear(here, held, above))
         averages = {"state_dict"} if key == "current_model_state" else set()
         for other in [*here, *held]:
             if other in averages or _COPY.search(other):
@@ -77,20 +90,31 @@ def _weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
     return {}, left_out
 
 
-def _chosen(here: Mapping[str, Any], held: Mapping[str, Any], likely: Mapping[str, Any], above: str) -> str:
-    """The key of the weights: a known one that nothing rivals, or that of the one dictionary."""
+def _chosen(here: Mapping[str, Any], likely: Mapping[str, Any], above: str) -> str | None:
+    """The key of the weights: a known one that nothing rivals, or that of the one dictionary; None if it is unclear."""
     known = next((key for key in _WEIGHTS if isinstance(likely.get(key), dict)), None)
     beside = {known, "state_dict"} if known == "current_model_state" else {known}
     rivals = any(_named(value) for key, value in likely.items() if key not in beside)
-    values = [name for name, value in here.items() if value.is_floating_point() and value.dim()]
+    values = _values(here)
     if known and not rivals and not (above and values):
         return known
     if len(likely) == 1 and not values and isinstance(next(iter(likely.values())), dict):
         return next(iter(likely))
+    return None
+
+
+def _why_unclear(here: Mapping[str, Any], held: Mapping[str, Any], above: str) -> str:
     names = ", ".join(list(held)[:4]) + (f" in {above.rstrip('.')}" if above else "")
-    names += f", beside {values[0]}" if values else ""
+    values = _values(here)
+    beside = f", beside {values[0]}" if values else ""
+    verb = "holds" if len(held) == 1 else "hold"
     tool = megatron({*held, *above.split(".")})
-    raise ReadError(f"tensors in {names}, and which are the weights is unclear{tool}; {_ALONE}")
+    return f"{names} {verb} tensors{beside}, and which are the weights is unclear{tool}; {_ALONE}"
+
+
+def _values(here: Mapping[str, Any]) -> list[str]:
+    """Tensors that may be weights: scalars and counts are not."""
+    return [name for name, value in here.items() if value.is_floating_point() and value.dim()]
 
 
 def _is_training(key: str, value: Any) -> bool:

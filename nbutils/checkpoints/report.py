@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from nbutils import fits
-from nbutils.checkpoints import Series, Skip, grouped
+from nbutils.checkpoints import Series, grouped
 from nbutils.intervals import Estimate
 
 Array = NDArray[np.float64]
@@ -45,13 +45,20 @@ def summary(result: Series) -> str:
     lines += _section("by layer", (f"{layer}: {_from_to(rows)}" for layer, rows in parts))
     lines += _section("duplicates, not counted", map(str, result.duplicates))
     lines += _section("skipped, not counted", grouped(result.skipped))
-    lines += _section("tensors left out", grouped([Skip(*each) for each in result.left_out.items()]))
+    reasons: dict[str, list[str]] = {}
+    for name, why in result.left_out.items():
+        reasons.setdefault(why, []).append(name)
+    lines += _section("tensors left out", (f"{why}: {_first_two(names)}" for why, names in reasons.items()))
     return "\n".join(lines)
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
     found = [f"  {line}" for line in lines]
     return [f"{title}:", *found] if found else []
+
+
+def _first_two(names: list[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
 
 
 def _from_to(rows: pd.DataFrame) -> str:

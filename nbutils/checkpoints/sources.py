@@ -27,7 +27,7 @@ class Checkpoint:
 
     step: int
     label: str
-    key: str  # what a later run knows it by: another one when the files change
+    stamp: str  # changes when the files do, known without reading them
     place: Path | None = None
     repo: str = ""
     commit: str = ""
@@ -176,9 +176,11 @@ def _one(source: Path, name: str, place: Path, of: StepOf) -> Checkpoint | Skip 
         give = f"give those of one: {place.parent}/*/{held[0].name}"
         return Skip(str(place), f"weights in {len(held)} folders, {names}; {give}")
     place = held[0] if held else place
-    label = f"{source}@{name}" if place.parent.name == "snapshots" else str(place)
-    resolved = source.resolve() / place.relative_to(source)  # however the path is spelled
-    return Checkpoint(step, label, f"{step} {resolved} {_stamp(place)}", place)
+    label, resolved = (
+        f"{root}@{name}" if place.parent.name == "snapshots" else str(root / place.relative_to(source))
+        for root in (source, source.resolve())
+    )
+    return Checkpoint(step, label, _stamp(place), place, resolved=resolved)
 
 
 def _held(place: Path) -> list[Path]:
@@ -214,7 +216,7 @@ def _hub(name: str, match: str, of: StepOf) -> Found:
         at = only or "main"
         steps = {at: of(repo.split("/")[1])} if at in commits and fnmatch.fnmatch(at, match) else {}
     found = [
-        Checkpoint(step, f"{repo}@{r}", f"{step} {repo}@{r} {commits[r]}", repo=repo, commit=commits[r])
+        Checkpoint(step, f"{repo}@{r}", commits[r], repo=repo, commit=commits[r])
         for r, step in steps.items()
         if step is not None
     ]

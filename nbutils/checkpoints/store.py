@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from nbutils.checkpoints.comparisons import same, tied
 from nbutils.checkpoints.weights import ReadError, Weights
 
+COLUMNS = ("step", "layer", "norm", "cos_similarity", "displacement_sq", "inner")
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -64,7 +65,6 @@ class Row(NamedTuple):
 
 Name = tuple[str, str]  # ``key`` of a checkpoint
 Key = tuple[Name, Name | None]  # of a checkpoint and of its predecessor
-COLUMNS = Row._fields
 
 
 class Store:

@@ -71,22 +71,25 @@ def read(place: Path) -> Weights:
             an adapter or one that is not merged, a quantised model, parts of ZeRO-3, FSDP or Megatron, another format,
             or tensors of which it is unclear that they are the weights.
     """
-    found, here = Weights(), place
+    found = Weights()
     try:
-        for here in _files(place):
-            state, beside = _stored(here)
+        for file in _files(place):
+            state, beside = _stored(file)
             found.left_out |= beside
             seen: dict[object, str] = {}  # of this file: the storage of one that is closed may be another's later
-            for name in sorted(state, key=originals_first):
-                _add(found, _WRAPPER.sub("", name), state[name].detach(), seen)
-        here = place
+            for raw in sorted(state, key=originals_first):
+                name, tensor = plain_name(raw), state[raw].detach()
+                try:
+                    _add(found, name, tensor, seen)
+                except ReadError as error:
+                    raise ReadError(f"{file}: {error}") from None
         _leave_out_averages(found)
-        if why := "holds no parameters" if not found.parameters else layouts.why_empty(found.shapes):
-            raise ReadError(why)
     except ReadError as error:
-        raise ReadError(f"{here}: {error}") from error.__cause__
+        raise error if str(place) in str(error) else ReadError(f"{place}: {error}") from error.__cause__
     except OSError as error:
         raise ReadError(f"{error.filename or place}: {error.strerror or error}") from error
+    if why := "holds no parameters" if not found.parameters else layouts.why_empty(found.shapes):
+        raise ReadError(f"{place}: {why}")
     return found
 
 
@@ -99,7 +102,7 @@ def _stored(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """The tensors in a file, and what beside them is left out."""
     with path.open("rb") as file:
         if file.read(8) == b"version ":
-            raise ReadError("a Git LFS pointer, not the weights (git lfs pull fetches them)")
+            raise ReadError(f"{path}: a Git LFS pointer, not the weights (git lfs pull fetches them)")
     if path.suffix != ".safetensors":
         return pickles.state_dict(path)
     try:
@@ -107,9 +110,9 @@ def _stored(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, {}  # noqa: SIM118
     except SafetensorError as error:
         why = str(error).removeprefix("Error while deserializing header: ")
-        raise ReadError(f"cut short, damaged, or no safetensors file ({why})") from None
+        raise ReadError(f"{path}: cut short, damaged, or no safetensors file ({why})") from None
     except RuntimeError as error:  # of torch: one file may not be larger than memory and swap together
-        raise ReadError(f"cannot be mapped; save it in shards (max_shard_size=…): {error}") from error
+        raise ReadError(f"{path}: cannot be mapped; save it in shards (max_shard_size=…): {error}") from error
 
 
 def _add(found: Weights, name: str, tensor: Tensor, seen: dict[object, str]) -> None:
@@ -215,10 +218,13 @@ def _leave_out_averages(found: Weights) -> None:
     """Averages of weights that are there too, named as these after ``ema.`` or so; some without dots."""
     sizes = found.shapes
     copies = {name: _AVERAGE.sub("", name).replace(".", "") for name in sizes if _AVERAGE.match(name)}
-    others = {name.replace(".", ""): sizes[name] for name in sizes if name not in copies}
-    above = {name[: dot.start()].replace(".", "") for name in sizes for dot in re.finditer(r"^|\.", name)}
+    others = [name.split(".") for name in sizes if name not in copies]
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}  # by what the names begin with, then by the rest
+    for parts in others:
+        for i in range(len(parts)):
+            shapes.setdefault(".".join(parts[:i]), {})["".join(parts[i:])] = sizes[".".join(parts)]
     wanted = [(copy, sizes[name]) for name, copy in copies.items() if sizes[name]]
-    same = any(all(others.get(start + copy) == shape for copy, shape in wanted) for start in above)
+    same = any(all(below.get(copy) == shape for copy, shape in wanted) for below in shapes.values())
     if wanted and not (same and 2 * len(wanted) >= len(others)):
         first = next(iter(copies))
         raise ReadError(f"{first} may be an average of weights or a weight: save model.state_dict() alone")
@@ -236,11 +242,11 @@ def _files(place: Path) -> list[Path]:
     if not place.is_file():
         chosen = weight_files(listing(place))
         if chosen[0].endswith(".index.json"):
-            index, chosen = chosen[0], shards_of(place / chosen[0])
+            index, chosen = place / chosen[0], shards_of(place / chosen[0])
             missing = [shard for shard in chosen if not (place / shard).is_file()]
             if missing:
-                many = f"{len(missing)} of {len(chosen)} missing"
-                raise ReadError(f"{index} names {missing[0]}, which is not there ({many})")
+                why = f"names {missing[0]}, which is not there ({len(missing)} of {len(chosen)} missing)"
+                raise ReadError(f"{index}: {why}")
         return [place / name for name in chosen]
     if reason := layouts.other_format([place.name]) or layouts.in_parts([place.name]):
         raise ReadError(reason)
@@ -283,9 +289,9 @@ def shards_of(index: Path) -> list[str]:
         shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         plain = all(shard == Path(shard).name for shard in shards)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ReadError(f"{index.name}: corrupt: no weight_map") from error
+        raise ReadError(f"{index}: corrupt: no weight_map") from error
     if not plain or not shards:
-        raise ReadError(f"{index.name}: shards must be files of the same folder")
+        raise ReadError(f"{index}: shards must be files of the same folder")
     return shards
 
 
