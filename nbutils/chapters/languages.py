@@ -71,10 +71,12 @@ def anbn(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, T
     """
     if length < 4:
         raise ValueError(f"anbn needs a length of at least 4; got {length}")
-    pairs, labels, place = _pairs(count, generator)
-    half = _below(length // 2 - 1, (pairs,), generator)[place][:, None] + 2  # n, the same for a member and a non-member
+    rows = torch.randperm(count, generator=generator, device=generator.device)
+    labels = (rows + _below(2, (1,), generator)) % 2  # one of each in a pair; an odd row out is of either class
+    place = rows // 2  # of the row's pair
+    half = _below(length // 2 - 1, ((count + 1) // 2,), generator)[place][:, None] + 2  # n, the same for both of a pair
     position = torch.arange(length, device=generator.device)
-    kind = _kinds(labels, place)
+    kind = torch.where(labels == 1, 0, 1 + place % 2)  # non-members by turns 1 (wrong count) and 2 (wrong order)
     sign = 2 * _below(2, (count,), generator) - 1
     turn = half + (sign * (kind == 1))[:, None]  # where the b begin
     first = _uniform_below(half - 1, generator) + 1  # an inner a: 1 ≤ first < n
@@ -123,16 +125,3 @@ def _balanced(count: int, classes: int, generator: torch.Generator) -> Tensor:
     order = torch.randperm(classes, generator=generator, device=generator.device)
     labels = order[torch.arange(count, device=generator.device) % classes]
     return labels[torch.randperm(count, generator=generator, device=generator.device)]
-
-
-def _pairs(count: int, generator: torch.Generator) -> tuple[int, Tensor, Tensor]:
-    """Number of pairs, labels (count,) with one of each in a pair, and each row's pair (count,), in random order."""
-    rows = torch.randperm(count, generator=generator, device=generator.device)
-    pairs = (count + 1) // 2
-    last = _below(2, (1,), generator)  # an odd row out is of either class
-    return pairs, (rows + last) % 2, rows // 2
-
-
-def _kinds(labels: Tensor, place: Tensor) -> Tensor:
-    """0 for members; non-members by turns 1 (wrong count) and 2 (wrong order)."""
-    return torch.where(labels == 1, 0, 1 + place % 2)
