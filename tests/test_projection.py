@@ -85,13 +85,6 @@ def test_many_scales_are_those_one_by_one_and_the_module_is_left_alone():
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
 
-def test_scales_between_whole_numbers_with_tokens_as_inputs():
-    rng = generator(0, "cpu")
-    net = nn.Embedding(5, 4, _weight=torch.randn(5, 4, generator=rng))
-    z, _ = projection.logits_along_ray(net, torch.arange(5), [1.5], scale_inputs=False)
-    torch.testing.assert_close(z[0], 1.5 * net.weight.detach())
-
-
 def test_cosine_of_the_plain_way():
     """One parameter: θ and ∇L are parallel. Four of which one is not 0: a known angle."""
     net = Fixed([[3.0, 2.0, 0.0]])

@@ -23,11 +23,7 @@ STRINGS = 1_000_000  # added to the seed of a network: its strings are drawn apa
 
 
 class Classifier(models.Transformer):
-    """Class logits read off the last position, for formal languages. Arguments as ``Transformer``; no mask by default.
-
-    >>> Classifier(4, 16, depth=1, heads=2, length=8, classes=2)(torch.zeros(3, 8, dtype=torch.long)).shape
-    torch.Size([3, 2])
-    """
+    """Class logits read off the last position, for formal languages: a ``Transformer``, by default without mask."""
 
     def __init__(self, *sizes: int, classes: int, mask: str = "none", **options: Any) -> None:
         super().__init__(*sizes, outputs=classes, mask=mask, **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -75,7 +77,7 @@ def _released_sublayer(
 ) -> Sublayer:
     attention, placement = kind == "attention", "post" if residual else "simplified"
     names = [b for b in BIASES[kind] if biases and not (attention and b == "output")]
-    options = {"heads": 1, "hidden": hidden, "eps": 1e-5, "generator": generator}
+    options: dict[str, Any] = {"heads": 1, "hidden": hidden, "eps": 1e-5, "generator": generator}
     layer = Sublayer(kind, dim, placement=placement, biases=names, project=not attention, **options)
     layer.key_dim = 1  # the released scores are not divided by √d
     for name, value in layer.named_parameters():
@@ -96,6 +98,9 @@ def released_transformer(depth: int, dim: int, *, generator: torch.Generator) ->
     >>> net(torch.eye(3, 4, dtype=torch.float64)).norm(dim=-1).round(decimals=3).tolist()  # a layer norm comes last: √4
     [2.0, 2.0, 2.0]
     """
-    options = {"hidden": 10 * dim, "biases": True, "residual": True, "generator": generator}
     kinds = depth * ("attention", "feedforward")
-    return nn.Sequential(*(_released_sublayer(kind, dim, **options) for kind in kinds))
+    layers = (
+        _released_sublayer(kind, dim, hidden=10 * dim, biases=True, residual=True, generator=generator)
+        for kind in kinds
+    )
+    return nn.Sequential(*layers)

@@ -41,10 +41,6 @@ def majority(count: int, length: int, generator: torch.Generator) -> tuple[Tenso
 
     Raises:
         ValueError: ``length`` is even or below 1.
-
-    >>> tokens, labels = majority(1000, 7, torch.Generator().manual_seed(0))
-    >>> int(labels.sum()), bool((labels == is_majority(tokens)).all())
-    (500, True)
     """
     if length < 1 or length % 2 == 0:
         raise ValueError(f"majority needs an odd length, so that there is no tie; got {length}")
@@ -64,10 +60,6 @@ def anbn(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, T
 
     Raises:
         ValueError: ``length`` is below 4.
-
-    >>> tokens, labels = anbn(1000, 8, torch.Generator().manual_seed(0))
-    >>> float((((tokens == A).sum(1) == (tokens == B).sum(1)) == labels).double().mean())  # by the count alone
-    0.75
     """
     if length < 4:
         raise ValueError(f"anbn needs a length of at least 4; got {length}")
@@ -87,12 +79,7 @@ def anbn(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, T
 
 
 def copy_first(count: int, length: int, generator: torch.Generator, symbols: int = 2) -> tuple[Tensor, Tensor]:
-    """Random letters (count, length) and the index of the first (count,), from 0 to symbols − 1, each equally often.
-
-    >>> tokens, labels = copy_first(6, 4, torch.Generator().manual_seed(0), symbols=3)
-    >>> labels.bincount().tolist(), bool((labels == tokens[:, 0] - A).all())
-    ([2, 2, 2], True)
-    """
+    """Random letters (count, length) and the index of the first (count,), from 0 to symbols − 1, each equally often."""
     tokens = A + _below(symbols, (count, length), generator)
     labels = _balanced(count, symbols, generator)
     tokens[:, 0] = A + labels
@@ -100,12 +87,7 @@ def copy_first(count: int, length: int, generator: torch.Generator, symbols: int
 
 
 def copy_previous(count: int, length: int, generator: torch.Generator, symbols: int = 2) -> tuple[Tensor, Tensor]:
-    """Random letters (count, length) and, at each position, the letter before (count, length); at first ``IGNORE``.
-
-    >>> tokens, targets = copy_previous(1, 5, torch.Generator().manual_seed(0))
-    >>> targets[0, 0].item(), bool((targets[:, 1:] == tokens[:, :-1]).all())
-    (-100, True)
-    """
+    """Random letters (count, length) and, at each position, the letter before (count, length); at first ``IGNORE``."""
     tokens = A + _below(symbols, (count, length), generator)
     return tokens, torch.nn.functional.pad(tokens[:, :-1], (1, 0), value=IGNORE)
 
