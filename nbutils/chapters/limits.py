@@ -130,7 +130,7 @@ def _passed(z: Leading, tie: Array, gap: Array) -> tuple[Array, Array]:
 def _saturating(z: Leading, smooth: Callable[[Array], Array], step: Callable[[Array], Array], gap: float) -> Leading:
     grows = z.degree > 0
     sure = grows & (z.coef != 0)
-    value = np.where(grows, step(z.coef), smooth(np.where(grows, 0.0, np.where(z.degree == 0, z.coef, 0.0))))
+    value = np.where(grows, step(z.coef), smooth(np.where(z.degree == 0, z.coef, 0.0)))
     history = _passed(z, grows & (z.coef == 0), np.where(sure, gap * abs(z.coef), np.inf))
     return _new(value, 0.0, np.where(grows, sure, z.exact), *history)
 
@@ -142,14 +142,12 @@ def _leading_softmax(z: Leading) -> Leading:
     score = np.where(z.degree == top, z.coef, 0.0)
     best = score.max(-1, keepdims=True)
     winner = best - score <= ROUNDING * abs(score).max(-1, keepdims=True)
-    hard = winner / winner.sum(-1, keepdims=True)
-    rest = np.where(winner, -np.inf, score).max(-1, keepdims=True)
-    lost = np.isneginf(rest)  # every key ties: no gap
-    several = winner.sum(-1, keepdims=True) > 1
+    count = winner.sum(-1, keepdims=True)
+    rest = np.where(winner, -np.inf, score).max(-1, keepdims=True)  # −∞ if every key ties
     soft = smooth_softmax(np.where(z.degree == 0, z.coef, 0.0), axis=-1)
-    gap = np.where(grows & ~lost, best - np.where(lost, 0.0, rest), np.inf)
-    exact = np.where(grows, ~several, z.exact.all(-1, keepdims=True))
-    return _new(np.where(grows, hard, soft), 0.0, exact, *_passed(z, grows & several, gap))
+    gap = np.where(grows, best - rest, np.inf)
+    exact = np.where(grows, count == 1, z.exact.all(-1, keepdims=True))
+    return _new(np.where(grows, winner / count, soft), 0.0, exact, *_passed(z, grows & (count > 1), gap))
 
 
 def _leading_relu(z: Leading) -> Leading:
@@ -191,21 +189,13 @@ def step(z: Array) -> Array:
 
 
 def argmax(z: Array) -> Array:
-    """The limit of softmax(cz) over the last axis: uniform over the largest entries.
-
-    >>> argmax(np.array([1.0, 3.0, 3.0]))
-    array([0. , 0.5, 0.5])
-    """
+    """The limit of softmax(cz) over the last axis: uniform over the largest entries."""
     winner = z == z.max(-1, keepdims=True)
     return winner / winner.sum(-1, keepdims=True)
 
 
 def layer_norm(z: Array) -> Array:
-    """Standardise the last axis, ε = 0, safe at any scale.
-
-    >>> layer_norm(np.array([1e300, 3e300]))
-    array([-1., 1.])
-    """
+    """Standardise the last axis, ε = 0, safe at any scale."""
     centred = z - z.mean(-1, keepdims=True)
     centred = centred / abs(centred).max(-1, keepdims=True)
     return centred / np.sqrt(np.square(centred).mean(-1, keepdims=True))

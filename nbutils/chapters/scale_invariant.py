@@ -39,10 +39,9 @@ class Steps(NamedTuple):
         """Summed over the matrices: each ``(steps, runs)``."""
         return Steps(*(part.sum(axis=1) for part in self))
 
-    def cos(self, *, gradient: bool = False) -> Array:
-        """cos(θ, δ), or cos(θ, ∇L)."""
-        product, length = (self.projection, self.gradient) if gradient else (self.inner, self.step)
-        return product / np.sqrt(self.before * length)
+    def gradient_cos(self) -> Array:
+        """cos(θ, ∇L)."""
+        return self.projection / np.sqrt(self.before * self.gradient)
 
 
 def problem(runs: int, *, samples: int = 64, noise: float = 0.2, generator: torch.Generator) -> Problem:
