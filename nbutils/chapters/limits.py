@@ -62,8 +62,8 @@ class Leading:
     def __add__(self, other: Any) -> Leading:
         other = _as_leading(other)
         pairs = (self.coef, other.coef), (self.degree, other.degree), (self.exact, other.exact)
-        terms = (np.stack(np.broadcast_arrays(*pair), -1) for pair in pairs)
-        return Leading(*terms, *self._merged(other))._sum()
+        coef, degree, exact = (np.stack(np.broadcast_arrays(*pair), -1) for pair in pairs)
+        return Leading(coef, degree, exact, *self._merged(other))._sum()
 
     __radd__ = __add__
 

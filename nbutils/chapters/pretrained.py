@@ -136,14 +136,14 @@ def shape(name: str, *, width: int = 768, depth: int = 12, heads: int = 12, voca
 
     if name not in HUB:
         raise ValueError(f"unknown model {name!r}: choose one of {', '.join(HUB)}")
-    sizes = {"vocab_size": vocab, "hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads}
+    sizes: dict[str, Any] = {"vocab_size": vocab, "hidden_size": width, "num_hidden_layers": depth}
     match name:
         case "bert-base-cased":
-            return tf.BertConfig(**sizes, intermediate_size=4 * width)
+            return tf.BertConfig(**sizes, num_attention_heads=heads, intermediate_size=4 * width)
         case "roberta-base":
             return tf.RobertaConfig(
-                **sizes, intermediate_size=4 * width, max_position_embeddings=514, type_vocab_size=1,
-                layer_norm_eps=1e-5,
+                **sizes, num_attention_heads=heads, intermediate_size=4 * width, max_position_embeddings=514,
+                type_vocab_size=1, layer_norm_eps=1e-5,
             )  # fmt: skip
         case "t5-base":
             return tf.T5Config(
