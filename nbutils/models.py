@@ -179,7 +179,6 @@ class Transformer(nn.Module):
         positions: False leaves out the position embedding.
         init_std: of all matrices and embeddings, biases 0; ``"standard"`` draws as torch does by default: embeddings
             with deviation 1, matrices and biases uniform within ±1/√fan-in.
-        dtype: of the parameters.
         generator: for the initial draw, seed 0 without one. The global generator is neither read nor moved.
         options: the rest of ``Shape``.
 
@@ -204,7 +203,6 @@ class Transformer(nn.Module):
         hidden: int | None = None,
         positions: bool = True,
         init_std: float | str = 0.02,
-        dtype: torch.dtype = torch.float32,
         generator: torch.Generator | None = None,
         outputs: int | None = None,
         **options: Any,
@@ -220,7 +218,7 @@ class Transformer(nn.Module):
             self.blocks = nn.ModuleList(Block(shape) for _ in range(depth))
             self.norm = nn.LayerNorm(dim, eps=shape.eps) if shape.placement == "pre" else None
             self.readout = None if outputs is None else nn.Linear(dim, outputs, bias=shape.biases)
-        self.to_empty(device="cpu" if generator is None else generator.device).to(dtype)
+        self.to_empty(device="cpu" if generator is None else generator.device)
         _draw(self, init_std, generator)
 
     def hidden_states(self, tokens: Tensor, seen: list[Tensor] | None = None) -> list[Tensor]:

@@ -25,8 +25,8 @@ TOKENS = torch.randint(0, 11, (3, 7), generator=generator(5, "cpu"))
 
 
 def language_model(**options):
-    options = {"generator": generator(1, "cpu"), "dtype": torch.float64, "init_std": 0.3} | options
-    return CausalLM(11, 12, 2, 3, 9, **options)
+    options = {"generator": generator(1, "cpu"), "init_std": 0.3} | options
+    return CausalLM(11, 12, 2, 3, 9, **options).double()
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -115,8 +115,8 @@ MASK = torch.ones(7, 7).tril()
 def test_classifier_without_positions_counts_and_does_not_order():
     """Attention without a mask and positions is equivariant, so all but the last token may be permuted."""
     model = Classifier(
-        11, 12, 2, 3, 9, classes=2, positions=False, dtype=torch.float64, generator=generator(2, "cpu"), init_std=0.3
-    )
+        11, 12, 2, 3, 9, classes=2, positions=False, generator=generator(2, "cpu"), init_std=0.3
+    ).double()
     order = [3, 1, 5, 0, 2, 4, 6]
     assert model(TOKENS).shape == (3, 2)
     torch.testing.assert_close(model(TOKENS), model(TOKENS[:, order]))
