@@ -228,7 +228,7 @@ def attention_scores(
         own = getattr(model, "attentions", None)
         if callable(own) and not isinstance(own, nn.Module):  # XLM's are a list of layers
             check_unpadded(batch)
-            found = [layer.scores for layer in own(batch["input_ids"])]
+            found = own(batch["input_ids"])
         else:
             found = _transformers(model, batch)
     for number, scores in enumerate(found, start=1):

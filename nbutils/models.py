@@ -6,25 +6,25 @@ Homogeneous networks, and small transformers whose normalisation, mask, biases a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nbutils.heads import causal_mask, multiplicative_mask
+from nbutils.sublayers import placed
 
 PLACEMENTS = ("post", "pre", "residual-post")
-MASKS = ("causal", "multiplicative", "none")
+MASKS = {"causal": causal_mask, "multiplicative": multiplicative_mask, "none": lambda scores: scores}
 
 
 class HomogeneousMLP(nn.Module):
-    """ReLU network without biases: homogeneous in its parameters, its degree is the number of linear layers.
+    """ReLU network without biases, float64: homogeneous in its parameters, of the number of its layers as degree.
 
     Args:
         widths: ``(n_in, hidden…, n_out)``; the degree is ``len(widths) - 1``.
-        dtype: of the parameters.
         generator: for the weights, normal with variance 2 / fan-in (1 / fan-in in the last layer).
 
     Raises:
@@ -35,13 +35,7 @@ class HomogeneousMLP(nn.Module):
     (3, torch.Size([5, 1]))
     """
 
-    def __init__(
-        self,
-        widths: Sequence[int],
-        *,
-        dtype: torch.dtype = torch.float64,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, widths: Sequence[int], *, generator: torch.Generator | None = None) -> None:
         super().__init__()
         if len(widths) < 2:
             raise ValueError(f"widths {tuple(widths)}: give at least the input's and the output's, (n_in, …, n_out)")
@@ -49,8 +43,8 @@ class HomogeneousMLP(nn.Module):
         self.weights = nn.ParameterList()
         for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(widths), start=1):
             std = ((2 if layer < self.degree else 1) / fan_in) ** 0.5
-            device = "cpu" if generator is None else generator.device
-            drawn = torch.randn(fan_out, fan_in, generator=generator, dtype=dtype, device=device)
+            device = None if generator is None else generator.device
+            drawn = torch.randn(fan_out, fan_in, generator=generator, dtype=torch.float64, device=device)
             self.weights.append(nn.Parameter(std * drawn))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,16 +53,6 @@ class HomogeneousMLP(nn.Module):
         for weight in hidden:
             x = torch.relu(x @ weight.mT)
         return x @ last.mT
-
-
-class Attention(NamedTuple):
-    """What one attention layer computed, both ``(batch, heads, T, T)``, queries before keys.
-
-    ``scores`` are masked and divided by √d as the softmax sees them: ``weights == scores.softmax(-1)``.
-    """
-
-    scores: Tensor
-    weights: Tensor
 
 
 class SelfAttention(nn.Module):
@@ -98,32 +82,26 @@ class SelfAttention(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)  # (..., T, dim) to (..., heads, T, d)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Masked scores ``(batch, heads, T, T)`` of the input ``(batch, T, dim)``."""
+        """Scores of the input ``(batch, T, dim)`` as the softmax sees them: ``(batch, heads, T, T)``, queries first."""
         length = x.shape[-2]
         if self.query is None or self.key is None:
             scores = x.new_zeros(*x.shape[:-2], self.heads, length, length)
         else:
             q, k = self._split(self.query(x)), self._split(self.key(x))
             scores = q @ k.mT / q.shape[-1] ** 0.5
-        match self.mask:
-            case "causal":
-                return causal_mask(scores)
-            case "multiplicative":
-                return multiplicative_mask(scores)
-        return scores
+        return MASKS[self.mask](scores)
 
-    def forward(self, x: Tensor, seen: list[Attention] | None = None) -> Tensor:
-        """``(batch, T, dim)`` in and out. A list ``seen`` gets scores and weights, at the cost of the fast kernel."""
+    def forward(self, x: Tensor, seen: list[Tensor] | None = None) -> Tensor:
+        """``(batch, T, dim)`` in and out. A list ``seen`` gets the scores, at the cost of the fast kernel."""
         v = self._split(self.value(x))
         if seen is None and self.query is not None and self.key is not None and self.mask != "multiplicative":
             q, k = self._split(self.query(x)), self._split(self.key(x))
             heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.mask == "causal")
         else:
             scores = self.scores(x)
-            weights = scores.softmax(-1)
             if seen is not None:
-                seen.append(Attention(scores, weights))
-            heads = weights @ v
+                seen.append(scores)
+            heads = scores.softmax(-1) @ v
         return self.output(heads.transpose(-2, -3).flatten(-2))
 
 
@@ -184,17 +162,11 @@ class Block(nn.Module):
         self.feedforward_norm = nn.LayerNorm(dim, eps=shape.eps)
         self.dropout = nn.Dropout(shape.dropout)
 
-    def _place(self, x: Tensor, core: Callable[[Tensor], Tensor], norm: nn.LayerNorm) -> Tensor:
-        if self.placement == "pre":
-            return x + self.dropout(core(norm(x)))
-        if self.placement == "post":
-            return norm(x + self.dropout(core(x)))
-        return x + norm(self.dropout(core(x)))
-
-    def forward(self, x: Tensor, seen: list[Attention] | None = None) -> Tensor:
+    def forward(self, x: Tensor, seen: list[Tensor] | None = None) -> Tensor:
         """``(batch, T, dim)`` in and out."""
-        x = self._place(x, lambda y: self.attention(y, seen), self.attention_norm)
-        return self._place(x, lambda y: self.outer(torch.relu(self.inner(y))), self.feedforward_norm)
+        x = placed(self.placement, x, lambda y: self.dropout(self.attention(y, seen)), self.attention_norm)
+        feed = lambda y: self.dropout(self.outer(torch.relu(self.inner(y))))  # noqa: E731
+        return placed(self.placement, x, feed, self.feedforward_norm)
 
 
 class Transformer(nn.Module):
@@ -207,7 +179,6 @@ class Transformer(nn.Module):
         positions: False leaves out the position embedding.
         init_std: of all matrices and embeddings, biases 0; ``"standard"`` draws as torch does by default: embeddings
             with deviation 1, matrices and biases uniform within ±1/√fan-in.
-        dtype: of the parameters.
         generator: for the initial draw, seed 0 without one. The global generator is neither read nor moved.
         options: the rest of ``Shape``.
 
@@ -232,7 +203,6 @@ class Transformer(nn.Module):
         hidden: int | None = None,
         positions: bool = True,
         init_std: float | str = 0.02,
-        dtype: torch.dtype = torch.float32,
         generator: torch.Generator | None = None,
         outputs: int | None = None,
         **options: Any,
@@ -248,10 +218,10 @@ class Transformer(nn.Module):
             self.blocks = nn.ModuleList(Block(shape) for _ in range(depth))
             self.norm = nn.LayerNorm(dim, eps=shape.eps) if shape.placement == "pre" else None
             self.readout = None if outputs is None else nn.Linear(dim, outputs, bias=shape.biases)
-        self.to_empty(device="cpu" if generator is None else generator.device).to(dtype)
+        self.to_empty(device="cpu" if generator is None else generator.device)
         _draw(self, init_std, generator)
 
-    def hidden_states(self, tokens: Tensor, seen: list[Attention] | None = None) -> list[Tensor]:
+    def hidden_states(self, tokens: Tensor, seen: list[Tensor] | None = None) -> list[Tensor]:
         """``depth + 1`` tensors ``(batch, T, dim)``: the embedding, then each block's output.
 
         The last one is what the unembedding reads, so in pre-norm it is after the final layer norm.
@@ -275,9 +245,9 @@ class Transformer(nn.Module):
         """Logits of hidden states: by the readout, or by the embedding where there is none."""
         return x @ self.embedding.weight.mT if self.readout is None else self.readout(x)
 
-    def attentions(self, tokens: Tensor) -> list[Attention]:
-        """Scores and weights of each layer for ``tokens`` ``(batch, T)``."""
-        seen: list[Attention] = []
+    def attentions(self, tokens: Tensor) -> list[Tensor]:
+        """Scores of each layer for ``tokens`` ``(batch, T)``."""
+        seen: list[Tensor] = []
         self.hidden_states(tokens, seen)
         return seen
 
@@ -310,8 +280,7 @@ def _draw(model: nn.Module, init_std: float | str, generator: torch.Generator | 
     for module in model.modules():
         match module:
             case nn.LayerNorm():
-                nn.init.ones_(module.weight)
-                nn.init.zeros_(module.bias)
+                module.reset_parameters()
             case nn.Embedding():
                 module.weight.normal_(0, 1 if isinstance(init_std, str) else init_std, generator=generator)
             case nn.Linear():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -82,15 +82,14 @@ class Sublayer(nn.Module):
         self.kind, self.placement, self.heads = kind, placement, heads
         inner = dim if kind == "attention" or not project else hidden or 2 * dim
         names = ("query", "key", "value") if kind == "attention" else ("inner",)
-        self.key_dim = dim // heads if kind == "attention" else 0
+        self.key_dim = dim // heads
         # every weight and bias is drawn, used or not: switches do not change the rest of a network of the same seed
         for name in names:
             self._linear(name, dim, inner, name in biases, generator)
         self._linear("output", inner, dim, "output" in biases, generator)
         if not project:
             del self.output_weight
-        if placement != "none":
-            self.norm = LayerNorm(dim, eps=eps, generator=generator)
+        self.norm = nn.Identity() if placement == "none" else LayerNorm(dim, eps=eps, generator=generator)
 
     def _linear(self, name: str, fan_in: int, fan_out: int, bias: bool, generator: torch.Generator | None) -> None:
         weight, shift = _normal((fan_out, fan_in), fan_in**-0.5, generator), _normal((fan_out,), 0.5, generator)
@@ -127,16 +126,19 @@ class Sublayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape ``(..., T, dim)`` in and out."""
-        match self.placement:
-            case "simplified":
-                return self.norm(self.core(x))
-            case "post":
-                return self.norm(x + self.core(x))
-            case "pre":
-                return x + self.core(self.norm(x))
-            case "residual-post":
-                return x + self.norm(self.core(x))
-        return x + self.core(x)
+        return placed(self.placement, x, self.core, self.norm)
+
+
+def placed(placement: str, x: Tensor, core: Callable[[Tensor], Tensor], norm: Callable[[Tensor], Tensor]) -> Tensor:
+    """Core, residual connection and layer norm in the order of one of ``PLACEMENTS``, as the table of ``Sublayer``."""
+    match placement:
+        case "simplified":
+            return norm(core(x))
+        case "post":
+            return norm(x + core(x))
+        case "pre":
+            return x + core(norm(x))
+    return x + norm(core(x))  # residual-post, or none, whose norm is the identity
 
 
 def _normal(shape: Sequence[int], std: float, generator: torch.Generator | None, mean: float = 0.0) -> nn.Parameter:

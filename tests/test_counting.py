@@ -91,7 +91,7 @@ def by_hand(found, c, only_scores):
 @pytest.mark.parametrize("task", ["majority", "anbn", "first", "previous"])
 def test_scaling_leaves_a_trained_network_as_it_was(task):
     length = 9 if task == "majority" else 8
-    _, found = counting.trained(task, length=length, steps=2, seeds=(0, 5), device="cpu", test=20)
+    _, found = counting.trained(task, length=length, steps=2, seeds=(0, 5), device="cpu")
     assert len(found.model.blocks) == (2 if task == "anbn" else 1)
     before = {name: p.detach().clone() for name, p in found.model.named_parameters()}
     for c, only in ((1, False), (10, False), (10, True)):
@@ -100,10 +100,10 @@ def test_scaling_leaves_a_trained_network_as_it_was(task):
 
 
 def test_a_uniform_head_has_no_scores_to_scale():
-    (found,) = counting.trained("majority", length=9, steps=2, seeds=(0,), uniform=True, device="cpu", test=40)
+    (found,) = counting.trained("majority", length=9, steps=2, seeds=(0,), uniform=True, device="cpu")
     assert counting.accuracy(found, 1) == counting.accuracy(found, 1000, only_scores=True)
 
 
 def test_training_learns_to_copy():
-    found = counting.trained("first", length=8, steps=80, seeds=range(3), device="cpu", lr=1e-2)
+    found = counting.trained("first", length=8, steps=150, seeds=range(3), device="cpu")
     assert min(map(counting.accuracy, found)) > 0.9

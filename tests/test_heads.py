@@ -237,8 +237,7 @@ class OwnHead(nn.Module):
 
     def attentions(self, tokens):
         keys = self.table[tokens]  # (batch, T, 4)
-        scores = self.mask((keys @ self.query)[:, None, None, :].expand(-1, 1, tokens.shape[1], -1))
-        return [SimpleNamespace(scores=scores, weights=scores.softmax(-1))]
+        return [self.mask((keys @ self.query)[:, None, None, :].expand(-1, 1, tokens.shape[1], -1))]
 
 
 def test_own_model_under_both_masks_and_scaled():
@@ -264,7 +263,7 @@ def test_scores_are_of_the_model_as_it_is_unless_scaled_and_without_dropout():
     tokens = {"input_ids": torch.arange(6)[None], "attention_mask": torch.ones(1, 6)}
     model = OwnHead(heads.causal_mask)
     (now,) = heads.attention_scores(model, tokens)
-    assert torch.equal(now, model.attentions(tokens["input_ids"])[0].scores)
+    assert torch.equal(now, model.attentions(tokens["input_ids"])[0])
     assert heads.attention_scores(model, tokens, dtype=torch.float64)[0].dtype == torch.float64
     bert = tiny("bert", "eager").train()  # its dropout is 0.1
     assert all(torch.equal(*pair) for pair in zip(*(heads.attention_scores(bert, BATCH) for _ in "ab"), strict=True))
@@ -274,7 +273,7 @@ def test_which_layer_overflows_or_gives_nothing_is_named():
     class Two(OwnHead):
         def attentions(self, tokens):
             (one,) = super().attentions(tokens)
-            return [one, SimpleNamespace(scores=one.scores * torch.nan)]
+            return [one, one * torch.nan]
 
     with pytest.raises(OverflowError, match="scores of layer 2 are not finite"):
         heads.attention_scores(Two(heads.causal_mask), {"input_ids": torch.arange(3)[None]})

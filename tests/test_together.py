@@ -16,8 +16,8 @@ RATES, DECAYS = (1e-3, 1e-2, 0.05), (0.0, 0.3, 0.2)
 
 def networks(count=3):
     # float64: a key's bias has gradient 0, and AdamW would make a step out of its rounding
-    options = {"dtype": torch.float64, "tied": False, "init_std": "standard"}
-    return [CausalLM(13, 8, 2, 2, 8, generator=generator(seed, "cpu"), **options) for seed in range(count)]
+    options = {"tied": False, "init_std": "standard"}
+    return [CausalLM(13, 8, 2, 2, 8, generator=generator(seed, "cpu"), **options).double() for seed in range(count)]
 
 
 OPTIMIZERS = {  # of networks together, and of the i-th alone

@@ -17,7 +17,7 @@ BATCHES = [torch.randint(0, 13, (6, 9), generator=generator(i, "cpu")) for i in 
 
 
 def model(seed=0, dtype=torch.float64, **options):
-    return CausalLM(13, 8, 2, 2, 8, dtype=dtype, generator=generator(seed, "cpu"), **options)
+    return CausalLM(13, 8, 2, 2, 8, generator=generator(seed, "cpu"), **options).to(dtype)
 
 
 def run(steps=12, net=None, record=None, **options):

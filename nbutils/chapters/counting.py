@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from nbutils import devices, models, optimizers, together
 from nbutils.chapters import languages
-from nbutils.models import Attention, SelfAttention
 from nbutils.saturation.scaling import mode, scaled
 
 FLAT = ("query", "key", "constant")
@@ -24,11 +23,7 @@ STRINGS = 1_000_000  # added to the seed of a network: its strings are drawn apa
 
 
 class Classifier(models.Transformer):
-    """Class logits read off the last position, for formal languages. Arguments as ``Transformer``; no mask by default.
-
-    >>> Classifier(4, 16, depth=1, heads=2, length=8, classes=2)(torch.zeros(3, 8, dtype=torch.long)).shape
-    torch.Size([3, 2])
-    """
+    """Class logits read off the last position, for formal languages: a ``Transformer``, by default without mask."""
 
     def __init__(self, *sizes: int, classes: int, mask: str = "none", **options: Any) -> None:
         super().__init__(*sizes, outputs=classes, mask=mask, **options)
@@ -68,27 +63,24 @@ class MeanHead(nn.Module):
             self.register_buffer("embedding", table)
         else:
             self.embedding = nn.Parameter(table)
-        self.attention = SelfAttention(2, 1, mask="none", biases=False, uniform=False).double()
+        self.attention = models.SelfAttention(2, 1, mask="none", biases=False, uniform=False)
         weights = {
-            "query": [[0.0, 0.0], [0.0, 0.0]] if flat == "query" else [[1.0, 0.0], [0.0, 0.0]],
-            "key": [[0.0, 0.0], [0.0, 0.0]] if flat == "key" else [[1.0, gap / math.sqrt(2)], [0.0, 0.0]],
+            "query": [[float(flat != "query"), 0.0], [0.0, 0.0]],
+            "key": [[0.0, 0.0] if flat == "key" else [1.0, gap / math.sqrt(2)], [0.0, 0.0]],
             "value": [[0.0, 1.0], [0.0, 0.0]],
             "output": [[1.0, 0.0], [0.0, 1.0]],
         }
-        with torch.no_grad():
-            for name, values in weights.items():
-                getattr(self.attention, name).weight.copy_(torch.tensor(values, dtype=torch.float64))
+        for name, values in weights.items():
+            getattr(self.attention, name).weight = nn.Parameter(torch.tensor(values, dtype=torch.float64))
 
-    def hidden_states(self, tokens: Tensor, seen: list[Attention] | None = None) -> list[Tensor]:
+    def hidden_states(self, tokens: Tensor, seen: list[Tensor] | None = None) -> list[Tensor]:
         """Embedding and head output, ``(batch, T, 2)``."""
         x = self.embedding[tokens - languages.A]
         return [x, self.attention(x, seen)]
 
-    def attentions(self, tokens: Tensor) -> list[Attention]:
-        """Scores and weights of the one layer."""
-        seen: list[Attention] = []
-        self.hidden_states(tokens, seen)
-        return seen
+    def attentions(self, tokens: Tensor) -> list[Tensor]:
+        """Scores of the one layer."""
+        return [self.attention.scores(self.hidden_states(tokens)[0])]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``(batch, T)`` to ``(batch,)``: positive where b is the majority, 0 at a tie, negative where a is."""
@@ -119,16 +111,12 @@ def trained(
     seeds: Sequence[int],
     uniform: bool = False,
     device: str = "auto",
-    width: int = 16,
-    batch: int = 32,
-    test: int = 200,
-    lr: float = 5e-3,
 ) -> list[Trained]:
     """Train small post-norm transformers on one of ``TASKS`` with AdamW, one for each seed, all at once.
 
-    One layer of two heads; two layers for aⁿbⁿ. No positions for majority, where order says nothing. Causal for aⁿbⁿ
-    and for the previous letter. ``uniform`` takes away queries and keys. Each network has its own initial values and
-    its own strings; test strings are drawn apart.
+    Width 16, one layer of two heads; two layers for aⁿbⁿ. No positions for majority, where order says nothing. Causal
+    for aⁿbⁿ and for the previous letter. ``uniform`` takes away queries and keys. Each network has its own initial
+    values and its own strings, 32 a step; 200 test strings are drawn apart.
 
     Raises:
         ValueError: an unknown task, or a length that it cannot have.
@@ -152,19 +140,19 @@ def trained(
     def network(seed: int) -> models.Transformer:
         rng = devices.generator(seed, "cpu")
         if task == "previous":
-            return models.CausalLM(7, width, depth, 2, length, tied=False, generator=rng, **options)
-        return Classifier(5, width, depth, 2, length, classes=2, generator=rng, **options)
+            return models.CausalLM(7, 16, depth, 2, length, tied=False, generator=rng, **options)
+        return Classifier(5, 16, depth, 2, length, classes=2, generator=rng, **options)
 
     nets = [network(seed).to(place) for seed in seeds]
     rngs = [devices.generator(seed + STRINGS, "cpu") for seed in seeds]  # not the seeds of the weights
-    tests = [draw(test, length, rng) for rng in rngs]
+    tests = [draw(200, length, rng) for rng in rngs]
 
     def batches() -> Iterator[tuple[Tensor, ...]]:
         while True:
-            drawn = zip(*(draw(batch, length, rng) for rng in rngs), strict=True)
+            drawn = zip(*(draw(32, length, rng) for rng in rngs), strict=True)
             yield tuple(torch.stack(part) for part in drawn)
 
-    train(nets, together.loss_gradients(nets[0], batches()), steps=steps, lr=lr)
+    train(nets, together.loss_gradients(nets[0], batches()), steps=steps, lr=5e-3)
     return [Trained(net, x.to(place), y.to(place)) for net, (x, y) in zip(nets, tests, strict=True)]
 
 
@@ -185,18 +173,9 @@ def accuracy(found: Trained, c: float = 1.0, *, only_scores: bool = False) -> fl
     """
     model, tokens, labels = found
     # in float64 first: a part that is scaled in another precision than the rest cannot run
-    with (
-        mode(model),
-        scaled(model, 1.0 if only_scores else c, dtype=torch.float64),
-        scaled(_query_and_key(model) if only_scores else nn.ModuleList(), c),
-    ):
+    scores = nn.ModuleList(part for name, part in model.named_modules() if name.endswith(("query", "key")))
+    once, twice = (1.0, c) if only_scores else (c, 1.0)
+    with mode(model), scaled(model, once, dtype=torch.float64), scaled(scores, twice):
         guess = model(tokens).argmax(-1)
     counted = labels != languages.IGNORE
     return float((guess == labels)[counted].double().mean())
-
-
-def _query_and_key(model: models.Transformer) -> nn.ModuleList:
-    """The query and key maps of all layers; empty where attention is uniform."""
-    blocks = [block for block in model.blocks if isinstance(block, models.Block)]
-    parts = [part for block in blocks for part in (block.attention.query, block.attention.key)]
-    return nn.ModuleList(part for part in parts if part is not None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,7 @@ SUBLAYERS = {  # those of Fig. 1: kind, with biases, with residual connection
     "feed-forward, no biases": ("feedforward", False, True),
     "feed-forward, no biases or residual": ("feedforward", False, False),
 }
+WIDTH = 10  # and number of classes
 
 
 class Affine(nn.Module):
@@ -41,14 +44,7 @@ class Affine(nn.Module):
         return self.body(x) @ self.weight.mT + self.bias
 
 
-def figure1(
-    name: str,
-    *,
-    released: bool = False,
-    affine: str | None = "loss",
-    dim: int = 10,
-    generator: torch.Generator,
-) -> nn.Module:
+def figure1(name: str, *, released: bool = False, affine: str | None = "loss", generator: torch.Generator) -> nn.Module:
     """One of the five sublayers of Fig. 1, with its random parameters, in float64.
 
     As described in §4.2 a sublayer of BERT (post-norm, two heads, output projection), with a random affine layer on
@@ -70,10 +66,10 @@ def figure1(
         raise ValueError(f"unknown affine layer {affine!r}: choose 'loss', 'network' or None")
     kind, biases, residual = SUBLAYERS[name]
     if released:
-        return _released_sublayer(kind, dim, hidden=dim, biases=biases, residual=residual, generator=generator)
+        return _released_sublayer(kind, WIDTH, hidden=WIDTH, biases=biases, residual=residual, generator=generator)
     placement, names = "post" if residual else "simplified", BIASES[kind] if biases else ()
-    body = Sublayer(kind, dim, placement=placement, biases=names, generator=generator)
-    return body if affine is None else Affine(body, dim, dim, scaled=affine == "network", generator=generator)
+    body = Sublayer(kind, WIDTH, placement=placement, biases=names, generator=generator)
+    return body if affine is None else Affine(body, WIDTH, WIDTH, scaled=affine == "network", generator=generator)
 
 
 def _released_sublayer(
@@ -81,17 +77,8 @@ def _released_sublayer(
 ) -> Sublayer:
     attention, placement = kind == "attention", "post" if residual else "simplified"
     names = [b for b in BIASES[kind] if biases and not (attention and b == "output")]
-    layer = Sublayer(
-        kind,
-        dim,
-        placement=placement,
-        biases=names,
-        project=not attention,
-        heads=1,
-        hidden=hidden,
-        eps=1e-5,
-        generator=generator,
-    )
+    options: dict[str, Any] = {"heads": 1, "hidden": hidden, "eps": 1e-5, "generator": generator}
+    layer = Sublayer(kind, dim, placement=placement, biases=names, project=not attention, **options)
     layer.key_dim = 1  # the released scores are not divided by √d
     for name, value in layer.named_parameters():
         if name.startswith("norm."):
@@ -102,18 +89,18 @@ def _released_sublayer(
     return layer
 
 
-def released_transformer(depth: int, dim: int, *, hidden: int | None = None, generator: torch.Generator) -> nn.Module:
+def released_transformer(depth: int, dim: int, *, generator: torch.Generator) -> nn.Module:
     """The released code's larger network: ``depth`` post-norm layers of attention and feed-forward, all with biases.
+
+    The hidden layer is ten times as wide.
 
     >>> net = released_transformer(1, 4, generator=torch.Generator().manual_seed(0))
     >>> net(torch.eye(3, 4, dtype=torch.float64)).norm(dim=-1).round(decimals=3).tolist()  # a layer norm comes last: √4
     [2.0, 2.0, 2.0]
     """
-    hidden = 10 * dim if hidden is None else hidden
-    return nn.Sequential(
-        *(
-            _released_sublayer(kind, dim, hidden=hidden, biases=True, residual=True, generator=generator)
-            for _ in range(depth)
-            for kind in ("attention", "feedforward")
-        )
+    kinds = depth * ("attention", "feedforward")
+    layers = (
+        _released_sublayer(kind, dim, hidden=10 * dim, biases=True, residual=True, generator=generator)
+        for kind in kinds
     )
+    return nn.Sequential(*layers)

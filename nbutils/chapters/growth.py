@@ -71,20 +71,12 @@ def step_constants(table: pd.DataFrame, rate: ArrayLike, low: int, high: int) ->
 class OrthogonalWalk(NamedTuple):
     """Walks whose every step is orthogonal to θ."""
 
-    theta: NDArray[np.float64]  # every point, (walks, steps + 1, n)
+    theta: Array  # every point, (walks, steps + 1, n)
     worst_alignment: float  # largest |cos(θ, δ)| over all steps: zero up to rounding
-    squares: NDArray[np.float64]  # Σ‖δ‖² over all steps of each walk
 
 
 def orthogonal_walk(
-    *,
-    n: int,
-    steps: int,
-    lr: float,
-    pull: float,
-    turn: float,
-    walks: int,
-    generator: torch.Generator,
+    *, n: int, steps: int, lr: float, pull: float, turn: float, walks: int, generator: torch.Generator
 ) -> OrthogonalWalk:
     """SGD on a scale-invariant toy loss, float64: every step has θ·δ = 0, whatever its direction on the sphere.
 
@@ -97,8 +89,8 @@ def orthogonal_walk(
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> walk = orthogonal_walk(n=4, steps=100, lr=0.1, pull=1.0, turn=1.0, walks=2, generator=generator)
-    >>> rho_sq = (walk.theta**2).sum(2)
-    >>> bool(np.allclose(rho_sq[:, -1] - rho_sq[:, 0], walk.squares))  # Pythagoras, step by step
+    >>> rho_sq, steps_sq = (walk.theta**2).sum(2), (np.diff(walk.theta, axis=1) ** 2).sum((1, 2))
+    >>> bool(np.allclose(rho_sq[:, -1] - rho_sq[:, 0], steps_sq))  # Pythagoras, step by step
     True
     """
     if n < 2 or n % 2:
@@ -107,7 +99,7 @@ def orthogonal_walk(
     theta[:, 1] = 1.0
     points = torch.empty(walks, steps + 1, n, dtype=torch.float64)
     points[:, 0] = theta
-    worst, total = 0.0, torch.zeros(walks, dtype=torch.float64)
+    worst = 0.0
     for t in range(steps):
         rho = theta.norm(dim=1, keepdim=True)
         unit = theta / rho
@@ -117,9 +109,7 @@ def orthogonal_walk(
         delta = g - (g * unit).sum(1, keepdim=True) * unit
         delta -= (delta * unit).sum(1, keepdim=True) * unit  # takes the rounding error of the first projection
         delta *= lr / rho
-        length = delta.norm(dim=1)
-        worst = max(worst, float(((delta * unit).sum(1).abs() / length).max()))
-        total += length**2
+        worst = max(worst, float(((delta * unit).sum(1).abs() / delta.norm(dim=1)).max()))
         theta = theta + delta
         points[:, t + 1] = theta
-    return OrthogonalWalk(points.numpy(), worst, total.numpy())
+    return OrthogonalWalk(points.numpy(), worst)

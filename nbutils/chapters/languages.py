@@ -41,10 +41,6 @@ def majority(count: int, length: int, generator: torch.Generator) -> tuple[Tenso
 
     Raises:
         ValueError: ``length`` is even or below 1.
-
-    >>> tokens, labels = majority(1000, 7, torch.Generator().manual_seed(0))
-    >>> int(labels.sum()), bool((labels == is_majority(tokens)).all())
-    (500, True)
     """
     if length < 1 or length % 2 == 0:
         raise ValueError(f"majority needs an odd length, so that there is no tie; got {length}")
@@ -64,17 +60,15 @@ def anbn(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, T
 
     Raises:
         ValueError: ``length`` is below 4.
-
-    >>> tokens, labels = anbn(1000, 8, torch.Generator().manual_seed(0))
-    >>> float((((tokens == A).sum(1) == (tokens == B).sum(1)) == labels).double().mean())  # by the count alone
-    0.75
     """
     if length < 4:
         raise ValueError(f"anbn needs a length of at least 4; got {length}")
-    pairs, labels, place = _pairs(count, generator)
-    half = _below(length // 2 - 1, (pairs,), generator)[place][:, None] + 2  # n, the same for a member and a non-member
+    rows = torch.randperm(count, generator=generator, device=generator.device)
+    labels = (rows + _below(2, (1,), generator)) % 2  # one of each in a pair; an odd row out is of either class
+    place = rows // 2  # of the row's pair
+    half = _below(length // 2 - 1, ((count + 1) // 2,), generator)[place][:, None] + 2  # n, the same for both of a pair
     position = torch.arange(length, device=generator.device)
-    kind = _kinds(labels, place)
+    kind = torch.where(labels == 1, 0, 1 + place % 2)  # non-members by turns 1 (wrong count) and 2 (wrong order)
     sign = 2 * _below(2, (count,), generator) - 1
     turn = half + (sign * (kind == 1))[:, None]  # where the b begin
     first = _uniform_below(half - 1, generator) + 1  # an inner a: 1 ≤ first < n
@@ -85,12 +79,7 @@ def anbn(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, T
 
 
 def copy_first(count: int, length: int, generator: torch.Generator, symbols: int = 2) -> tuple[Tensor, Tensor]:
-    """Random letters (count, length) and the index of the first (count,), from 0 to symbols − 1, each equally often.
-
-    >>> tokens, labels = copy_first(6, 4, torch.Generator().manual_seed(0), symbols=3)
-    >>> labels.bincount().tolist(), bool((labels == tokens[:, 0] - A).all())
-    ([2, 2, 2], True)
-    """
+    """Random letters (count, length) and the index of the first (count,), from 0 to symbols − 1, each equally often."""
     tokens = A + _below(symbols, (count, length), generator)
     labels = _balanced(count, symbols, generator)
     tokens[:, 0] = A + labels
@@ -98,12 +87,7 @@ def copy_first(count: int, length: int, generator: torch.Generator, symbols: int
 
 
 def copy_previous(count: int, length: int, generator: torch.Generator, symbols: int = 2) -> tuple[Tensor, Tensor]:
-    """Random letters (count, length) and, at each position, the letter before (count, length); at first ``IGNORE``.
-
-    >>> tokens, targets = copy_previous(1, 5, torch.Generator().manual_seed(0))
-    >>> targets[0, 0].item(), bool((targets[:, 1:] == tokens[:, :-1]).all())
-    (-100, True)
-    """
+    """Random letters (count, length) and, at each position, the letter before (count, length); at first ``IGNORE``."""
     tokens = A + _below(symbols, (count, length), generator)
     return tokens, torch.nn.functional.pad(tokens[:, :-1], (1, 0), value=IGNORE)
 
@@ -123,16 +107,3 @@ def _balanced(count: int, classes: int, generator: torch.Generator) -> Tensor:
     order = torch.randperm(classes, generator=generator, device=generator.device)
     labels = order[torch.arange(count, device=generator.device) % classes]
     return labels[torch.randperm(count, generator=generator, device=generator.device)]
-
-
-def _pairs(count: int, generator: torch.Generator) -> tuple[int, Tensor, Tensor]:
-    """Number of pairs, labels (count,) with one of each in a pair, and each row's pair (count,), in random order."""
-    rows = torch.randperm(count, generator=generator, device=generator.device)
-    pairs = (count + 1) // 2
-    last = _below(2, (1,), generator)  # an odd row out is of either class
-    return pairs, (rows + last) % 2, rows // 2
-
-
-def _kinds(labels: Tensor, place: Tensor) -> Tensor:
-    """0 for members; non-members by turns 1 (wrong count) and 2 (wrong order)."""
-    return torch.where(labels == 1, 0, 1 + place % 2)

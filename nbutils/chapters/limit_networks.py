@@ -31,11 +31,11 @@ def lstm(theta: Theta, x: Any, act: Activations) -> Any:
     >>> limit(lstm, theta, x).degree  # states are bounded: only the readout grows
     array([1., 1.])
     """
-    gate = {name: getattr(act, kind) for name, kind in zip("ifog", ("sigmoid",) * 3 + ("tanh",), strict=True)}
+    gates = {"i": act.sigmoid, "f": act.sigmoid, "o": act.sigmoid, "g": act.tanh}
     h = cell = np.zeros((x.shape[0], theta["Wi"].coef.shape[0] if act is LEADING else len(theta["Wi"])))
     for t in range(x.shape[1]):
         i, f, o, g = (
-            gate[n](h @ theta[f"W{n}"].mT + x[:, t] @ theta[f"U{n}"].mT + theta[f"b{n}"]) for n in ("i", "f", "o", "g")
+            squash(h @ theta[f"W{n}"].mT + x[:, t] @ theta[f"U{n}"].mT + theta[f"b{n}"]) for n, squash in gates.items()
         )
         cell = f * cell + i * g
         h = o * act.tanh(cell)

@@ -81,10 +81,7 @@ def measured_projection(module: nn.Module, inputs: Tensor, labels: Tensor, scale
     margins = _margins(module, theta, inputs[:, None], labels[:, None])[:, 0]
     # not binary_cross_entropy_with_logits: its backward pass is σ(f) − y, which is 0 from f = 37 on for y = 1
     gradients = torch.autograd.grad(-logsigmoid(margins).sum(), theta)
-    products = (w.detach() * gradient for w, gradient in zip(theta, gradients, strict=True))
-    return _signs(labels, inputs) * margins.detach(), sum(
-        (product.flatten(1).sum(1) for product in products), start=torch.zeros(())
-    )
+    return _signs(labels, inputs) * margins.detach(), _per_run([w.detach() for w in theta], gradients)
 
 
 def _signs(labels: Tensor, inputs: Tensor) -> Tensor:
@@ -98,10 +95,10 @@ def _margins(module: nn.Module, theta: Sequence[Tensor], inputs: Tensor, labels:
     return _signs(labels, inputs) * f
 
 
-def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor, *, decades: float = 4) -> float:
+def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor) -> float:
     """Norm at which autograd's θ·∇L of the batch changes sign, by root finding on the ray through the parameters.
 
-    0 or ``inf`` where it has one sign over ``decades`` of the scale on either side of the module's own norm.
+    0 or ``inf`` where it has one sign over four decades of the scale on either side of the module's own norm.
 
     >>> from nbutils.models import HomogeneousMLP
     >>> net, x = HomogeneousMLP((1, 1)), torch.full((4, 1), 2.0, dtype=torch.float64)
@@ -117,7 +114,7 @@ def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor, *, d
         products = (w.detach() * gradient for w, gradient in zip(theta, gradients, strict=True))
         return float(np.arcsinh(1e3 * float(sum(p.sum() for p in products))))  # compressed: it spans many decades
 
-    end = decades * np.log(10)
+    end = 4 * np.log(10)
     if batch(-end) >= 0:
         return 0.0
     if batch(end) <= 0:

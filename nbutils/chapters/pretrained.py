@@ -9,14 +9,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import nn
+from torch import nn
 
 # The models of the published figure, by the names in book/data/sim_by_layer.csv, and their repositories on the hub.
 HUB: Mapping[str, str] = {
@@ -81,17 +78,15 @@ def from_hub(name: str, *, cache: Path | str | None = None) -> Loaded:
     try:
         return _read(repository, f"{repository}, hub{'' if online else ' cache'}", local=not online, cache=cache)
     except Exception as error:  # whatever the hub's client raises, the reader needs the same sentence
-        why = f"could not be read from {repository}: {error}"
-        if not online:
-            why = (
-                f"is not in the hub's cache, and huggingface.co does not answer for {repository}: "
-                "run this once where the hub is in reach"
-            )
+        absent = (
+            "is not in the hub's cache, and huggingface.co does not answer: run this once where the hub is in reach"
+        )
+        why = f"could not be read from {repository}: {error}" if online else absent
         raise ModelMissing(f"{name} {why}") from error
 
 
 @functools.cache
-def hub_answers(timeout: float = 5.0) -> bool:
+def hub_answers() -> bool:
     """Whether huggingface.co answers for the first of the models; asked once a process.
 
     >>> from unittest.mock import patch
@@ -102,7 +97,7 @@ def hub_answers(timeout: float = 5.0) -> bool:
     import huggingface_hub
 
     try:
-        huggingface_hub.HfApi().model_info(next(iter(HUB.values())), timeout=timeout)
+        huggingface_hub.HfApi().model_info(next(iter(HUB.values())), timeout=5.0)
     except Exception:  # no network, or offline by choice
         return False
     return True
@@ -119,10 +114,9 @@ def _quiet() -> None:
 def _read(place: str, source: str, *, local: bool, cache: Path | str | None = None) -> Loaded:
     import transformers as tf
 
-    folder = None if cache is None else str(cache)
     _quiet()
-    model = tf.AutoModel.from_pretrained(place, dtype=torch.float32, local_files_only=local, cache_dir=folder)
-    tokenizer = tf.AutoTokenizer.from_pretrained(place, local_files_only=local, cache_dir=folder)
+    model = tf.AutoModel.from_pretrained(place, dtype=torch.float32, local_files_only=local, cache_dir=cache)
+    tokenizer = tf.AutoTokenizer.from_pretrained(place, local_files_only=local, cache_dir=cache)
     return Loaded(model.eval(), tokenizer, source)
 
 
@@ -142,16 +136,14 @@ def shape(name: str, *, width: int = 768, depth: int = 12, heads: int = 12, voca
 
     if name not in HUB:
         raise ValueError(f"unknown model {name!r}: choose one of {', '.join(HUB)}")
+    sizes: dict[str, Any] = {"vocab_size": vocab, "hidden_size": width, "num_hidden_layers": depth}
     match name:
         case "bert-base-cased":
-            return tf.BertConfig(
-                vocab_size=vocab, hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads,
-                intermediate_size=4 * width,
-            )  # fmt: skip
+            return tf.BertConfig(**sizes, num_attention_heads=heads, intermediate_size=4 * width)
         case "roberta-base":
             return tf.RobertaConfig(
-                vocab_size=vocab, hidden_size=width, num_hidden_layers=depth, num_attention_heads=heads,
-                intermediate_size=4 * width, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5,
+                **sizes, num_attention_heads=heads, intermediate_size=4 * width, max_position_embeddings=514,
+                type_vocab_size=1, layer_norm_eps=1e-5,
             )  # fmt: skip
         case "t5-base":
             return tf.T5Config(
@@ -184,22 +176,13 @@ def finite_mask(model: nn.Module, value: float = -10_000.0) -> Iterator[None]:
     """While this runs, the decoder of an encoder–decoder hides the future by adding ``value`` to its scores.
 
     That is how ``transformers`` 4.0.1 did it. Where scores are far larger, as at c = 1000, nothing is hidden.
-
-    >>> from nbutils import saturation
-    >>> model = random_model(shape("t5-base", width=8, depth=1, heads=2, vocab=10), seed=0)
-    >>> with finite_mask(model, 0.0):  # hides nothing
-    ...     seen = saturation.similarity(model, [[1, 2, 3]], decoder=[[1, 2, 3]]).anisotropy
-    >>> bool(seen[-1] == saturation.similarity(model, [[1, 2, 3]], decoder=[[1, 2, 3]]).anisotropy[-1])
-    False
     """
 
     def replace(decoder: nn.Module, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         real = options["attention_mask"].bool()
-        seen = (
-            torch.ones(real.shape[1], real.shape[1], dtype=torch.bool, device=real.device).tril() & real[:, None, None]
-        )
-        dtype = next(decoder.parameters()).dtype
-        return arguments, {**options, "attention_mask": torch.where(seen, 0.0, value).to(dtype)}
+        past = torch.ones(2 * real.shape[1:], dtype=torch.bool, device=real.device).tril()
+        mask = torch.where(past & real[:, None, None], 0.0, value).to(next(decoder.parameters()).dtype)
+        return arguments, {**options, "attention_mask": mask}
 
     decoder: Any = model.get_decoder
     handle = decoder().register_forward_pre_hook(replace, with_kwargs=True)

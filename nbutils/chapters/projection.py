@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -18,30 +17,31 @@ from scipy.optimize.elementwise import find_root
 from torch import Tensor, nn
 from torch.func import functional_call, jvp, vmap
 
+from nbutils.norms import norm
+
 Array = NDArray[np.float64]
 Classes = NDArray[np.int64]
 
 WRONG = ("uniform", "mirror")
+AT_ONCE = 8  # scales in one forward pass: more take more memory
 
 
-@dataclass(frozen=True)
-class Projection:
+class Projection(NamedTuple):
     """θ·∇L of a batch on the ray cθ, and what made it. Wrong samples stay wrong at all lower accuracies."""
 
     scales: Array  # c, (n_scales,)
-    accuracies: Array  # as given, (n_accuracies,)
     norm: Array  # c‖θ‖ of all parameters, (n_scales,)
     projection: Array  # mean over samples, (n_accuracies, n_scales)
     predicted: Classes  # argmax of the logits, (n_scales, samples)
     wrong: Classes  # number of samples with a wrong label, (n_accuracies,)
-    right_part: Array = field(repr=False)  # θ·∇L of each sample if its label is right, (n_scales, samples)
-    wrong_part: Array = field(repr=False)  # and if it is wrong
-    order: Classes = field(repr=False)  # the order in which samples turn wrong, (samples,)
-    other: Classes = field(repr=False)  # their wrong labels, (n_scales, samples)
-    at: Callable[[ArrayLike], Array] = field(repr=False)  # projection at other scales, (n_accuracies, n_scales)
+    right_part: Array  # θ·∇L of each sample if its label is right, (n_scales, samples)
+    wrong_part: Array  # and if it is wrong
+    order: Classes  # the order in which samples turn wrong, (samples,)
+    other: Classes  # their wrong labels, (n_scales, samples)
+    at: Callable[[ArrayLike], Array]  # projection at other scales, (n_accuracies, n_scales)
 
     def labels(self, accuracy: int, scale: int) -> Classes:
-        """Labels at an accuracy and a scale, given by their places in ``accuracies`` and ``scales``: ``(samples,)``."""
+        """Labels at an accuracy and a scale, given by their places in what ``along_ray`` got: ``(samples,)``."""
         y = self.predicted[scale].copy()
         turned = self.order[: self.wrong[accuracy]]
         y[turned] = self.other[scale, turned]
@@ -56,7 +56,6 @@ def along_ray(
     *,
     scale_inputs: bool = True,
     wrong: str = "uniform",
-    at_once: int = 8,
     generator: torch.Generator,
 ) -> Projection:
     """θ·∇L of softmax cross-entropy where all parameters of ``module`` are multiplied by each scale.
@@ -76,7 +75,6 @@ def along_ray(
             the parameters in any case: the input is scaled, not differentiated.
         wrong: ``uniform`` takes one of the other classes at random, ``mirror`` the class C − 1 − argmax of the released
             code, which needs an even number of classes.
-        at_once: scales in one forward pass: more take more memory.
 
     Raises:
         ValueError: an accuracy outside [0, 1], a scale that is not positive, fewer than two classes, an odd number of
@@ -109,9 +107,8 @@ def along_ray(
 
     def parts(c: Array) -> tuple[Array, Array, Classes, Classes]:
         """θ·∇L of each sample, right and wrong, and both labels; each ``(len(c), samples)``."""
-        chunks = (c[i : i + at_once] for i in range(0, len(c), at_once))
-        pairs = [logits_along_ray(module, inputs, chunk, scale_inputs=scale_inputs) for chunk in chunks]
-        z, dz = (torch.cat(part).double().cpu().flatten(1, -2) for part in zip(*pairs, strict=True))
+        pair = logits_along_ray(module, inputs, c, scale_inputs=scale_inputs)
+        z, dz = (part.double().cpu().flatten(1, -2) for part in pair)
         if not (z.isfinite().all() and dz.isfinite().all()):
             raise ValueError(f"logits or their derivatives are not finite at scales up to {c.max():g}")
         best = z.argmax(-1)
@@ -129,9 +126,8 @@ def along_ray(
         return mean(*parts(np.atleast_1d(np.asarray(c, dtype=np.float64)))[:2])
 
     right, false, best, other = parts(scales)
-    rho = sum(float(p.detach().double().square().sum()) for p in module.parameters()) ** 0.5
-    table = mean(right, false)
-    return Projection(scales, accuracies, scales * rho, table, best, counts, right, false, order, other, at)
+    rho, table = norm(module), mean(right, false)
+    return Projection(scales, scales * rho, table, best, counts, right, false, order, other, at)
 
 
 def logits_along_ray(
@@ -154,7 +150,7 @@ def logits_along_ray(
         return z, dz
 
     with torch.no_grad():
-        return vmap(one)(c)
+        return vmap(one, chunk_size=AT_ONCE)(c)
 
 
 class Plain(NamedTuple):
@@ -176,18 +172,12 @@ def by_autograd(module: nn.Module, inputs: Tensor, c: float, labels: ArrayLike, 
     theta = {name: (c * value.detach()).requires_grad_() for name, value in module.named_parameters()}
     logits = functional_call(module, theta, (c * inputs if scale_inputs else inputs,)).flatten(0, -2)
     loss = nn.functional.cross_entropy(logits, torch.as_tensor(labels, device=logits.device))
-    gradient = torch.autograd.grad(loss, list(theta.values()), allow_unused=True)
-    pairs = {
-        name: (p.detach().double(), g.double())
-        for (name, p), g in zip(theta.items(), gradient, strict=True)
-        if g is not None
-    }
-    dots = {name: float((p * g).sum()) for name, (p, g) in pairs.items()}
-    last = ([name for name in theta if name.rpartition(".")[0].endswith("norm")] or [""])[-1].rpartition(".")[0]
-    of_last = sum((dots.get(f"{last}.{name}", 0.0) for name in ("gain", "shift")), 0.0) if last else 0.0
-    rho = sum(float(p.detach().double().square().sum()) for p in theta.values()) ** 0.5
-    dot = sum(dots.values())
-    return Plain(dot, dot / (rho * sum(float(g.square().sum()) for _, g in pairs.values()) ** 0.5), of_last)
+    gradients = torch.autograd.grad(loss, list(theta.values()), materialize_grads=True)
+    pairs = zip(theta.items(), gradients, strict=True)
+    dots = {name: float((p.detach().double() * g.double()).sum()) for (name, p), g in pairs}
+    last = {name.rpartition(".")[2]: dot for name, dot in dots.items()}  # of each kind of parameter
+    total = sum(dots.values())
+    return Plain(total, total / (norm(theta) * norm(gradients)), last.get("gain", 0.0) + last.get("shift", 0.0))
 
 
 def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:
@@ -215,17 +205,13 @@ def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:
     some_wrong, from_start = ray.wrong > 0, values[:, 0] > 0
     seen = some_wrong & ~from_start & up.any(1)
     low[seen], high[seen] = grid[up.argmax(1)[seen]], grid[up.argmax(1)[seen] + 1]
-    unseen = some_wrong & ~from_start & ~seen
-    for near in grid[0] * 0.5 ** np.arange(20):  # downwards
-        if not (left := some_wrong & from_start & np.isnan(low)).any():
-            break
-        found = left & (ray.at(near / 2)[:, 0] <= 0)
-        low[found], high[found] = near / 2, near
-    for near in grid[-1] * 2.0 ** np.arange(20):  # upwards
-        if not (left := unseen & np.isnan(low)).any():
-            break
-        found = left & (ray.at(2 * near)[:, 0] > 0)
-        low[found], high[found] = near, 2 * near
+    doubled = 2.0 ** np.arange(20)
+    for rows, nears, factor in ((from_start, grid[0] / doubled, 0.5), (~from_start, grid[-1] * doubled, 2.0)):
+        for near in nears:
+            if not (left := some_wrong & rows & np.isnan(low)).any():
+                break
+            found = left & ((ray.at(factor * near)[:, 0] > 0) != from_start)
+            low[found], high[found] = sorted((near, factor * near))
     out = np.where(some_wrong & from_start, 0.0, np.inf)
     inside = np.flatnonzero(np.isfinite(low))
     if len(inside):

@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from transformers.optimization import Adafactor
 
-from nbutils import intervals
 from nbutils.together import Gradients, gradients_of, train_together
 
 Array = NDArray[np.float64]
@@ -40,22 +39,12 @@ class Steps(NamedTuple):
         """Summed over the matrices: each ``(steps, runs)``."""
         return Steps(*(part.sum(axis=1) for part in self))
 
-    def cos(self, *, gradient: bool = False) -> Array:
-        """cos(θ, δ), or cos(θ, ∇L)."""
-        product, length = (self.projection, self.gradient) if gradient else (self.inner, self.step)
-        return product / np.sqrt(self.before * length)
+    def gradient_cos(self) -> Array:
+        """cos(θ, ∇L)."""
+        return self.projection / np.sqrt(self.before * self.gradient)
 
 
-def problem(
-    runs: int,
-    *,
-    samples: int = 64,
-    features: int = 8,
-    hidden: int = 16,
-    classes: int = 4,
-    noise: float = 0.2,
-    generator: torch.Generator,
-) -> Problem:
+def problem(runs: int, *, samples: int = 64, noise: float = 0.2, generator: torch.Generator) -> Problem:
     """Gaussian inputs, labels of a random linear teacher, a share ``noise`` of them replaced by random classes.
 
     Each run has its own data, teacher and start, and each matrix starts with norm 1; float64.
@@ -64,6 +53,7 @@ def problem(
     >>> data.x.shape, [w.norm(dim=(1, 2)).round(decimals=6).tolist() for w in data.weights]
     (torch.Size([2, 64, 8]), [[1.0, 1.0], [1.0, 1.0]])
     """
+    features, hidden, classes = 8, 16, 4
     at: dict[str, Any] = {"generator": generator, "device": generator.device}
     draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, **at)  # noqa: E731
     x, teacher = draw(runs, samples, features), draw(runs, features, classes)
@@ -198,15 +188,14 @@ def train(
     gradients: Gradients,
     optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
     steps: int,
-    *,
-    rate: Callable[[int], float] | None = None,
-    name: str | None = None,
+    **options: Any,
 ) -> Steps:
     """Train all runs by ``together.train_together`` from ``weights``, which stay, and record every step.
 
     Args:
         weights: the start, each ``(runs, rows, columns)``.
         optimizer: for Adafactor take ``RunwiseAdafactor``.
+        options: ``rate`` and ``name`` of ``train_together``.
 
     >>> start = [torch.tensor([[[3.0, 4.0]]], dtype=torch.float64)]
     >>> gradients = unit_steps(noise_gradients(across=True, generator=torch.Generator().manual_seed(0)))
@@ -217,7 +206,7 @@ def train(
     rows = []
     dot = lambda a, b: (a * b).sum((1, 2), dtype=torch.float64)  # noqa: E731  (runs,)
     theta = [w.clone() for w in weights]
-    for done in train_together(theta, gradients, optimizer, steps, rate=rate, name=name):
+    for done in train_together(theta, gradients, optimizer, steps, **options):
         row = []
         for old, g, now in zip(done.before, done.gradients, done.after, strict=True):
             delta = now - old
@@ -227,29 +216,19 @@ def train(
     return Steps(*torch.stack(rows, dim=1).cpu().numpy())
 
 
-class Exponent(NamedTuple):
-    """Growth exponent of ρ over a window: mean over runs and its confidence interval."""
-
-    estimate: float
-    interval: tuple[float, float]
-    each: Array  # (runs,)
-
-
-def exponent(rho_sq: ArrayLike, window: tuple[float, float], *, confidence: float = 0.999) -> Exponent:
+def exponents(rho_sq: ArrayLike, window: tuple[float, float]) -> Array:
     """Slope of ln ρ against ln t between the two times of ``window``, for ``rho_sq`` of shape ``(steps, runs)``.
 
-    A least-squares line through log-spaced times, one for each run, and Student's interval over the runs. There is no
-    offset to fit: a free a·tᵖ + b gives the offset most of the curvature.
+    A least-squares line through log-spaced times, one for each run: ``(runs,)``. There is no offset to fit: a free
+    a·tᵖ + b gives the offset most of the curvature.
 
     >>> t = np.arange(1, 1001.0)
-    >>> round(exponent(np.stack([t, 2 * t], axis=1), (10, 1000)).estimate, 6)
-    0.5
+    >>> exponents(np.stack([t, 2 * t], axis=1), (10, 1000)).round(6)
+    array([0.5, 0.5])
     """
     rho_sq = np.asarray(rho_sq, dtype=np.float64)
     low, high = window
     if rho_sq.ndim != 2 or not 1 <= low < high <= len(rho_sq):
         raise ValueError(f"rho_sq has shape {rho_sq.shape}, window {window}: give (steps, runs) and times within it")
     t = np.unique(np.geomspace(low, high, 60).round().astype(int))
-    each = np.polyfit(np.log(t), np.log(rho_sq[t - 1]) / 2, 1)[0]
-    found = intervals.mean(each, confidence, least=1)
-    return Exponent(found.value, found.interval, each)
+    return np.polyfit(np.log(t), np.log(rho_sq[t - 1]) / 2, 1)[0]

@@ -98,11 +98,10 @@ def walk_norms(
     times: NDArray[np.int64],
     walks: int,
     generator: torch.Generator,
-    batch_elements: int = 4_000_000,
 ) -> NDArray[np.float64]:
     """Norms ‖θ_t‖ of independent walks from θ = 0, exact in law at every sampled time, shape ``(walks, len(times))``.
 
-    Walks run in batches of at most ``batch_elements`` coordinates, so memory grows neither with t nor with the number
+    Walks run in batches of at most four million coordinates, so memory grows neither with t nor with the number
     of walks. Sums of squares are accumulated in float64.
 
     >>> from nbutils.devices import generator
@@ -113,7 +112,7 @@ def walk_norms(
         raise ValueError(f"times must be positive and increasing; got {list(times)}")
     gaps = [int(gap) for gap in np.diff(times, prepend=0)]
     norms = np.empty((walks, len(times)))
-    size = max(1, batch_elements // n)
+    size = max(1, 4_000_000 // n)
     for start in range(0, walks, size):
         shape = (min(size, walks - start), n)
         theta = torch.zeros(shape, device=generator.device)
