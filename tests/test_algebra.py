@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.nn.functional as F
-from degrees import Net, Two, linear, par, plain, seq, sq
+from degrees import Net, Two, par, plain, seq, sq
 from torch import nn
 
 from nbutils.homogeneity import degree, explain, measure_degree, scalable
@@ -253,15 +253,3 @@ def test_a_boolean_factor_is_no_mask_of_zeros_and_infinities(cast):
     assert degree(as_mask, [1, EVERY]) == 2
     attended = Two(lambda m, x, mask: F.scaled_dot_product_attention(m.n(x), m.n(x), m.f(x), mask), f=sq(), n=plain())
     assert degree(attended, [1, EVERY]) == 2
-
-
-def test_attention_weights_that_are_not_asked_for_have_every_degree():
-    net = Net(lambda m, x: m.a(x, x, x, need_weights=False)[1], a=nn.MultiheadAttention(4, 2, bias=False))
-    with pytest.raises(ValueError, match="every degree"):
-        degree(net, 1, approximate=True)
-
-
-def test_batch_norm_of_running_statistics_and_in_training():
-    """In training it is normalised by the batch; afterwards it is affine in what it is given."""
-    layer = nn.BatchNorm1d(4, eps=0.0, affine=False)
-    assert degree(seq(linear(4, 4), layer).train(), 1) == 0 and degree(seq(linear(4, 4), layer).eval(), 1) == 2

@@ -78,22 +78,6 @@ def test_commands_of_the_documents_exist(command):
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-500:]
 
 
-def test_what_make_and_scripts_call_are_commands_of_the_workflow():
-    places = [ROOT / "Makefile", *(ROOT / ".ci").iterdir(), ROOT / ".pre-commit-config.yaml"]
-    called = {word for file in places for word in re.findall(r"-m workflow ([a-z-]+)", file.read_text())}
-    usage = subprocess.run(
-        [sys.executable, "-m", "workflow", "--help"], cwd=ROOT, capture_output=True, text=True
-    ).stdout
-    assert {"run", "report", "notebooks"} <= called <= set(re.search(r"\{([a-z,-]+)\}", usage)[1].split(","))
-
-
-def test_installed_versions_are_the_pinned_ones():
-    from importlib.metadata import version
-
-    for name in names(PROJECT["dependencies"]) | names(PROJECT["optional-dependencies"]["book"]):
-        assert version(name).split("+")[0] == pins()[name], name
-
-
 def test_versions_and_urls_agree():
     import nbutils
 
@@ -105,13 +89,6 @@ def test_versions_and_urls_agree():
 
 def test_citation_is_valid():
     create_citation(str(ROOT / "CITATION.cff"), None).validate()
-
-
-def test_every_make_target_is_phony():
-    """There is a folder named book."""
-    makefile = (ROOT / "Makefile").read_text()
-    phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.M)[1].split())
-    assert set(re.findall(r"^([a-z-]+):", makefile, re.M)) == phony
 
 
 def test_tracked_files_are_small_and_carry_no_machine_paths():

@@ -3,15 +3,9 @@
 import argparse
 import contextlib
 import json
-import os
-import subprocess
-import sys
 
 import nbformat
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
 import workflow
@@ -132,15 +126,6 @@ def test_seeds_are_added_until_an_edit_voids_them_and_go_on_where_they_were_brok
     assert capsys.readouterr().out.startswith("RED: not every seed came to its end in 01-one")
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30))
-def test_pooling_one_by_one_is_the_mean_and_spread_of_all(values):
-    found = None
-    for value in values:
-        found = alarms.pool(found, value)
-    wanted = {"mean": np.mean(values), "sd": np.std(values, ddof=1), "n": len(values)}
-    assert found == pytest.approx(wanted, rel=1e-6, abs=1e-6 * (1 + max(map(abs, values))))
-
-
 def kept(profile, **red_of_runs):
     """A result: of each chapter how many of its runs are red."""
     bad = [{"claim": "c", "check": "a", "red": True}]
@@ -208,35 +193,6 @@ def test_same_lists_what_moved_by_a_bit_and_stamps_chapters_of_which_nothing_did
     assert [row[:3] for row in same.moved(metrics(1, 1), other)] == [("02-x", "c", "a"), ("", "c", "verdict")]
 
 
-def test_a_trend_has_every_run_in_the_order_of_their_start(tmp_path, capsys):
-    for name, run in {"a": metrics(1, started="2026-02"), "b": metrics(1, started="2026-01", verdict="open")}.items():
-        (tmp_path / name).write_text(json.dumps(run))
-    assert command.main(["trend", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
-    page = capsys.readouterr().out
-    assert page.index("2026-01") < page.index("2026-02") and "open | confirmed" in " ".join(page.split())
-    assert command.main(["trend", str(tmp_path)]) == 2 and command.main(["none"]) == 2
-
-
-DERIVATIVES = """
-import torch
-rng = torch.Generator().manual_seed(0)
-a, b = (torch.randn(301, 301, generator=rng).requires_grad_() for _ in range(2))
-((a @ b).tanh().sum() + torch.nn.functional.linear(a, b, b[0]).mean()).backward()
-print(a.grad.double().sum().item(), a.grad.double().norm().item())
-"""
-
-
-def test_sums_in_another_order_round_otherwise_and_are_the_same_numbers():
-    def run(variables):
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-        words = [sys.executable, "-c", DERIVATIVES]
-        return subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout.split()
-
-    plain, other, off = run({}), run(platforms.REVERSED), run({"PYTHONPATH": platforms.REVERSED["PYTHONPATH"]})
-    assert plain[0] != other[0] and plain == off, "without the variable nothing changes"
-    assert float(other[1]) == pytest.approx(float(plain[1]), rel=1e-6)
-
-
 def test_a_platform_counts_where_it_moves_what_no_other_did():
     here, old = metrics(1.0), metrics(1.5)
     before = {platforms.THIS: here, "old": old}
@@ -256,17 +212,6 @@ def test_a_platform_counts_where_it_moves_what_no_other_did():
 
 def test_every_listed_defect_applies_to_the_code_as_it_is():
     assert mutants.misplaced(mutants.load()) == []
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [({"text": "x"}, "stands 4 times"), ({"becomes": "x * 2"}, "becomes itself"), ({"file": "gone.py"}, "0 times")],
-)
-def test_a_defect_that_no_longer_applies_is_named(part, change, why):
-    mutant = mutants.Mutant("m", "part.py", "x * 2", "x * 3", "b", ("tests/test_part.py",))
-    assert mutants.misplaced([mutant], part) == []
-    (line,) = mutants.misplaced([mutant._replace(**change)], part)
-    assert line.startswith("m: ") and why in line
 
 
 @pytest.fixture

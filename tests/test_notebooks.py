@@ -37,14 +37,6 @@ def test_papermill_colab_and_the_hash_have_the_same_code(chapter):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)
-def test_committed_notebook_has_no_outputs_and_fixed_ids(chapter):
-    notebook = committed(chapter)
-    nbformat.validate(notebook)
-    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in notebook.cells)
-    assert [cell["id"] for cell in notebook.cells] == [f"cell-{index:03d}" for index in range(len(notebook.cells))]
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_prose_is_plain_markdown(chapter):
     prose = "\n".join(cell.source for cell in committed(chapter).cells if cell.cell_type == "markdown")
     assert not re.search(r"```\{|\{[a-z:]+\}`|^:::", prose, re.M)
