@@ -78,16 +78,13 @@ def test_commands_of_the_documents_exist(command):
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-500:]
 
 
-def test_versions_and_urls_agree():
+def test_versions_and_urls_agree_and_the_citation_is_valid():
     import nbutils
 
     url = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert nbutils.__version__ == PROJECT["version"] == citation["version"]
     assert citation["repository-code"] == url and url in (ROOT / "README.md").read_text()
-
-
-def test_citation_is_valid():
     create_citation(str(ROOT / "CITATION.cff"), None).validate()
 
 
@@ -141,6 +138,12 @@ def test_readme_commands_of_the_module_are_understood():
     assert PROJECT["scripts"] == {"nbutils": "nbutils.__main__:main"}
 
 
+def python(code, folder, path):
+    """What a program leaves that is run in a folder, with modules of ``path``."""
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+
+
 ALONE = """
 import sys, torch
 
@@ -174,10 +177,7 @@ def test_ones_own_models_need_the_base_alone(tmp_path):
     blocked = set().union(*map(names, extras.values())) - names(PROJECT["dependencies"])
     blocked |= {"IPython", "sklearn", "huggingface_hub"}
     code = ALONE.format(blocked={name.replace("-", "_") for name in blocked} - {"psutil", "pyyaml"})
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
-        text=True,
-    )  # fmt: skip
+    done = python(code, tmp_path, ROOT)
     assert done.returncode == 0, done.stderr[-1500:]
     assert "pip install matplotlib" in done.stderr and "total" in done.stdout
 
@@ -193,9 +193,6 @@ def test_wheel_carries_what_a_chapter_reads(tmp_path):
         "from nbutils import data, figures; figures.use_style();"
         "print(data.__file__, len(data.published('t5_norm')), len(data.path('numbers.json').read_text()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = python(code, tmp_path, tmp_path / "site")
     place, rows, times = done.stdout.split()
     assert place.startswith(str(tmp_path)) and rows == "104" and int(times) > 10

@@ -150,7 +150,7 @@ def test_scorecard_and_what_is_new_link_claims_to_their_evidence(metrics, soups)
     }
     assert set(rows) == set(claims)
     for name, row in rows.items():
-        page, _, anchor = row.find("a")["href"].partition(".html#")
+        page, _, anchor = row.select_one("[data-label=where] a")["href"].partition(".html#")
         assert row.find(class_="verdict").get_text() == verdicts[name]
         assert page in claims[name]["chapters"] and name in soups[page].find(id=anchor).get_text()
     wanted = Counter(name for name, claim in claims.items() if claim.get("ours") or claim.get("corrected"))

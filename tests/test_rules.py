@@ -213,37 +213,14 @@ def test_rules_of_operations(text):
 
 # --- Generated networks: a random program over values of shape (4 tokens, 4 features), with its degrees ---------------
 
-UNARY = {
-    "linear": lambda k: k + 1,
-    "weight": lambda k: k + 1,
-    "relu": lambda k: k,
-    "leaky": lambda k: k,
-    "abs": lambda k: k,
-    "scale": lambda k: k,
-    "mean": lambda k: k,
-    "permute": lambda k: k,
-    "norm": lambda k: 0,
-    "norm_affine": lambda k: 1,
-    "rms": lambda k: 1,
-    "square": lambda k: 2 * k,
-    "root": lambda k: k / 2,
-    "unit": lambda k: 0,
-    "batch_norm": lambda k: k + 1,
-    "softmax": lambda k: 0 if k == 0 else None,
-    "tanh": lambda k: 0 if k == 0 else None,
-    "gelu": lambda k: 0 if k == 0 else None,
-    "bias": lambda k: 1 if k == 1 else None,
-    "linear_bias": lambda k: 1 if k == 0 else None,
-}
-BINARY = {
-    "add": lambda k, j: k if k == j else None,
-    "maximum": lambda k, j: k if k == j else None,
-    "cat": lambda k, j: k if k == j else None,
-    "where": lambda k, j: k if k == j else None,
-    "mul": lambda k, j: k + j,
-    "matmul": lambda k, j: k + j,
-    "div": lambda k, j: k - j,
-}
+PARTS = {
+    "linear": lambda: sq(),
+    "linear_bias": lambda: linear(4, 4, bias=True),
+    "norm": lambda: plain(),
+    "norm_affine": norm,
+    "rms": lambda: norm(nn.RMSNorm),
+    "batch_norm": lambda: no_bias(nn.BatchNorm1d(4)),
+}  # steps that are modules; all others but the own parameters are functions
 DO = {
     "relu": torch.relu,
     "leaky": lambda x: F.leaky_relu(x, 0.2),
@@ -265,14 +242,23 @@ DO = {
     "matmul": lambda x, y: x @ y.T,
     "div": lambda x, y: x / y.abs().sum(-1, keepdim=True),
 }
-PARTS = {
-    "linear": lambda: sq(),
-    "linear_bias": lambda: linear(4, 4, bias=True),
-    "norm": lambda: plain(),
-    "norm_affine": norm,
-    "rms": lambda: norm(nn.RMSNorm),
-    "batch_norm": lambda: no_bias(nn.BatchNorm1d(4)),
-}
+LAWS = (  # the degree of one step's value from those of its sources; None where there is none
+    ("linear weight batch_norm", lambda k: k + 1),
+    ("relu leaky abs scale mean permute", lambda k: k),
+    ("norm unit", lambda k: 0),
+    ("norm_affine rms", lambda k: 1),
+    ("square", lambda k: 2 * k),
+    ("root", lambda k: k / 2),
+    ("softmax tanh gelu", lambda k: 0 if k == 0 else None),
+    ("bias", lambda k: 1 if k == 1 else None),
+    ("linear_bias", lambda k: 1 if k == 0 else None),
+)
+LAWS_OF_TWO = (
+    ("add maximum cat where", lambda k, j: k if k == j else None),
+    ("mul matmul", lambda k, j: k + j),
+    ("div", lambda k, j: k - j),
+)
+UNARY, BINARY = ({op: law for ops, law in laws for op in ops.split()} for laws in (LAWS, LAWS_OF_TWO))
 
 
 class Program(nn.Module):
