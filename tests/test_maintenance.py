@@ -156,14 +156,13 @@ def test_a_run_is_red_if_one_of_its_chapters_is():
     assert (counts.runs, counts.share) == (2, pytest.approx(1 - (1 - 1 / 4) * (1 - 1 / 2)))
 
 
-def metrics(*measured, made_from="old", holds=True, started="2026", verdict="confirmed"):
+def metrics(*measured, made_from="old", holds=True, verdict="confirmed"):
     """A run of a check in each of some chapters."""
     names = [f"0{i}-x" for i in range(1, len(measured) + 1)]
     records = [{"chapter": name, "claim": "c", "check": "a", "role": "stated", "kind": "exact", "measured": value,
                 "band": [0.0, 2.0], "holds": holds} for name, value in zip(names, measured, strict=True)]  # fmt: skip
-    stats_of = {"made_from": made_from, "cpu_seconds": 60.0, "peak_mb": 9.0, "started": started}
-    run = {"profile": "smoke", "seed": 0, "device": "cpu", "green": holds, "noted": 0, "commit": "c", "hardware": "h"}
-    run["notebooks"] = [{"chapter": name, **stats_of} for name in names]
+    run = {"profile": "smoke", "seed": 0, "device": "cpu", "green": holds}
+    run["notebooks"] = [{"chapter": name, "made_from": made_from} for name in names]
     return {"run": run, "records": records, "verdicts": {"c": verdict}, "problems": []}
 
 
