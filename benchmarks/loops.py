@@ -117,7 +117,7 @@ def against_the_trainer(steps: int = 100, turns: int = 5) -> Row:
     return made
 
 
-def at_once(width: int, networks: int = 32, steps: int = 20) -> Row:
+def at_once(width: int = 32, networks: int = 32, steps: int = 20) -> Row:
     """Networks trained together against one after another, both by SGD on one batch: the same to 1e-5."""
     tokens, sgd = torch.randint(100, (4, 9), generator=generator(0, "cpu")), functools.partial(torch.optim.SGD, lr=0.1)
     made = [
@@ -150,6 +150,5 @@ PAIRS = {
     norm_tracking: ["nbutils.norms"],
     share_of_a_step: ["nbutils.norms"],
     against_the_trainer: ["nbutils.training", "nbutils.models"],
-    functools.partial(at_once, 16): ["nbutils.together", "nbutils.models"],
-    functools.partial(at_once, 32): ["nbutils.together", "nbutils.models"],
+    at_once: ["nbutils.together", "nbutils.models"],
 }

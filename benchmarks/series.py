@@ -1,15 +1,14 @@
-"""Norms of a series of checkpoints against reading the files, and against building the models."""
+"""Norms of a series of checkpoints against building the models."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 import torch
-from safetensors.torch import load_file
 
 from benchmarks.timing import Row, compare
 from nbutils import checkpoints
@@ -35,14 +34,6 @@ def saved_series(steps: int = 3) -> Iterator[Path]:
         yield Path(folder)
 
 
-def read(folder: Path) -> pd.DataFrame:
-    """Each file through safetensors, each tensor squared in float64: norms alone, no neighbours."""
-    files = (load_file(file) for file in sorted(folder.glob("*/model.safetensors")))
-    return pd.DataFrame(
-        {"norm": [sum(float(x.double().square().sum()) for x in file.values()) ** 0.5 for file in files]}
-    )
-
-
 def built(folder: Path) -> pd.DataFrame:
     """Each model built: its norm, and cosine and displacement against the one before, as ours gives."""
     from transformers import GPT2LMHeadModel
@@ -60,21 +51,13 @@ def built(folder: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def pair(plain: Callable[[Path], pd.DataFrame], what: str, bound: float) -> Row:
-    """Norms, cosines and norm budget of three checkpoints. What both sides give must agree."""
+def against_models() -> Row:
+    """Norms, cosines and norm budget of three checkpoints; both sides must agree."""
     with saved_series() as folder:
-        mine, theirs = checkpoints.series(folder).table, plain(folder)
+        mine, theirs = checkpoints.series(folder).table, built(folder)
         pd.testing.assert_frame_equal(mine[list(theirs.columns)], theirs, rtol=1e-9, check_dtype=False)
-        what = f"norms, cosines and budget against {what}, 3 checkpoints of 87 MB"
-        return compare(what, lambda: checkpoints.series(folder).table, lambda: plain(folder), bound)
+        what = "norms, cosines and budget against the same from built models, 3 checkpoints of 87 MB"
+        return compare(what, lambda: checkpoints.series(folder).table, lambda: built(folder), 5)
 
 
-def from_models() -> Row:
-    return pair(built, "the same from built models", 5)
-
-
-def from_safetensors() -> Row:
-    return pair(read, "safetensors and the norms alone", 1 / 1.2)
-
-
-PAIRS = {made: ["nbutils.checkpoints"] for made in (from_models, from_safetensors)}
+PAIRS = {against_models: ["nbutils.checkpoints"]}

@@ -9,19 +9,6 @@ from benchmarks import kept, mathematics, timing
 ROW = {"what": "a pair", "ratio": 0.5, "low": 0.4, "high": 0.6, "bound": 2, "holds": False, "modules": ["nbutils.fits"]}
 
 
-def test_a_row_is_the_median_over_turns_and_holds_at_its_bound():
-    made = timing.row("a pair", [1.0, 4.0, 2.0], [30.0, 40.0, 40.0], bound=20)
-    assert (made["ours_s"], made["plain_s"], made["ratio"]) == (2, 40, 20) and made["holds"]
-    assert not timing.row("a pair", [1.0], [19.9], bound=20)["holds"]
-
-
-def test_turns_alternate_and_a_share_of_the_work_counts_whole():
-    order = []
-    slow = lambda: order.append("plain") or sum(range(10**5))  # noqa: E731
-    made = timing.compare("a pair", lambda: order.append("ours"), slow, 1, share=0.01, repeats=3)
-    assert order == ["ours", "plain"] * 3 and made["plain_s"] > 100 * 1e-4
-
-
 def test_sides_that_disagree_are_seen(monkeypatch):
     stepwise = mathematics.stepwise
     monkeypatch.setattr(mathematics, "stepwise", lambda *a: 1.05 * stepwise(*a))

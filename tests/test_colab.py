@@ -25,19 +25,8 @@ from packaging.utils import canonicalize_name
 from workflow import ROOT, book, report
 
 pytestmark = pytest.mark.colab
-COLAB = [
-    "numba",
-    "numpy",
-    "torch",
-    "transformers",
-    "matplotlib",
-    "seaborn",
-    "pandas",
-    "scipy",
-    "tqdm",
-    "ipykernel",
-    "pip",
-]
+COLAB = ["numba", "numpy", "torch", "transformers", "matplotlib", "seaborn", "pandas", "scipy", "tqdm"]
+COLAB += ["ipykernel", "pip"]
 AT_ONCE = 2
 LIMIT = 900  # seconds a notebook
 

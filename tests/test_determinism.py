@@ -86,17 +86,6 @@ def test_the_whole_book_gives_the_same_bits(smoke, workflow, tmp_path, monkeypat
         assert values(report.records_of(first)) == values(report.records_of(again)), chapter
 
 
-@pytest.mark.slow
-def test_thread_counts_agree_over_the_whole_book(smoke, workflow, tmp_path):
-    """One job at a time has every core; the smoke run has them shared by two jobs."""
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("this machine has one core")
-    copy_project(tmp_path / "wide")
-    assert workflow(tmp_path / "wide", "--jobs", "1").returncode == 0
-    found = compare.compare(*(compare.load(build) for build in (smoke, tmp_path / "wide/_build/smoke")))
-    assert not found.red and [move for move in found.moved if move.distance > ACROSS_THREADS] == []
-
-
 def needs_cuda():
     if not devices.cuda_count():
         pytest.skip("torch finds no CUDA device here: CPU against CUDA needs one")

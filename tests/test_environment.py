@@ -78,40 +78,14 @@ def test_commands_of_the_documents_exist(command):
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-500:]
 
 
-def test_what_make_and_scripts_call_are_commands_of_the_workflow():
-    places = [ROOT / "Makefile", *(ROOT / ".ci").iterdir(), ROOT / ".pre-commit-config.yaml"]
-    called = {word for file in places for word in re.findall(r"-m workflow ([a-z-]+)", file.read_text())}
-    usage = subprocess.run(
-        [sys.executable, "-m", "workflow", "--help"], cwd=ROOT, capture_output=True, text=True
-    ).stdout
-    assert {"run", "report", "notebooks"} <= called <= set(re.search(r"\{([a-z,-]+)\}", usage)[1].split(","))
-
-
-def test_installed_versions_are_the_pinned_ones():
-    from importlib.metadata import version
-
-    for name in names(PROJECT["dependencies"]) | names(PROJECT["optional-dependencies"]["book"]):
-        assert version(name).split("+")[0] == pins()[name], name
-
-
-def test_versions_and_urls_agree():
+def test_versions_and_urls_agree_and_the_citation_is_valid():
     import nbutils
 
     url = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert nbutils.__version__ == PROJECT["version"] == citation["version"]
     assert citation["repository-code"] == url and url in (ROOT / "README.md").read_text()
-
-
-def test_citation_is_valid():
     create_citation(str(ROOT / "CITATION.cff"), None).validate()
-
-
-def test_every_make_target_is_phony():
-    """There is a folder named book."""
-    makefile = (ROOT / "Makefile").read_text()
-    phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.M)[1].split())
-    assert set(re.findall(r"^([a-z-]+):", makefile, re.M)) == phony
 
 
 def test_tracked_files_are_small_and_carry_no_machine_paths():
@@ -164,6 +138,12 @@ def test_readme_commands_of_the_module_are_understood():
     assert PROJECT["scripts"] == {"nbutils": "nbutils.__main__:main"}
 
 
+def python(code, folder, path):
+    """What a program leaves that is run in a folder, with modules of ``path``."""
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+
+
 ALONE = """
 import sys, torch
 
@@ -197,10 +177,7 @@ def test_ones_own_models_need_the_base_alone(tmp_path):
     blocked = set().union(*map(names, extras.values())) - names(PROJECT["dependencies"])
     blocked |= {"IPython", "sklearn", "huggingface_hub"}
     code = ALONE.format(blocked={name.replace("-", "_") for name in blocked} - {"psutil", "pyyaml"})
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
-        text=True,
-    )  # fmt: skip
+    done = python(code, tmp_path, ROOT)
     assert done.returncode == 0, done.stderr[-1500:]
     assert "pip install matplotlib" in done.stderr and "total" in done.stdout
 
@@ -216,9 +193,6 @@ def test_wheel_carries_what_a_chapter_reads(tmp_path):
         "from nbutils import data, figures; figures.use_style();"
         "print(data.__file__, len(data.published('t5_norm')), len(data.path('numbers.json').read_text()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = python(code, tmp_path, tmp_path / "site")
     place, rows, times = done.stdout.split()
     assert place.startswith(str(tmp_path)) and rows == "104" and int(times) > 10

@@ -61,9 +61,8 @@ def run(monkeypatch):
     ],
 )
 def test_a_finding_is_shown_with_its_verdict(run, finding, found, shown):
-    text = chapter.bind(
-        f"Before.\n\n:::{{finding}} {finding}\nWe find.\n:::\n\nAfter.\n", verdicts.judged(run(**found))
-    )
+    source = f"Before.\n\n:::{{finding}} {finding}\nWe find.\n:::\n\nAfter.\n"
+    text = chapter.bind(source, verdicts.judged(run(**found)))
     assert text.startswith("Before.") and text.endswith("After.\n") and shown in text
     assert ("We find." in text) is (shown == "We find.") and (len(text.split()) == 2) is (shown == "")
 
@@ -79,11 +78,8 @@ def test_a_caption_says_what_to_see_only_where_all_came_out_as_expected(run):
     def caption(**found):
         code = new_code_cell("", metadata={"mystnb": {"figure": {"name": "f", "caption": "Drawn. What to see: so."}}})
         node = new_notebook(cells=[new_markdown_cell("# T"), code])
-        return (
-            chapter.bound(node, "02-two", verdicts.judged(run(**found)))
-            .cells[1]
-            .metadata["mystnb"]["figure"]["caption"]
-        )
+        chapter.bound(node, "02-two", verdicts.judged(run(**found)))
+        return code.metadata["mystnb"]["figure"]["caption"]
 
     assert caption() == caption(far="open") == caption(one="failed") == "Drawn. What to see: so."
     assert caption(two="failed") == "Drawn. What to see is left out: the verdict on `two` is *failed*."
@@ -101,9 +97,8 @@ def test_a_placeholder_for_nothing_is_an_error_that_names_it(run, text, named):
     known = {"claims": verdicts.judged(run()), "numbers": {"01-one": {}}, "figures": {}}
     with pytest.raises(ValueError, match=re.escape(f"errata.md: nothing stands for {named}")):
         build.filled("errata.md", text, known)
-    assert build.filled("a.md", '{{ judged("one") }}, $x$', known).endswith(
-        ', <a href="01-one.html#claim-one">checks</a>, $x$'
-    )
+    filled = build.filled("a.md", '{{ judged("one") }}, $x$', known)
+    assert filled.endswith(', <a href="01-one.html#claim-one">checks</a>, $x$')
 
 
 def test_a_box_stands_below_the_title():
@@ -125,25 +120,13 @@ def pieces(run):
     facts = {"counts": verdicts.counts, "order": verdicts.ORDER, "kinds": ("exact", "derived")}
     for name, result in (("green", green), ("red", red)):
         claims, mine = verdicts.judged(result), [each for each in result.records if each.chapter == "01-one"]
-        known = {
-            "claims": claims,
-            "run": result.run,
-            "records": result.records,
-            **facts,
-            **drawn,
-        }
+        known = {"claims": claims, "run": result.run, "records": result.records} | facts | drawn
         yield f"{name}: card", chapter._card(CARD, result, mine, claims, DRAWN)
         yield f"{name}: box", chapter._box("01-one", claims)
         yield f"{name}: checks", chapter._html("checks", records=result.records).source
         yield f"{name}: banner", build.red(result)
-        tables = (
-            "scorecard.html",
-            "verdict_counts.md",
-            "chapter_cards.md",
-            "run_state.md",
-            "run_table.md",
-        )
-        for table in (*tables, "beyond_the_paper.md"):
+        tables = "scorecard.html verdict_counts.md chapter_cards.md run_state.md run_table.md beyond_the_paper.md"
+        for table in tables.split():
             yield f"{name}: {table}", TEMPLATES.get_template(f"{table}.j2").render(known, ours=True)
     yield "figure", render("figure.html.j2", figure=DRAWN["fig-a"])
 

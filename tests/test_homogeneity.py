@@ -172,7 +172,7 @@ def test_one_minus_cosine_shapes():
     a, b = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     assert one_minus_cosine(a, b, dim=1).shape == (2, 4) and one_minus_cosine(a, b).dtype == torch.float64
     assert one_minus_cosine(torch.eye(2), torch.tensor([[0.0, 3.0], [0.0, 1.0]])).tolist() == [1.0, 0.0]
-    assert one_minus_cosine(a, -2 * a).numpy() == pytest.approx(2) and torch.isnan(one_minus_cosine(a, 0 * b)).all()
+    assert torch.isnan(one_minus_cosine(a, 0 * b)).all()
 
 
 def test_a_model_that_fx_cannot_trace_is_to_be_measured():
@@ -186,22 +186,6 @@ def test_a_model_that_fx_cannot_trace_is_to_be_measured():
 
 
 # --- Edges and defaults -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("power", "wrong", "warned"),
-    [(1, 0.009, False), (1, 0.012, True), (5, 0.04, False), (5, -0.06, True), (-5, 0.04, False), (-5, 0.06, True)],
-)
-def test_a_derivative_may_be_wrong_by_a_hundredth(power, wrong, warned):
-    """|x|^k · |x|^w with the second factor detached: Euler's identity sees k, the outputs have k + w."""
-    net = Net(lambda m, x: x.abs() ** power * x.detach().abs() ** wrong)
-    x = torch.rand(3, 4, generator=torch.Generator().manual_seed(0)) + 0.5
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        measured = measure_degree(net, x, [2.0, 6.0])
-    assert any(each.category is RuntimeWarning for each in caught) == warned  # torch may warn of itself
-    assert measured.euler.tolist() == pytest.approx([power] * 2)
-    assert measured.log_ratio.tolist()[0] == pytest.approx(power + wrong) and math.isnan(measured.log_ratio[1])
 
 
 def test_the_exponent_of_a_smooth_sum_is_local_and_no_reason_to_warn():
@@ -233,34 +217,3 @@ def test_inputs_of_every_degree_and_whole_numbers_are_not_scaled():
         assert measure_degree(net, (torch.randn(3, 4), mask), [1, 3], k_in=k_in).euler[0] == pytest.approx(2)
     index = Net(lambda m, i: m.e(i), e=nn.Embedding(5, 4))
     assert measure_degree(index, torch.tensor([4, 1]), [1, 3], k_in=7).euler[0] == pytest.approx(1)
-
-
-def test_no_fused_kernel_runs_while_it_is_measured_and_all_comes_back():
-    class Asks(nn.Module):
-        def forward(self, x):
-            assert not torch.backends.mha.get_fastpath_enabled()
-            raise KeyError
-
-    before = torch.backends.mha.get_fastpath_enabled()
-    with pytest.raises(KeyError):
-        scaling_error(Asks(), torch.ones(2), [1], k=1)
-    assert torch.backends.mha.get_fastpath_enabled() is before
-
-
-NOTES = {
-    "layer norm": (lambda m, x: F.layer_norm(x, (4,)), ["ε = 1e-05 taken as 0"]),
-    "rms norm": (lambda m, x: F.rms_norm(x, (4,)), ["machine ε taken as 0"]),
-    "cosine": (lambda m, x: F.cosine_similarity(x, x), ["ε = 1e-08 taken as 0; ε = 1e-08 taken as 0"]),
-}
-
-
-@pytest.mark.parametrize("name", NOTES)
-def test_the_epsilon_that_torch_takes_is_named(name):
-    function, notes = NOTES[name]
-    net = Net(function)
-    assert explain(net).note.tolist()[1:] == notes
-    assert explain(net, 0).note.tolist() == ["", ""]
-    with pytest.warns(EpsilonWarning):
-        assert degree(net) == 0
-    with pytest.raises(NotHomogeneous, match="outgrows"):
-        degree(net, -1, approximate=True)

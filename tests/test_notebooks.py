@@ -10,7 +10,10 @@ import yaml
 
 from workflow import ROOT, book, notebooks, report
 
-CHAPTERS = book.chapters()
+
+def pytest_generate_tests(metafunc):
+    if "chapter" in metafunc.fixturenames:
+        metafunc.parametrize("chapter", book.chapters())
 
 
 def code(notebook):
@@ -21,13 +24,11 @@ def committed(chapter):
     return nbformat.read(ROOT / "book" / "notebooks" / f"{chapter}.ipynb", as_version=4)
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_committed_notebook_is_in_step_with_its_source(chapter):
     text = (ROOT / "book" / "notebooks" / f"{chapter}.ipynb").read_text(encoding="utf-8")
     assert text == nbformat.writes(notebooks.plain(book.source(chapter))) + "\n", "run `make notebooks` and commit"
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_papermill_colab_and_the_hash_have_the_same_code(chapter):
     executable = notebooks.executable(book.source(chapter))
     assert [cell.strip() for cell in book.code_cells(chapter)] == [cell.strip() for cell in code(executable)]
@@ -36,29 +37,18 @@ def test_papermill_colab_and_the_hash_have_the_same_code(chapter):
     assert [cell.replace(pinned, notebooks.INSTALL) for cell in code(committed(chapter))] == code(executable)
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
-def test_committed_notebook_has_no_outputs_and_fixed_ids(chapter):
-    notebook = committed(chapter)
-    nbformat.validate(notebook)
-    assert all(not cell.get("outputs") and cell.get("execution_count") is None for cell in notebook.cells)
-    assert [cell["id"] for cell in notebook.cells] == [f"cell-{index:03d}" for index in range(len(notebook.cells))]
-
-
-@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_prose_is_plain_markdown(chapter):
     prose = "\n".join(cell.source for cell in committed(chapter).cells if cell.cell_type == "markdown")
     assert not re.search(r"```\{|\{[a-z:]+\}`|^:::", prose, re.M)
     assert "**Figure " in prose and "](https://arxiv.org" in prose and "\\tag{1}" in prose
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_cells_are_short(chapter):
     for cell in code(notebooks.executable(book.source(chapter))):
         assert len(cell.splitlines()) <= 15, cell
         assert max(map(len, cell.splitlines())) <= 92, cell
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_chapter_has_the_shape_of_the_book(chapter):
     text = book.source(chapter).read_text(encoding="utf-8").partition("\n# ")[2]  # below the card
     wanted = ["Read first:", "**Intuition.**", "## Paper and here", "## Where it breaks", "## Summary", "## Exercises"]
@@ -69,7 +59,6 @@ def test_chapter_has_the_shape_of_the_book(chapter):
     assert text.count("    alt: ") == text.count("    caption: ") == len(names)
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_each_exercise_has_a_folded_solution_and_solutions_run(chapter):
     exercises = book.source(chapter).read_text(encoding="utf-8").partition("## Exercises")[2]
     asked = re.findall(r"^\*\*(\d+)\.\*\* ", exercises, re.M)
@@ -89,7 +78,6 @@ def test_errata_have_one_shape():
         assert {*shape} - {*parts} <= {"Charitable reading"}, entry
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_first_cell_installs_from_the_configured_repository(chapter):
     url = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
     first = code(committed(chapter))[0]
@@ -97,7 +85,6 @@ def test_first_cell_installs_from_the_configured_repository(chapter):
     ast.parse(first)
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_runs_in_smoke_and_every_check_is_recorded(chapter, smoke):
     notebook = nbformat.read(smoke / "seed-0" / f"{chapter}.ipynb", as_version=4)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip())
@@ -106,7 +93,6 @@ def test_runs_in_smoke_and_every_check_is_recorded(chapter, smoke):
     assert all(record.profile == "smoke" and record.seed == 0 and record.device == "cpu" for record in records)
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS)
 def test_no_stray_values_are_shown(chapter, smoke):
     """A cell that ends in a check ends in a semicolon: readers need no `True`."""
     cells = nbformat.read(smoke / "seed-0" / f"{chapter}.ipynb", as_version=4).cells

@@ -30,9 +30,8 @@ def shown(monkeypatch):
 
     def made(*cells, records=()):
         result = report.Report({"green": True, "profile": "smoke"}, list(records), {}, [])
-        return chapter.page(new_notebook(cells=[new_markdown_cell("# T"), *cells]), "01-one", result, {}, "")[0].cells[
-            1:
-        ]
+        node = new_notebook(cells=[new_markdown_cell("# T"), *cells])
+        return chapter.page(node, "01-one", result, {}, "")[0].cells[1:]
 
     return made
 

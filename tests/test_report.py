@@ -63,15 +63,6 @@ def test_what_makes_a_run_red(claims, records, ran, verdicts, problems):
     assert found == verdicts
 
 
-@pytest.mark.parametrize(
-    ("kinds", "chance"),
-    [((), False), (("exact",), False), (("empirical", "derived"), True), (("derived", "exact"), False)],
-)
-def test_only_derived_and_empirical_checks_may_fail_by_chance(kinds, chance):
-    failed = [record(check=kind, kind=kind, holds=False) for kind in kinds]
-    assert report.may_be_chance([record(), *failed, record(kind="derived", check="holds"), OPEN]) is chance
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Executed notebooks of two chapters, a claim each: ``write(chapter, seed, *records)`` leaves one."""

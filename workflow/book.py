@@ -76,8 +76,3 @@ def claims(file: Path = CLAIMS) -> dict[str, dict[str, Any]]:
 def origin(claim: dict[str, Any]) -> str:
     """Where in the paper a claim stands; a question of ours says so."""
     return "our question" if claim.get("ours") else claim["source"]
-
-
-def as_expected(claim: str, verdict: str) -> bool:
-    """Whether a verdict is the one that ``claims.yml`` expects: ``open or …`` where something may not be had."""
-    return verdict in claims()[claim]["expected"].split(" or ")

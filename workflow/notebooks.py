@@ -25,7 +25,6 @@ NUMBERS = ROOT / "book" / "numbers.json"  # what the text of each chapter says o
 FINDING = re.compile(r"^:::\{finding\}[ ]+([^\n]+)\n(.*?)^:::$", re.M | re.S)
 ADMONITION = re.compile(r"```\{(admonition|note|tip|warning|danger)\}[ ]?([^\n]*)\n(?::\w+:[^\n]*\n)*(.*?)\n```", re.S)
 README_FIGURE = ("04-t5", "fig-t5-norm", ROOT / "book" / "_static" / "t5-norm.svg")
-HIDDEN = ("jupytext", "card")  # metadata that says how the text was written, not what the notebook is
 
 
 def executable(source: Path) -> NotebookNode:
@@ -33,9 +32,9 @@ def executable(source: Path) -> NotebookNode:
     import jupytext
 
     notebook = jupytext.read(source, fmt="md:myst")
-    for key in HIDDEN:
+    for key in ("jupytext", "card"):  # how the text was written, not what the notebook is
         notebook.metadata.pop(key, None)
-    return _numbered(notebook)
+    return numbered(notebook)
 
 
 def plain(source: Path) -> NotebookNode:
@@ -139,14 +138,15 @@ def in_plain_words(notebook: NotebookNode, source: Path, values: Mapping[str, st
             caption = to_markdown(" ".join(figure["caption"].split()), labels, figures, values)
             cells.append(nbformat.v4.new_markdown_cell(f"**Figure {figures[figure['name']]}.** {caption}"))
     notebook.cells = cells
-    return _numbered(notebook)
+    return numbered(notebook)
 
 
 def _figure_names(source: Path) -> list[str]:
     return re.findall(r"^    name: (fig-\S+)$", source.read_text(encoding="utf-8"), re.M)
 
 
-def _numbered(notebook: NotebookNode) -> NotebookNode:
+def numbered(notebook: NotebookNode) -> NotebookNode:
+    """Give the cells ids that an edit of one does not change."""
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"cell-{number:03d}"
     return notebook

@@ -192,26 +192,22 @@ def conclude(result: report.Report, first_page: Path | None) -> int:
 
     The very last line of a red run names the first cause, for those who see no more than that line.
     """
-    run = result.run
-    if result.problems:
-        first = result.problems[0]
-        print(report.table(result.problems))
-        logs = Run(run["profile"], run["seed"]).logs
-        for log in [each for each in sorted(logs.glob("*")) if each.stat().st_size]:
+    run, read = result.run, [f"To read: {first_page.relative_to(ROOT)}"] if first_page else []
+    if not result.problems:
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(run["verdict_counts"].items()))
+        hold = sum(record.holds is True for record in result.records)  # one left open does not
+        noted = f", {run['noted']} noted (failed here, held at two further seeds)" if run["noted"] else ""
+        print(f"GREEN: {hold} checks hold{noted}; {counts}", *read, sep="\n")
+        return 0
+    first = result.problems[0]
+    print(report.table(result.problems))
+    for log in sorted(Run(run["profile"], run["seed"]).logs.glob("*")):
+        if log.stat().st_size:
             print(f"What failed, with its traceback: {log.relative_to(ROOT)}")
-        cause = " ".join(filter(None, (first.claim, first.what)))
-        measured = f" (measured {first.measured}, band {first.band})" if first.measured else ""
-        names = sorted({name for problem in result.problems for name in report.shown_by(problem)})
-        if first_page:
-            print(f"To read: {first_page.relative_to(ROOT)}")
-        print(f"to run it again: {report.rerun_command(run, names)}")
-        count = f"{len(result.problems)} problem(s) in profile {run['profile']}"
-        print(f"RED: {count}; the first: {first.chapter}: {cause}{measured}")
-        return 1
-    counts = ", ".join(f"{count} {name}" for name, count in sorted(run["verdict_counts"].items()))
-    hold = sum(record.holds is True for record in result.records)  # one left open does not
-    noted = f", {run['noted']} noted (failed here, held at two further seeds)" if run["noted"] else ""
-    print(f"GREEN: {hold} checks hold{noted}; {counts}")
-    if first_page:
-        print(f"To read: {first_page.relative_to(ROOT)}")
-    return 0
+    names = sorted({name for problem in result.problems for name in report.shown_by(problem)})
+    cause = " ".join(filter(None, (first.claim, first.what)))
+    measured = f" (measured {first.measured}, band {first.band})" if first.measured else ""
+    print(*read, f"to run it again: {report.rerun_command(run, names)}", sep="\n")
+    count = f"{len(result.problems)} problem(s) in profile {run['profile']}"
+    print(f"RED: {count}; the first: {first.chapter}: {cause}{measured}")
+    return 1

@@ -15,25 +15,25 @@ from nbutils.claims.records import Record, format_band, format_number
 from workflow import BUILD, Run, book, write_atomically
 from workflow.report import Report, format_baseline, rerun_command, shown_by
 
-NAMES = ("junit.xml", "summary.md", "metrics.json")
-
 
 def write(report: Report, run: Run) -> None:
     """Write ``junit.xml``, ``summary.md`` and ``metrics.json`` of a run; that of the book in ``_build`` as well."""
     run.reports.mkdir(parents=True, exist_ok=True)
     found = json.dumps(metrics(report), indent=1, ensure_ascii=False) + "\n"
-    for name, text in zip(NAMES, (junit(report), markdown(report), found), strict=True):
-        write_atomically(run.reports / name, text)
-    if run.profile == "book":
-        write_atomically(BUILD / "metrics.json", found)
+    texts = {"junit.xml": junit(report), "summary.md": markdown(report), "metrics.json": found}
+    for file in _files(run):
+        write_atomically(file, texts[file.name])
 
 
 def withdraw(run: Run) -> None:
     """Remove the reports of an earlier run, so that one which does not get to its end leaves none."""
-    for name in NAMES:
-        (run.reports / name).unlink(missing_ok=True)
-    if run.profile == "book":
-        (BUILD / "metrics.json").unlink(missing_ok=True)
+    for file in _files(run):
+        file.unlink(missing_ok=True)
+
+
+def _files(run: Run) -> list[Path]:
+    found = [run.reports / name for name in ("junit.xml", "summary.md", "metrics.json")]
+    return [*found, BUILD / "metrics.json"] if run.profile == "book" else found
 
 
 def is_green(run: Run) -> bool:

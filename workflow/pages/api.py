@@ -19,14 +19,13 @@ OWN = ("checkpoints", "norms", "callbacks", "fits", "intervals", "saturation", "
 TORCH = "https://docs.pytorch.org/docs/stable/"
 ELSEWHERE = {
     "Tensor": TORCH + "tensors.html",
-    "nn.Module": TORCH + "generated/torch.nn.Module.html",
-    "torch.Generator": TORCH + "generated/torch.Generator.html",
-    "torch.optim.Optimizer": TORCH + "optim.html#torch.optim.Optimizer",
-    "pd.DataFrame": "https://pandas.pydata.org/docs/reference/api/pandas.DataFrame.html",
+    "Module": TORCH + "generated/torch.nn.Module.html",
+    "Generator": TORCH + "generated/torch.Generator.html",
+    "Optimizer": TORCH + "optim.html#torch.optim.Optimizer",
+    "DataFrame": "https://pandas.pydata.org/docs/reference/api/pandas.DataFrame.html",
     "NDArray": "https://numpy.org/doc/stable/reference/typing.html#numpy.typing.NDArray",
     "ArrayLike": "https://numpy.org/doc/stable/reference/typing.html#numpy.typing.ArrayLike",
-}  # as signatures write them
-SHORT = {name.rpartition(".")[2]: url for name, url in ELSEWHERE.items()}
+}  # by the last part of what signatures write
 
 
 def groups() -> dict[str, dict[str, str]]:
@@ -75,5 +74,5 @@ def elsewhere(app: Sphinx, env: object, node: nodes.Element, text: nodes.Element
     """A link to the documentation of torch, numpy or pandas."""
     from docutils import nodes
 
-    url = SHORT.get(node.get("reftarget", "").rpartition(".")[2])
+    url = ELSEWHERE.get(node.get("reftarget", "").rpartition(".")[2])
     return nodes.reference("", "", text, refuri=url, internal=False) if url else None

@@ -57,9 +57,10 @@ def settings() -> dict[str, Any]:
 
 
 def colab() -> str:
-    """Where Colab opens the notebooks."""
-    place, url = settings()["repository"], settings()["launch_buttons"].get("colab_url", "")
-    return f"{url}/github/{place['url'].removeprefix('https://github.com/')}/blob/{place['branch']}/{place['path_to_book']}"
+    """Where Colab opens the notebooks; "" where it cannot."""
+    place, url = settings()["repository"], settings()["launch_buttons"].get("colab_url")
+    where = f"{place['url'].removeprefix('https://github.com/')}/blob/{place['branch']}/{place['path_to_book']}"
+    return f"{url}/github/{where}" if url else ""
 
 
 def configuration(quiet: Iterable[str] = ()) -> str:
@@ -102,7 +103,9 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
     for figure in drawn.values():
         content |= figure.files()
     content |= of_claims.pages(claims, shown, drawn, result, colab())
-    known = facts(result) | {"claims": claims, "figures": drawn, "numbers": numbers}
+    known = {"run": result.run, "records": result.records, "claims": claims, "figures": drawn, "numbers": numbers}
+    known |= {"cards": {name: book.card(name) for name in book.chapters()}, "title": book.title}
+    known |= {"counts": verdicts.counts, "order": verdicts.ORDER, "kinds": KINDS, "modules": api.groups()}
     for path in pages:
         text = chapter.below_title(chapter.bind(path.read_text(encoding="utf-8"), claims), banner)
         content[path.name] = chapter.to_notebooks(filled(path.name, text, known)).encode()
@@ -125,20 +128,6 @@ def red(result: Report) -> str:
     """The box at the top of every page of a red run, with a link to each check that failed; "" for a green one."""
     failed = [record for record in result.records if record.fails]
     return "" if result.run["green"] else render("banner.md.j2", problems=result.problems, failed=failed)
-
-
-def facts(result: Report) -> dict[str, Any]:
-    """What tables of pages show besides claims and figures."""
-    return {
-        "run": result.run,
-        "records": result.records,
-        "cards": {name: book.card(name) for name in book.chapters()},
-        "title": book.title,
-        "counts": verdicts.counts,
-        "order": verdicts.ORDER,
-        "kinds": KINDS,
-        "modules": api.groups(),
-    }
 
 
 def write(folder: Path, content: Mapping[str, bytes]) -> None:

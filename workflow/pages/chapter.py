@@ -106,11 +106,10 @@ def page(
     boxes = banner, _card(card, result, records, claims, drawn), _box(chapter, claims)
     shown[0].source = below_title(shown[0].source, *boxes)
     node.cells = list(_joined(shown))
-    for number, cell in enumerate(node.cells):
-        cell["id"] = f"cell-{number:03d}"
+    for cell in node.cells:
         if cell.cell_type == "markdown":
             cell.source = to_notebooks(cell.source)
-    return node, drawn
+    return notebooks.numbered(node), drawn
 
 
 def _unseen(output: NotebookNode) -> bool:
