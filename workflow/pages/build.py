@@ -103,7 +103,13 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
     for figure in drawn.values():
         content |= figure.files()
     content |= of_claims.pages(claims, shown, drawn, result, colab())
-    known = {"run": result.run, "records": result.records, "claims": claims, "figures": drawn, "numbers": numbers}
+    known: dict[str, Any] = {
+        "run": result.run,
+        "records": result.records,
+        "claims": claims,
+        "figures": drawn,
+        "numbers": numbers,
+    }
     known |= {"cards": {name: book.card(name) for name in book.chapters()}, "title": book.title}
     known |= {"counts": verdicts.counts, "order": verdicts.ORDER, "kinds": KINDS, "modules": api.groups()}
     for path in pages:
