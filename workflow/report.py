@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbutils.claims import MIME, verdict
+from nbutils.claims import verdict
+from nbutils.claims.check import records_of as records_of
 from nbutils.claims.records import Record, format_band, format_number
 from workflow import ROOT, Run, book, git, sources
 from workflow.job import STOPPED
@@ -39,13 +40,6 @@ class Report(NamedTuple):
     records: list[Record]
     verdicts: dict[str, str]
     problems: list[Problem]
-
-
-def records_of(notebook: Path) -> list[Record]:
-    """The records of the checks in an executed notebook, in order."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]  # nbformat would check each cell, 15 ms a chapter
-    outputs = (output for cell in cells for output in cell.get("outputs", ()))
-    return [Record.of(output["data"][MIME]) for output in outputs if MIME in output.get("data", {})]
 
 
 def audit(
