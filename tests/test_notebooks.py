@@ -45,7 +45,7 @@ def test_prose_is_plain_markdown(chapter):
 
 def test_cells_are_short(chapter):
     for cell in code(notebooks.executable(book.source(chapter))):
-        assert len(cell.splitlines()) <= 20, cell
+        assert len(cell.splitlines()) <= 15, cell
         assert max(map(len, cell.splitlines())) <= 92, cell
 
 
