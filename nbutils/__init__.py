@@ -29,6 +29,7 @@ __all__ = [
     "optimizers",
     "profiles",
     "saturation",
+    "saved",
     "sublayers",
     "text",
     "together",

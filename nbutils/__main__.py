@@ -1,10 +1,13 @@
-"""The command line: ``nbutils norms SOURCE …``, ``nbutils report SOURCE …``, ``nbutils check NOTEBOOK …``."""
+"""The command line: ``nbutils norms SOURCE …`` and the others, one function each."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +29,30 @@ columns of the table
   cos_similarity   cosine between these parameters and those of the step before
   displacement_sq  ‖Δ‖², Δ the difference to the step before
   inner            2θ·Δ, θ the parameters of the step before; ρ² grows by displacement_sq + inner
+"""
+DRAWING = "pip install matplotlib, or 'norm-growth[plot]'"
+MODEL = """\
+MODEL is the folder of one model of transformers as save_pretrained leaves it, or a repository of the Hub: org/name, or
+org/name@revision. It is loaded in float32; code of its own is never run.
+"""
+SATURATION = """
+columns of the table; layer 0 is the embedding
+  raw         mean cosine between representations of the model and of itself with all parameters times c
+  centred     the same after the mean over all tokens is taken from both
+  anisotropy  mean cosine of two different tokens: where it is high, a high raw cosine says little
+"""
+HEADS = """
+columns of the table; --json has every head
+  argmax-like, …  heads of the layer that attend to one position, to many alike (mean-like), to a sink, or otherwise
+  positions       mean number of positions attended
+  masked          largest weight of a head on positions that it should not see: 0, or the mask leaks
+"""
+DEGREE = """
+columns of the table; the degree is the k with f(cθ) = c^k f(θ), of the first sentence
+  scale      c
+  euler      the k that fits best at c, by Euler's identity
+  residual   what that k leaves, over the size of the output: near 0 where there is a degree
+  log_ratio  the same k from the outputs at c and at the next scale
 """
 
 
@@ -60,6 +87,20 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("--step", metavar="REGEX", help=r"its one group is the step in a name: 'phase2_(\d+k)'")
         each.add_argument("--no-keep", action="store_true", help="delete each download after use")
         each.add_argument("--overwrite", action="store_true", help="begin --out again")
+    what = "How close each layer is to its saturated form: the model against itself with all parameters times c."
+    similar = command("saturation", "saturation of a saved model, beside an untrained one", what, MODEL + SATURATION)
+    what = "What the attention heads attend to, with all parameters times c. --c 1 is the model as it is."
+    attends = command("heads", "what the heads of a saved model attend to, beside an untrained one", what, MODEL + HEADS)
+    what = "The degree of the outputs in all parameters, measured at c = 1, 10, 100 and --c."
+    power = command("degree", "degree of a saved model in its parameters", what, MODEL + DEGREE)
+    for each in (similar, attends, power):
+        each.add_argument("model", metavar="MODEL", help="a folder, or a Hub repository; see below")
+        each.add_argument("--text", type=Path, metavar="FILE", help="sentences, a line each; else some of Python's docs")
+        each.add_argument("--tokenizer", metavar="PLACE", help="a folder or repository, if MODEL has none")
+        each.add_argument("--c", type=float, default=1000.0, help="scale of the parameters (default 1000)")
+        each.add_argument("--json", action="store_true", help="print all of the result as JSON, and nothing else")
+    for each in (similar, attends):
+        each.add_argument("--seed", type=int, default=0, help="of the untrained model (default 0)")
     what = "Judge chapters that papermill ran. Ends with 1 if one did not run to its end, or a check of it fails."
     check = command("check", "judge notebooks that papermill ran", what)
     check.add_argument("notebook", nargs="+", type=Path, metavar="NOTEBOOK", help="what papermill wrote")
@@ -73,8 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = parser().parse_args(arguments)
     try:
-        return {"norms": _norms, "report": _report, "check": _check}[options.command](options)
-    except (ValueError, OSError) as error:
+        return {"norms": _norms, "report": _report, "check": _check}.get(options.command, _saved)(options)
+    except (ValueError, OSError, OverflowError) as error:
         return _failed(options, str(error))
     except KeyboardInterrupt:
         on = "; the same command goes on from here" if getattr(options, "out", None) else ""
@@ -85,7 +126,7 @@ def _norms(options: argparse.Namespace) -> int:
     _writable(options.out)
     _writable(options.plot, ".png", ".svg", ".pdf")
     if options.plot:
-        _can_draw("--plot")
+        _needs("matplotlib", "--plot", DRAWING)
     result = _series(options, options.by)
     from nbutils.checkpoints import report
 
@@ -102,7 +143,7 @@ def _norms(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     _writable(options.out)
     _writable(options.output, ".html")
-    _can_draw("a report")
+    _needs("matplotlib", "a report", DRAWING)
     result = _series(options, "layer")
     from nbutils.checkpoints import page
 
@@ -120,6 +161,51 @@ def _check(options: argparse.Namespace) -> int:
     return 0 if all(sound for sound, _ in found) else 1
 
 
+def _saved(options: argparse.Namespace) -> int:
+    sentences, source = _sentences(options.text)
+    _needs("transformers", f"nbutils {options.command}", "pip install transformers")
+    import pandas as pd
+    from transformers.utils import logging
+
+    from nbutils import saved
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    measure = {"saturation": saved.similarity, "heads": saved.attention, "degree": saved.degree}[options.command]
+    mine = saved.load(options.model, sentences, tokenizer=options.tokenizer)
+    models = {"trained": mine}
+    if options.command != "degree":
+        models["untrained"] = saved.untrained(mine, options.seed)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        tables = {name: measure(one, options.c) for name, one in models.items()}
+    name, size, tokens = type(mine.model).__name__, mine.model.num_parameters(), sum(map(len, mine.sentences))
+    if options.json:
+        facts = {"model": options.model, "class": name, "kind": mine.kind, "parameters": size, "sentences": source}
+        rows = pd.concat(tables, names=["of"]).reset_index().to_json(orient="records", double_precision=15)
+        facts |= {"tokens": tokens, "c": options.c, "table": json.loads(rows)}
+        print(json.dumps(facts, indent=1, ensure_ascii=False))
+    else:
+        print(f"{name}, {mine.kind}, {size:,} parameters; {source}, {tokens} tokens; c = {options.c:g}")
+        shown = [saved.by_layer(table) for table in tables.values()]
+        print((pd.concat(shown, axis=1, keys=tables) if shown[1:] else shown[0]).round(4).to_string())
+    for each in caught:
+        print(f"nbutils {options.command}: {each.message}", file=sys.stderr)
+    return 0
+
+
+def _sentences(file: Path | None) -> tuple[list[str], str]:
+    """Sentences, and what they are: the lines of a file, or 24 that every Python has."""
+    if file is None:
+        from nbutils.text import sentences
+
+        return sentences(24), "24 sentences of Python's docstrings"
+    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not lines:
+        raise ValueError(f"{file}: no sentence in it: give one a line")
+    return lines, f"{len(lines)} sentences of {file}"
+
+
 def _series(options: argparse.Namespace, by: str) -> Series:
     from nbutils import checkpoints
 
@@ -134,11 +220,11 @@ def _writable(path: Path | None, *endings: str) -> None:
         raise ValueError(f"{path}: give a name that ends in {', '.join(endings)}")
 
 
-def _can_draw(what: str) -> None:
+def _needs(package: str, what: str, do: str) -> None:
     try:
-        import matplotlib  # noqa: F401
+        import_module(package)
     except ImportError:
-        raise ValueError(f"{what} needs matplotlib: pip install matplotlib, or 'norm-growth[plot]'") from None
+        raise ValueError(f"{what} needs {package}: {do}") from None
 
 
 def _failed(options: argparse.Namespace, why: str, code: int = 2) -> int:

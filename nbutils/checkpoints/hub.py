@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from nbutils.checkpoints.layouts import ReadError
 from nbutils.checkpoints.weights import plain_name, refuse_adapter, shards_of, weight_files
 
+TEXTS = ("*.json", "*.txt", "*.model", "*.spm", "*.tiktoken")  # configuration and tokenizer
 Check = Callable[[str, Mapping[str, tuple[int, ...]]], None]
 
 
@@ -18,7 +20,7 @@ def asking(repo: str, what: str) -> Iterator[None]:
     try:
         from huggingface_hub import errors as hub
     except ImportError as error:
-        raise ConnectionError(f"{repo}: reading from the Hub needs the package huggingface_hub") from error
+        raise ConnectionError(f"{repo}: to read it, pip install huggingface_hub, or 'norm-growth[hub]'") from error
     try:
         yield
     except hub.RepositoryNotFoundError as error:
@@ -43,6 +45,26 @@ def revisions(repo: str, asker: str) -> dict[str, str]:
 
         refs = HfApi().list_repo_refs(repo)
     return {ref.name: ref.target_commit for ref in [*refs.branches, *refs.tags]}
+
+
+def snapshot(repo: str, revision: str, asker: str, weights: bool) -> Path:
+    """The folder of a saved model in the Hub's cache, with its files and no code; without a network as it is there."""
+
+    def fetched(**how: Any) -> Path:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(repo, revision=revision, **how))
+
+    try:
+        revisions(repo, asker)  # without a network this fails at once; the rest would try again for half a minute
+        if weights:
+            download(repo, revision, asker, None, None)
+        with asking(asker, "its configuration"):
+            return fetched(allow_patterns=list(TEXTS))
+    except ConnectionError:
+        with contextlib.suppress(Exception):
+            return fetched(local_files_only=True)
+        raise
 
 
 def download(repo: str, commit: str, label: str, scratch: str | None, check: Check | None) -> Path:

@@ -7,7 +7,7 @@ import fnmatch
 import re
 import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -81,15 +81,44 @@ def find(source: str | Path | Iterable[str | Path], match: str = "*", step: str 
     skipped: list[Skip] = []
     of = by_pattern(step)
     for name in map(str, [source] if isinstance(source, str | Path) else source):
-        if Path(name).exists():
-            checkpoints, skips = _local(Path(name), match, of)
-        elif _REPOSITORY.fullmatch(name):
-            checkpoints, skips = _hub(name, match, of)
-        else:
-            raise FileNotFoundError(f"{name}: no such folder, and no name of a Hub repository (org/name)")
+        checkpoints, skips = _local(Path(name), match, of) if _is_here(name) else _hub(name, match, of)
         found |= {checkpoint.key: checkpoint for checkpoint in checkpoints}
         skipped += skips
     return sorted(found.values(), key=lambda c: c.step), skipped
+
+
+def model_folder(name: str, *, weights: bool = True) -> Path:
+    """The folder of one saved model: here, or in the Hub's cache, where its files come to; also without its weights.
+
+    Raises:
+        FileNotFoundError, ConnectionError: as ``find``. ReadError: the revision has no weights that can be read.
+    """
+    if _is_here(name):
+        return Path(name)
+    repo, _, revision = name.partition("@")
+    with _on_the_hub(name) as asker:
+        return hub.snapshot(repo, revision or "main", asker, weights)
+
+
+def _is_here(name: str) -> bool:
+    """Whether a place is a file or folder; what else may be one is a repository of the Hub."""
+    if Path(name).exists() or _REPOSITORY.fullmatch(name):
+        return Path(name).exists()
+    raise FileNotFoundError(f"{name}: no such folder, and no name of a Hub repository (org/name)")
+
+
+@contextlib.contextmanager
+def _on_the_hub(name: str) -> Iterator[str]:
+    """How refusals begin; where the folder above is here, a folder was meant, whatever the Hub says."""
+    try:
+        yield f"{name}: no such folder; as a repository of the Hub"
+    except (FileNotFoundError, ConnectionError) as error:
+        above = Path(name).parent
+        if not above.is_dir():
+            raise
+        beside = [file.name for file in sorted(above.iterdir())]
+        there = f"{', '.join(beside[:3])}{' and more' * (len(beside) > 3)}" or "nothing"
+        raise FileNotFoundError(f"{name}: no such folder; in {above} is {there}") from error
 
 
 def series_below(source: Path) -> list[Path]:
@@ -208,7 +237,8 @@ def _cached(source: Path, of: StepOf) -> list[tuple[str, Path]]:
 
 def _hub(name: str, match: str, of: StepOf) -> Found:
     repo, _, only = name.partition("@")
-    commits = hub.revisions(repo, f"{name}: no such folder; and as a repository")
+    with _on_the_hub(name) as asker:
+        commits = hub.revisions(repo, asker)
     if only:
         commits = {only: commits.get(only, only)}
     steps = {revision: of(revision) for revision in commits if fnmatch.fnmatch(revision, match)}
