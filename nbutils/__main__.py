@@ -87,15 +87,17 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("--step", metavar="REGEX", help=r"its one group is the step in a name: 'phase2_(\d+k)'")
         each.add_argument("--no-keep", action="store_true", help="delete each download after use")
         each.add_argument("--overwrite", action="store_true", help="begin --out again")
-    what = "How close each layer is to its saturated form: the model against itself with all parameters times c."
-    similar = command("saturation", "saturation of a saved model, beside an untrained one", what, MODEL + SATURATION)
-    what = "What the attention heads attend to, with all parameters times c. --c 1 is the model as it is."
-    attends = command("heads", "what the heads of a saved model attend to, beside an untrained one", what, MODEL + HEADS)
+    what = "The model against itself with all parameters times c, by layer, and an untrained one against itself."
+    similar = command("saturation", "saturation of a saved model", what, MODEL + SATURATION)
+    what = "What the heads attend to with all parameters times c, and those of an untrained model."
+    attends = command("heads", "what the heads of a saved model attend to", what, MODEL + HEADS)
     what = "The degree of the outputs in all parameters, measured at c = 1, 10, 100 and --c."
     power = command("degree", "degree of a saved model in its parameters", what, MODEL + DEGREE)
     for each in (similar, attends, power):
         each.add_argument("model", metavar="MODEL", help="a folder, or a Hub repository; see below")
-        each.add_argument("--text", type=Path, metavar="FILE", help="sentences, a line each; else some of Python's docs")
+        each.add_argument(
+            "--text", type=Path, metavar="FILE", help="sentences, a line each, in place of some of Python's docs"
+        )
         each.add_argument("--tokenizer", metavar="PLACE", help="a folder or repository, if MODEL has none")
         each.add_argument("--c", type=float, default=1000.0, help="scale of the parameters (default 1000)")
         each.add_argument("--json", action="store_true", help="print all of the result as JSON, and nothing else")

@@ -124,7 +124,7 @@ def by_layer(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def degree(one: Saved, c: float = 1000.0) -> pd.DataFrame:
-    """``homogeneity.measure_degree`` of the logits, or of an encoder's last layer, of the first sentence, up to ``c``."""
+    """``homogeneity.measure_degree`` of the first sentence's logits, or of what an encoder ends in, up to ``c``."""
     ids = torch.tensor(one.sentences[:1])
     inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if one.kind == TWO else {})
     scales = [*(s for s in (1.0, 10.0, 100.0) if s < c), c]

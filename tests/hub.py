@@ -71,6 +71,7 @@ class Answer(BaseHTTPRequestHandler):
             refs = [{"name": n, "ref": n, "targetCommit": c} for n, c in self.hub.repos[repo].items()]
             return self.answer(json.dumps({"branches": refs, "tags": [], "converts": []}).encode())
         commit = (api or file)[3 if api else 2]
+        commit = self.hub.repos[repo].get(commit, commit)
         if commit in self.hub.down:
             return self.answer(status=403)
         folder = self.hub.root / repo / commit

@@ -290,11 +290,43 @@ def test_branches_with_equal_weights_or_commits_are_reported(hub):
 
 
 def test_no_such_repository_no_network_and_no_package(hub, monkeypatch):
-    with pytest.raises(FileNotFoundError, match="lab/none: no such folder; and as a repository: not on the Hub"):
-        series("lab/none")
+    """Where the folder above is here, a folder was meant."""
+    begins = "no such folder; as a repository of the Hub: "
+    for find in (series, sources.model_folder):
+        with pytest.raises(FileNotFoundError, match=f"lab/none: {begins}not on the Hub, or no access"):
+            find("lab/none")
     hub.down = {"lab/model"}
-    with pytest.raises(ConnectionError, match=r"as a repository: cannot get the list .*cache"):
+    with pytest.raises(ConnectionError, match=rf"{begins}cannot get the list .*cache"):
         series("lab/model")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ConnectionError, match="needs the package huggingface_hub"):
+    with pytest.raises(ConnectionError, match=f"{begins}to read it, pip install huggingface_hub, or 'norm-growth"):
         series("lab/model")
+    monkeypatch.chdir(hub.root.parent)
+    for name in ("b", "a", "d", "c"):
+        (Path("lab") / name).mkdir(parents=True)
+    for find in (series, sources.model_folder):
+        with pytest.raises(FileNotFoundError, match="lab/model: no such folder; in lab is a, b, c and more"):
+            find("lab/model")
+
+
+def test_a_saved_model_of_the_hub(hub):
+    """Weights in one format, configuration and tokenizer, and no code; without a network from the cache."""
+    state, beside = model(7), ("config.json", "tokenizer.json", "vocab.txt", "own.py", "model.onnx", "training.log")
+    for revision in ("main", "step7"):
+        folder = hub.add("lab/model", revision, state)
+        save(state, folder, "pytorch_model.bin")
+        for name in beside:
+            (folder / name).write_text("{}")
+    texts = ["config.json", "tokenizer.json", "vocab.txt"]
+    for name in ("lab/model", "lab/model@step7"):
+        found = sources.model_folder(name)
+        assert sorted(file.name for file in found.iterdir()) == sorted([*texts, "model.safetensors"])
+    hub.down = {"lab/model"}
+    assert sources.model_folder("lab/model@step7") == found
+    with pytest.raises(ConnectionError, match="lab/other: no such folder; as a repository of the Hub: cannot get"):
+        hub.down.add("lab/other")
+        sources.model_folder("lab/other")
+    hub.down = set()
+    hub.add("lab/words", "main", state)
+    (hub.root / "lab/words" / hub.repos["lab/words"]["main"] / "tokenizer.json").write_text("{}")
+    assert [file.name for file in sources.model_folder("lab/words", weights=False).iterdir()] == ["tokenizer.json"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from nbutils.checkpoints.layouts import ReadError
 from nbutils.checkpoints.weights import plain_name, refuse_adapter, shards_of, weight_files
@@ -49,21 +48,21 @@ def revisions(repo: str, asker: str) -> dict[str, str]:
 
 def snapshot(repo: str, revision: str, asker: str, weights: bool) -> Path:
     """The folder of a saved model in the Hub's cache, with its files and no code; without a network as it is there."""
-
-    def fetched(**how: Any) -> Path:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(repo, revision=revision, **how))
-
     try:
         revisions(repo, asker)  # without a network this fails at once; the rest would try again for half a minute
         if weights:
             download(repo, revision, asker, None, None)
         with asking(asker, "its configuration"):
-            return fetched(allow_patterns=list(TEXTS))
+            from huggingface_hub import snapshot_download
+
+            return Path(snapshot_download(repo, revision=revision, allow_patterns=list(TEXTS)))
     except ConnectionError:
-        with contextlib.suppress(Exception):
-            return fetched(local_files_only=True)
+        with contextlib.suppress(ImportError):
+            from huggingface_hub import try_to_load_from_cache
+
+            for name in ("config.json", "tokenizer_config.json", "tokenizer.json"):
+                if isinstance(found := try_to_load_from_cache(repo, name, revision=revision), str):
+                    return Path(found).parent
         raise
 
 

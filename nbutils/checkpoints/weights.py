@@ -85,7 +85,7 @@ def read(place: Path) -> Weights:
                     raise ReadError(f"{file}: {error}") from None
         _leave_out_averages(found)
     except ReadError as error:
-        raise error if str(place) in str(error) else ReadError(f"{place}: {error}") from error.__cause__
+        raise error if str(error).startswith(str(place)) else ReadError(f"{place}: {error}") from error.__cause__
     except OSError as error:
         raise ReadError(f"{error.filename or place}: {error.strerror or error}") from error
     if why := "holds no parameters" if not found.parameters else layouts.why_empty(found.shapes):

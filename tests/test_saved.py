@@ -1,0 +1,176 @@
+"""One saved model of ``transformers``: what the commands say of it, what they refuse, and that nothing of it is run."""
+
+import json
+import os
+import shutil
+import sys
+
+import pandas as pd
+import pytest
+import torch
+from checkpoint_files import save
+from test_your_own import tokenizer
+from tiny import tiny
+
+from nbutils import saved
+from nbutils.__main__ import main
+
+WORDS = ["the words of a sentence", "to the end of the text is a word of the sentence"]
+DEGREES = {"gpt2": 2, "bert": 1, "t5": 2}  # a norm's weight, then the output layer; an encoder ends in its norm
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of three kinds of models, in half precision, each with a tokenizer; GPT-2 has its initial values."""
+    root = tmp_path_factory.mktemp("models")
+    for kind in DEGREES:
+        model = tiny(kind)
+        if kind == "gpt2":
+            with torch.random.fork_rng():
+                torch.manual_seed(5)
+                model = type(model)(model.config)
+        (model if kind == "gpt2" else model.half()).save_pretrained(root / kind)
+        tokenizer().save_pretrained(root / kind)
+    return root
+
+
+@pytest.mark.parametrize("kind", DEGREES)
+def test_three_kinds_of_models(models, kind):
+    state = torch.get_rng_state()
+    one = saved.load(models / kind, WORDS)
+    assert {p.dtype for p in one.model.parameters()} == {torch.float32} and not one.model.training
+    parts = ("encoder ", "decoder ") if kind == "t5" else ("",)
+    similar, heads = saved.similarity(one), saved.attention(one)
+    assert list(map(str, similar.index)) == [f"{part}{i}" for part in parts for i in range(3)]
+    assert similar.iloc[0].raw == pytest.approx(1), "an embedding only grows"
+    assert len(heads) == 2 * 2 * len(parts) and (heads.masked_mass == 0).all() and (heads.share <= 1).all()
+    assert saved.degree(one).euler.iloc[-1] == pytest.approx(DEGREES[kind], abs=1e-2)
+    pd.testing.assert_frame_equal(saved.similarity(saved.untrained(one, 5)), saved.similarity(saved.untrained(one, 5)))
+    assert (saved.similarity(saved.untrained(one, 4)) != similar).to_numpy().any()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_control_has_the_initial_values_of_its_seed(models):
+    one = saved.load(models / "gpt2", WORDS)
+    for name, values in saved.untrained(one, 5).model.named_parameters():
+        assert torch.equal(values, one.model.get_parameter(name)), name
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kind"),
+    [
+        ("GPT2Config", {}, "causal"), ("LlamaConfig", {}, "causal"), ("BertConfig", {}, "encoder"),
+        ("BertConfig", {"is_decoder": True}, "causal"), ("XLMConfig", {}, "encoder"),
+        ("XLMConfig", {"causal": True}, "causal"),
+        ("XLNetConfig", {}, "encoder"), ("ModernBertConfig", {}, "encoder"), ("BartConfig", {}, "encoder–decoder"),
+    ],
+)  # fmt: skip
+def test_the_configuration_says_which_positions_a_model_sees(name, options, kind):
+    import transformers
+
+    assert saved.kind_of(getattr(transformers, name)(**options)) == kind
+
+
+@pytest.mark.parametrize("command", ["saturation", "heads", "degree"])
+def test_the_command_prints_a_table_and_all_of_it_as_json(models, tmp_path, capsys, command):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(["", *WORDS, ""]))
+    assert main([command, str(models / "gpt2"), "--c", "10"]) == 0
+    head, *table = capsys.readouterr().out.splitlines()
+    assert head.startswith("GPT2LMHeadModel, causal, 7,776 parameters; 24 sentences of Python's docstrings, ")
+    assert head.endswith("; c = 10") and len(table) >= 4
+    assert main([command, str(models / "gpt2"), "--text", str(lines), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sentences"] == f"2 sentences of {lines}" and found["tokens"] == sum(len(x.split()) for x in WORDS)
+    one = saved.load(models / "gpt2", WORDS)
+    measure = {"saturation": saved.similarity, "heads": saved.attention, "degree": saved.degree}[command]
+    rows = pd.DataFrame([row for row in found["table"] if row["of"] == "trained"]).drop(columns="of")
+    pd.testing.assert_frame_equal(rows, measure(one).reset_index(), check_dtype=False, rtol=1e-12)
+    assert len(found["table"]) == len(rows) * (1 if command == "degree" else 2)
+
+
+def copied(models, folder, *names, **changed):
+    """A folder with files of the tiny GPT-2, its configuration changed."""
+    folder.mkdir(parents=True)
+    for name in names:
+        shutil.copy(models / "gpt2" / name, folder)
+    if changed:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changed))
+    return folder
+
+
+GONE = "transformer.h.1.mlp.c_fc.weight"
+ALL = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+@pytest.fixture
+def broken(models, tmp_path, monkeypatch):
+    """Folders that a first try may name."""
+    monkeypatch.chdir(tmp_path)
+    for step in (1, 20, 3):
+        copied(models, tmp_path / "runs" / f"step{step}", *ALL)
+    copied(models, tmp_path / "words", *ALL[:2])
+    copied(models, tmp_path / "config", *ALL[1:])
+    copied(models, tmp_path / "adapter", *ALL[2:])
+    save({"lora_A.weight": torch.ones(2, 8)}, tmp_path / "adapter", "adapter_model.safetensors")
+    (copied(models, tmp_path / "beside", *ALL) / "adapter_config.json").write_text("{}")
+    state = {name: x for name, x in tiny("gpt2").state_dict().items() if name not in ("lm_head.weight", GONE)}
+    save(state, copied(models, tmp_path / "part", *ALL))
+    (tmp_path / "empty.txt").write_text("\n \n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["runs"], "runs: 3 checkpoints are in it: give one of them, such as runs/step20"),
+        (["runs/nothing"], "runs/nothing: no such folder; in runs is step1, step20, step3"),
+        (["words"], "words, its tokenizer (give another: --tokenizer): this tokenizer knows no word"),
+        (["config"], "config: no config.json: give a folder as save_pretrained leaves it"),
+        (["adapter"], "adapter: only an adapter: merge it into its model first (merge_and_unload)"),
+        (["beside"], "beside: an adapter that is not merged: merge it into its model first"),
+        (["part"], f"GPT2LMHeadModel needs {GONE}, which is not among the saved weights"),
+        (["runs/step1", "--text", "empty.txt"], "empty.txt: no sentence in it"),
+        (["runs/step1", "--text", "none.txt"], "No such file"),
+        (["runs/step1", "--tokenizer", "words/none"], "words/none: no such folder; in words is config.json, model"),
+        (["runs/step1", "--c", "1e300"], "times c = 1e+300 is beyond 3.4e+38. Take a smaller c"),
+    ],
+)
+def test_a_first_try_is_answered_in_one_line(broken, capsys, monkeypatch, words, why):
+    monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
+    assert main(["saturation", *words]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("nbutils")]
+    assert why in line, line
+
+
+def test_another_tokenizer_and_no_transformers(broken, capsys, monkeypatch):
+    assert main(["saturation", "words", "--tokenizer", "runs/step1"]) == 0
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["heads", "runs/step1"]) == 2
+    assert "nbutils heads needs transformers: pip install transformers" in capsys.readouterr().err
+
+
+class Trap:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+def test_no_code_of_a_folder_runs(models, broken, capsys):
+    """Neither pickled, nor in files beside the weights of model and tokenizer."""
+    folder = copied(models, broken / "pickle", *ALL[:1], *ALL[2:])
+    torch.save({"transformer.wte.weight": Trap()}, folder / "pytorch_model.bin")
+    own = {"auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}, "model_type": "own"}
+    for name, changed in (("model", own), ("class", {"auto_map": {"AutoModelForCausalLM": "own.M"}})):
+        (copied(models, broken / name, *ALL, **changed) / "own.py").write_text("import os\nos.mkdir('ran')\n")
+    folder = copied(models, broken / "tokenizer", *ALL)
+    (folder / "own.py").write_text("import os\nos.mkdir('ran')\n")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings |= {"auto_map": {"AutoTokenizer": ["own.T", "own.T"]}, "tokenizer_class": "OwnTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    for name, why in (("pickle", "unsafe, refused"), ("model", "needs code of its own, which is not run here")):
+        assert main(["saturation", name]) == 2, name
+        assert why in capsys.readouterr().err
+    for name in ("class", "tokenizer"):  # transformers has these itself
+        assert main(["saturation", name]) == 0, name
+    assert not (broken / "ran").exists()
