@@ -27,7 +27,13 @@ def a_run(first=None, *, every=None, count=40, drop=0, cost=None, verdict="confi
     problems = [{"chapter": x["chapter"], "claim": "one", "what": f"does not hold: {x['check']}"} for x in bad]
     facts = {"green": not bad, "hardware": "h", "versions": {"torch": "2"}, "seed": 0} | run
     facts["notebooks"] = [{"chapter": "01-x", **costs}]
-    return {"run": facts, "records": records[drop:], "verdicts": {"one": verdict}, "problems": problems}
+    return {
+        "version": compare.VERSION,
+        "run": facts,
+        "records": records[drop:],
+        "verdicts": {"one": verdict},
+        "problems": problems,
+    }
 
 
 def red(a, b):
@@ -123,7 +129,17 @@ def test_the_command_ends_with_one_line_and_writes_json(tmp_path, capsys):
     assert found["red"] and sum(each["red"] for each in found["findings"]) == 22
     assert main(["report", str(files["a"]), str(files["a"])]) == 0
     assert capsys.readouterr().out.endswith("GREEN: the same verdicts; 0 measured value(s) differ\n")
-    for text, why in ((None, "no run in"), ("{", "is no JSON"), ("3", "has no rec"), ('{"run": {}}', "no records, v")):
+    other = (json.dumps({"run": {}, "records": [], "verdicts": {}} | more) for more in ({}, {"version": 9}))
+    texts = (None, "{", "3", '{"run": {}}', *other)
+    whys = (
+        "no run in",
+        "is no JSON",
+        "has no rec",
+        "no records, v",
+        "is older than its versions; this",
+        "has version 9;",
+    )
+    for text, why in zip(texts, whys, strict=True):
         if text is not None:
             (tmp_path / "metrics.json").write_text(text)
         assert main(["report", str(tmp_path), str(files["a"])]) == 2 and why in capsys.readouterr().err

@@ -2,16 +2,18 @@
 
 import argparse
 import contextlib
+import dataclasses
 import errno
 import json
 import os
 from pathlib import Path
 
+import jsonschema
 import pytest
 
-from nbutils.claims import MIME
+from nbutils.claims import KINDS, MIME, ROLES, VERDICTS
 from nbutils.claims.records import Record
-from workflow import Run, book, report, run, sources, summaries
+from workflow import ROOT, Run, book, compare, report, run, sources, summaries
 
 GOLDEN = Path(__file__).parent / "golden"
 FURTHER = (1000003, 2000006)
@@ -208,6 +210,30 @@ def test_reports_of_a_red_run_are_the_golden_ones(tmp_path, monkeypatch, capsys,
     made = (tmp_path / "smoke" / name).read_text()
     assert made == (GOLDEN / name).read_text(), "if this is meant: copy it, and read the difference"
     assert report.load(tmp_path / "smoke").problems == found.problems
+
+
+def test_the_metrics_of_a_run_are_what_the_schema_says():
+    """And the schema says something: without a field, or with another kind of check, it refuses."""
+    schema = json.loads((ROOT / "book" / "_static" / "metrics.schema.json").read_text())
+    found = json.loads((GOLDEN / "metrics.json").read_text())
+    jsonschema.Draft7Validator.check_schema(schema)
+    jsonschema.validate(found, schema)
+    assert schema["properties"]["version"]["const"] == compare.VERSION
+    fields = schema["properties"]["records"]["items"]["properties"]
+    enums = {name: set(fields[name]["enum"]) for name in ("role", "kind")}
+    assert enums == {"role": {*ROLES, "open"}, "kind": {*KINDS, None}}
+    known = {field.name for field in dataclasses.fields(Record)} | {"source", "again"}
+    assert set(fields) <= known and set(schema["properties"]["verdicts"]["additionalProperties"]["enum"]) == {
+        *VERDICTS,
+        "failed",
+    }
+    for broken in (
+        {"version": 2},
+        {"verdicts": {"one": "true"}},
+        {"records": [found["records"][0] | {"kind": "sure"}]},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(found | broken, schema)
 
 
 @pytest.fixture

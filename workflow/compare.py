@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from nbutils.claims.records import Record, Value, format_band, format_number
 
+VERSION = 1  # of metrics.json: book/_static/metrics.schema.json
 MOVED = 15  # rows in the table of checks that moved most
 SEEDS = 8  # fresh seeds that give a standard deviation, at least
 COSTS = {"time": ("cpu_seconds", 1.5, 10.0), "memory": ("peak_mb", 1.3, 200.0)}  # red factor; below the last: noise
@@ -75,6 +76,9 @@ def load(place: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is no JSON: {error}") from None
     if missing := {"run", "records", "verdicts"} - set(metrics if isinstance(metrics, dict) else ()):
         raise ValueError(f"{file} is no run's metrics.json: it has no {', '.join(sorted(missing))}")
+    if (version := metrics.get("version")) != VERSION:
+        what = f"has version {version}" if version else "is older than its versions"
+        raise ValueError(f"{file} {what}; this checkout reads version {VERSION}: compare with one of its releases")
     return metrics
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from nbutils.claims.records import Record, format_band, format_number
 from workflow import BUILD, Run, book, write_atomically
+from workflow.compare import VERSION
 from workflow.report import Report, format_baseline, rerun_command, shown_by
 
 
@@ -46,8 +47,12 @@ def is_green(run: Run) -> bool:
 
 
 def metrics(report: Report) -> dict[str, Any]:
-    """All that a run says, as JSON. A record has its source, baseline and command beside what the chapter wrote."""
+    """All that a run says, as ``book/_static/metrics.schema.json`` describes it.
+
+    A record has its source, baseline and command beside what the chapter wrote.
+    """
     return {
+        "version": VERSION,
         "run": report.run,
         "records": [
             {**each.as_dict(), "source": _source(each.claim), "again": rerun_command(report.run, [each.chapter])}
