@@ -163,7 +163,7 @@ def metrics(*measured, made_from="old", holds=True, verdict="confirmed"):
                 "band": [0.0, 2.0], "holds": holds} for name, value in zip(names, measured, strict=True)]  # fmt: skip
     run = {"profile": "smoke", "seed": 0, "device": "cpu", "green": holds}
     run["notebooks"] = [{"chapter": name, "made_from": made_from} for name in names]
-    return {"run": run, "records": records, "verdicts": {"c": verdict}, "problems": []}
+    return {"version": 1, "run": run, "records": records, "verdicts": {"c": verdict}, "problems": []}
 
 
 def test_same_lists_what_moved_by_a_bit_and_stamps_chapters_of_which_nothing_did(monkeypatch, tmp_path, capsys):

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from axe_playwright_python.sync_playwright import Axe
 from safetensors.torch import save_file
 
 from nbutils.__main__ import main
@@ -35,6 +36,17 @@ def test_a_page_to_send(series, tmp_path, capsys):
     assert str(series) in html and "step3200" in html and "cut short" in html  # what was refused, and why
     found = re.search(r"is the length of the way and (-?\d+)% drift", html)
     assert abs(int(found[1])) <= 8, "a walk has no drift, give or take four times 2 %: 2√(Σρ²σ²) / Σnσ²"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_accessible_and_fits_a_phone(series, tmp_path, browser, scheme):
+    main(["report", str(series), "-o", str(tmp_path / "mine.html")])
+    page = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme=scheme)
+    page.goto((tmp_path / "mine.html").as_uri())
+    assert not Axe().run(page).response["violations"]
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    size = "Math.min(...[...document.querySelectorAll('svg')].map(x => x.clientWidth / x.viewBox.baseVal.width))"
+    assert page.evaluate(size) > 0.9, "text in figures, in points, is nearly of its size in CSS pixels"
 
 
 def test_noise_of_the_same_lengths_is_the_sum_of_squares():

@@ -58,11 +58,10 @@ def exponents(total: pd.DataFrame) -> pd.DataFrame:
     """d ln ρ / d ln t of the series and of noise in each octave, counted back from the last step."""
     after = total[total.step > 0]
     t = after.step.to_numpy(float)
-    count = int(np.log2(t[-1] / t[0])) if len(t) else 0
-    edges = t[-1] * 2.0 ** np.arange(-count, 1) if count else np.array([])
+    edges = report.octaves(t)
     curves = {"exponent": after.norm.to_numpy(), "noise": noise(total)[total.step > 0]}
     found = pd.DataFrame({"middle": np.sqrt(edges[1:] * edges[:-1])})
-    return found.assign(**{name: fits.local_exponents(t, rho, edges) for name, rho in curves.items() if count})
+    return found.assign(**{name: fits.local_exponents(t, rho, edges) for name, rho in curves.items() if len(edges)})
 
 
 def write(result: Series, source: str, path: Path) -> None:
@@ -89,6 +88,7 @@ def _figure(draw: Draw, total: pd.DataFrame, table: pd.DataFrame, caption: str) 
         figures.use_style()
         text = io.StringIO()
         draw(total, table)
+        plt.gcf().set_size_inches(4.6, 2.9)  # not much wider than a phone: there its text stays of reading size
         plt.savefig(text, format="svg", metadata={"Date": None})
         plt.close()
     svg = text.getvalue()[text.getvalue().index("<svg") :].replace(
@@ -110,16 +110,17 @@ def _layers(total: pd.DataFrame, table: pd.DataFrame) -> None:
 
     ax = figures.axes("step $t$", r"$\rho/\rho_0$ of a layer")
     parts = [(name, rows) for name, rows in table.groupby("layer", sort=False) if name != "total"]
-    for (name, rows), colour in zip(parts, plt.get_cmap("viridis")(np.linspace(0.05, 0.9, len(parts))), strict=True):
+    for (name, rows), colour in zip(parts, plt.get_cmap("viridis")(np.linspace(0.1, 0.8, len(parts))), strict=True):
         if rows.norm.iloc[0] > 0:
             ax.plot(rows.step, rows.norm / rows.norm.iloc[0], color=colour, linewidth=1.2, label=name)
     ax.plot(total.step, total.norm / total.norm.iloc[0], color=figures.BLUE, linewidth=2.4, label="total")
-    ax.legend(fontsize=7, ncols=1 + len(parts) // 12, loc="upper left", bbox_to_anchor=(1.01, 1))
+    ax.legend(fontsize=8, ncols=1 + len(parts) // 16, loc="upper left", bbox_to_anchor=(1.01, 1))
 
 
 def _octaves(total: pd.DataFrame, table: pd.DataFrame) -> None:
     ax, found = figures.axes("step $t$", r"$d\ln\rho\,/\,d\ln t$", log="x"), exponents(total)
-    ax.set_xticks(found.middle, [f"{t:.3g}" for t in found.middle])
+    shown = found.middle[:: 1 + len(found) // 7]
+    ax.set_xticks(shown, list(map(report.named, shown)))
     ax.minorticks_off()
     ax.plot(found.middle, found.exponent, "o", color=figures.BLUE, label="this series")
     ax.plot(found.middle, found.noise, "s", color=figures.RED, fillstyle="none", label="noise, same lengths")
@@ -136,7 +137,7 @@ def _budget(total: pd.DataFrame, table: pd.DataFrame) -> None:
 
 
 def _direction(total: pd.DataFrame, table: pd.DataFrame) -> None:
-    ax = figures.axes("step $t$", "angle to the one before, degrees")
+    ax = figures.axes("step $t$", "angle in degrees")
     ax.plot(
         total.step, np.degrees(np.arccos(total.cos_similarity.astype(float))), "o-", color=figures.BLUE, markersize=3.5
     )

@@ -87,7 +87,7 @@ def growth(total: pd.DataFrame, samples: int = 200) -> list[str]:
     t, rho = _curve(total)
     if not _enough(rho):
         few = f"no fit: at least 5 norms that differ, at steps above 0, are needed; there are {len(t)}"
-        return [few, *_octaves(t, rho)]
+        return [few, *_by_octave(t, rho)]
     block = max(2, round(len(t) ** (1 / 2)))
     forms = ("sqrt", "square", "log", "power", *(["power_offset"] if len(t) > 6 else []))
     with warnings.catch_warnings():
@@ -97,7 +97,7 @@ def growth(total: pd.DataFrame, samples: int = 200) -> list[str]:
         f"fits over steps {t[0]:.0f} to {t[-1]:.0f}, with 95 % intervals from the scatter around each curve "
         f"(residuals in blocks of {block}; another seed may differ more):"
     )
-    return [title, *found, *_octaves(t, rho)]
+    return [title, *found, *_by_octave(t, rho)]
 
 
 def _law(form: str, t: Array, rho: Array, block: int, samples: int) -> str:
@@ -142,15 +142,29 @@ def undetermined(estimates: Mapping[str, Estimate], size: float) -> str:
     return ""
 
 
-def _octaves(t: Array, rho: Array) -> list[str]:
-    """Local exponents, in octaves counted back from the last step."""
+def octaves(t: Array) -> Array:
+    """Edges of the whole octaves that steps above 0 cover, counted back from the last; none where there is no octave.
+
+    >>> octaves(np.array([1000.0, 3000.0, 8000.0])).tolist()
+    [1000.0, 2000.0, 4000.0, 8000.0]
+    """
     count = int(np.log2(t[-1] / t[0])) if len(t) else 0
-    if not count:
+    return t[-1] * 2.0 ** np.arange(-count, 1) if count else np.array([])
+
+
+def named(step: float) -> str:
+    """A step between two of the series, as text."""
+    return f"{step:.0f}" if step >= 100 else f"{step:.3g}"
+
+
+def _by_octave(t: Array, rho: Array) -> list[str]:
+    """Local exponents of whole octaves."""
+    edges = octaves(t)
+    if not len(edges):
         return []
-    edges = t[-1] * 2.0 ** np.arange(-count, 1)
-    names = [f"{edge:.0f}" if edge >= 100 else f"{edge:.3g}" for edge in edges]
-    octaves = zip(names, names[1:], fits.local_exponents(t, rho, edges), strict=False)
-    slopes = ", ".join(f"{start}–{end}: {slope:.3f}" for start, end, slope in octaves)
+    names = list(map(named, edges))
+    each = zip(names, names[1:], fits.local_exponents(t, rho, edges), strict=False)
+    slopes = ", ".join(f"{start}–{end}: {slope:.3f}" for start, end, slope in each)
     return [f"exponent d ln ρ / d ln t by octave: {slopes}"]
 
 
