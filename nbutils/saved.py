@@ -119,7 +119,7 @@ def by_layer(table: pd.DataFrame) -> pd.DataFrame:
     if "kind" not in table:
         return table.drop(columns=["common", "anisotropy_scaled"], errors="ignore")
     layers = table.groupby("layer", sort=False)
-    counts = {kind: layers.kind.agg(lambda one, kind=kind: (one == kind).sum()) for kind in KINDS}
+    counts = {kind: (table.kind == kind).groupby("layer", sort=False).sum() for kind in KINDS}
     return pd.DataFrame(counts).assign(positions=layers.positions.mean(), masked=layers.masked_mass.max())
 
 
@@ -137,7 +137,7 @@ def _auto(kind: str) -> Any:
     return {"causal": tf.AutoModelForCausalLM, "encoder": tf.AutoModel, TWO: tf.AutoModelForSeq2SeqLM}[kind]
 
 
-def _layers(one: Saved, count: int, first: int) -> list[int] | list[str]:
+def _layers(one: Saved, count: int, first: int) -> list[Any]:
     """Names of layers from ``first`` on; those of an encoder–decoder say in which part they are."""
     if one.kind != TWO:
         return list(range(first, first + count))
