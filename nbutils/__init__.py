@@ -29,7 +29,6 @@ __all__ = [
     "optimizers",
     "profiles",
     "saturation",
-    "saved",
     "sublayers",
     "text",
     "together",

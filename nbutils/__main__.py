@@ -169,7 +169,7 @@ def _saved(options: argparse.Namespace) -> int:
     import pandas as pd
     from transformers.utils import logging
 
-    from nbutils import saved
+    from nbutils.checkpoints import saved
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -12,8 +12,8 @@ from checkpoint_files import save
 from test_your_own import tokenizer
 from tiny import tiny
 
-from nbutils import saved
 from nbutils.__main__ import main
+from nbutils.checkpoints import saved
 
 WORDS = ["the words of a sentence", "to the end of the text is a word of the sentence"]
 DEGREES = {"gpt2": 2, "bert": 1, "t5": 2}  # a norm's weight, then the output layer; an encoder ends in its norm

@@ -48,7 +48,7 @@ def load(place: str | Path, sentences: Sequence[str], *, tokenizer: str | Path |
     import transformers as tf
 
     folder = _folder(str(place))
-    with _said_of(place):
+    with _refused_of(place):
         config = tf.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kind = kind_of(config)
         model, found = _auto(kind).from_pretrained(folder, **HOW, output_loading_info=True)
@@ -56,7 +56,7 @@ def load(place: str | Path, sentences: Sequence[str], *, tokenizer: str | Path |
         raise ValueError(f"{place}: {type(model).__name__} needs {missing[0]}, which is not among the saved weights")
     source = place if tokenizer is None else tokenizer
     at = folder if tokenizer is None else sources.model_folder(str(tokenizer), weights=False)
-    with _said_of(f"{source}, its tokenizer (give another: --tokenizer)"):
+    with _refused_of(f"{source}, its tokenizer (give another: --tokenizer)"):
         words = tf.AutoTokenizer.from_pretrained(at, trust_remote_code=False)
         text.check_knows_words(words, sentences)
     limits = (getattr(config.get_text_config(), "max_position_embeddings", None), words.model_max_length, LONGEST)
@@ -160,7 +160,7 @@ def _folder(place: str) -> Path:
 
 
 @contextmanager
-def _said_of(place: object) -> Iterator[None]:
+def _refused_of(place: object) -> Iterator[None]:
     """What ``transformers`` refuses, in one line."""
     try:
         yield
