@@ -102,7 +102,7 @@ def test_tracked_files_are_small_and_carry_no_machine_paths():
 # What macOS lacks, and the words that stand near it where there is a way round.
 LINUX_ONLY = {
     r"\.sched_getaffinity\(": "hasattr|raising=False",
-    r"open\(\"/proc/|prctl\(|malloc_trim": "OSError|linux",
+    r"open\(\"/proc/|prctl\(|mallopt": "OSError|linux",
     r"\bnproc\b|\bcp --|\bsed (-i |-r )|\bxargs -r|\breadlink -f|\bgrep -P|\bdate -d": "no way round",
     r"\"unshare\"": "skip",
 }

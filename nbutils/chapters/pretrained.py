@@ -168,8 +168,8 @@ def random_model(config: Any, seed: int) -> nn.Module:
     import transformers as tf
 
     _quiet()
-    if sys.platform == "linux":  # glibc keeps the memory of an earlier model, in pieces that do not fit this one
-        getattr(ctypes.CDLL(None), "malloc_trim", lambda pad: 0)(0)
+    if sys.platform == "linux":  # glibc would keep an earlier model's memory, in pieces that do not fit this one
+        getattr(ctypes.CDLL(None), "mallopt", lambda *option: 0)(-3, 1 << 18)  # M_MMAP_THRESHOLD, man 3 mallopt
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return tf.AutoModel.from_config(config, dtype=torch.float32).eval()
