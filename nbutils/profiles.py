@@ -1,5 +1,6 @@
 """Sizes of an experiment by profile: ``smoke`` (seconds), ``book`` (the rendered book), ``gpu`` (paper scale)."""
 
+import os
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -8,7 +9,7 @@ PROFILES = ("smoke", "book", "gpu")
 
 
 def resolve(profile: str = "auto") -> str:
-    """Name of the profile to run; ``auto`` is ``gpu`` where CUDA is there, else ``book``.
+    """Name of the profile to run; ``auto`` is ``gpu`` where CUDA is there, ``smoke`` on Binder, else ``book``.
 
     Raises:
         ValueError: the profile is not one of ``auto``, ``smoke``, ``book``, ``gpu``.
@@ -21,7 +22,8 @@ def resolve(profile: str = "auto") -> str:
     if profile == "auto":
         from nbutils import devices
 
-        return "gpu" if devices.cuda_count() else "book"
+        binder = "BINDER_LAUNCH_HOST" in os.environ  # BinderHub sets it; mybinder.org gives 2 GB and one core or so
+        return "gpu" if devices.cuda_count() else "smoke" if binder else "book"
     raise ValueError(f"unknown profile {profile!r}: choose one of auto, {', '.join(PROFILES)}")
 
 

@@ -90,5 +90,7 @@ print(max(seen) - seen[0], *table.norm)
 
 def measured_alone(folder):
     """In a process of its own: the most memory that is not the files' pages, in MB above the start; and the norms."""
+    if sys.platform != "linux":
+        pytest.skip("memory that is not the files' pages is read from Linux's /proc")
     done = subprocess.run([sys.executable, "-c", MEASURED, str(folder)], capture_output=True, text=True, check=True)
     return map(float, done.stdout.split())

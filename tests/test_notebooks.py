@@ -1,8 +1,12 @@
 """Every chapter: its three forms agree, its shape is the book's, and it runs in the smoke profile."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from importlib.metadata import version
+from types import ModuleType, SimpleNamespace
 
 import nbformat
 import pytest
@@ -34,7 +38,8 @@ def test_papermill_colab_and_the_hash_have_the_same_code(chapter):
     assert [cell.strip() for cell in book.code_cells(chapter)] == [cell.strip() for cell in code(executable)]
     tag = f'[*pip, f"{{book}}@v{version("norm-growth")}"], stderr=subprocess.DEVNULL'
     pinned = f"{tag}) and subprocess.call({notebooks.INSTALL}"
-    assert [cell.replace(pinned, notebooks.INSTALL) for cell in code(committed(chapter))] == code(executable)
+    ours = [cell.replace(pinned, notebooks.INSTALL) for cell in code(committed(chapter)) if "keep_in_drive" not in cell]
+    assert ours == code(executable)
 
 
 def test_prose_is_plain_markdown(chapter):
@@ -116,6 +121,58 @@ def test_a_notebook_for_colab_has_the_card_the_kept_numbers_and_its_version(tmp_
     setup = next(each.source for each in node.cells if "setup" in each.metadata.get("tags", ()))
     assert f'f"{{book}}@v{version("norm-growth")}"' in setup
     compile(setup, "setup", "exec")
+
+
+STRANGER = """
+import subprocess
+import sys
+from pathlib import Path
+
+asked = []
+
+def pip(words, **options):  # as pip would do: the module's files in the stranger's folder
+    asked.append(words)
+    Path("nbutils/__init__.py").write_text("__version__ = '0.1.0'")
+    Path("nbutils/claims.py").write_text("")
+    return 0
+
+subprocess.call = pip
+import nbutils
+assert nbutils.ours is False
+exec(Path("setup.py").read_text())
+import nbutils.claims
+assert len(asked) == 1 and not hasattr(nbutils, "ours") and nbutils.__version__ == "0.1.0"
+"""
+
+
+def test_the_setup_cell_notices_the_nbutils_of_somebody_else(tmp_path):
+    """PyPI has another package of that name, which a reader may have imported even."""
+    (tmp_path / "nbutils").mkdir()
+    (tmp_path / "nbutils" / "__init__.py").write_text("ours = False")
+    (tmp_path / "setup.py").write_text(code(notebooks.plain(book.source("04-t5")))[0])
+    words = [sys.executable, "-B", "-c", STRANGER]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+
+
+def test_long_chapters_offer_to_keep_their_results_in_drive(tmp_path, monkeypatch):
+    """Off by default, and inert where there is no Colab; with Colab's module a session's results go to the mount."""
+    monkeypatch.setattr(notebooks, "NUMBERS", tmp_path / "numbers.json")
+    (tmp_path / "numbers.json").write_text(f'{{"seconds": {{"05-aligned": {notebooks.LONG}, "04-t5": 9}}}}')
+    for chapter in ("04-t5", "02-step-geometry"):  # a short one, and one that was never timed
+        assert not any("google.colab" in cell for cell in code(notebooks.plain(book.source(chapter))))
+    setup, cell, parameters = code(notebooks.plain(book.source("05-aligned")))[:3]
+    assert "import sys" in setup and "profile =" in parameters and len(cell.splitlines()) <= 10
+    mounted, colab = [], ModuleType("google.colab")
+    colab.drive = SimpleNamespace(mount=mounted.append)
+    monkeypatch.delenv("NBUTILS_RESULTS", raising=False)
+    for wanted, there, kept in ((False, True, False), (True, False, False), (True, True, True)):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "environ", dict(os.environ))
+            if there:
+                patched.setitem(sys.modules, "google.colab", colab)
+            exec(cell.replace("keep_in_drive = False", f"keep_in_drive = {wanted}"), {"sys": sys})
+            assert bool(mounted) == kept == os.environ.get("NBUTILS_RESULTS", "").startswith("/content/drive/")
 
 
 def test_to_markdown():

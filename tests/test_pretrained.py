@@ -105,6 +105,21 @@ def test_common_part_and_its_bound():
     torch.testing.assert_close(alike.common, alike.raw)  # one token has no other part
 
 
+@pytest.mark.parametrize("name", pretrained.HUB)
+def test_scaling_module_by_module_gives_the_same_bits(name):
+    """As ``saturation.scaled``, with a decoder and dropout too; the parameters come back, also after an exception."""
+    model = pretrained.random_model(pretrained.shape(name, **SMALL), 2)
+    before = [p.detach().clone() for p in model.parameters()]
+    decoder = {"decoder": SENTENCES} if name == "t5-base" else {}
+    for options in ({}, {"dropout": True, "seed": 1}):
+        whole = saturation.similarity(model, SENTENCES, **decoder, **options)
+        lean = saturation.similarity(model, SENTENCES, scaling=pretrained.scaled_in_passing, **decoder, **options)
+        assert all(torch.equal(a, b) for a, b in zip(whole, lean, strict=True))
+    with pytest.raises(IndexError), pretrained.scaled_in_passing(model, 10.0):
+        model.get_input_embeddings()(torch.tensor([10**6]))
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
 def decoded(model, c=1000.0):
     return saturation.similarity(model, SENTENCES, c, decoder=SENTENCES)
 

@@ -70,6 +70,13 @@ def test_stable_increments_scale_by_their_index(alpha):
     assert float(many / one) ** alpha == pytest.approx(1e6, rel=0.1)
 
 
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.8])
+def test_stable_increments_are_those_of_scipy(alpha):
+    seed = int(torch.randint(2**31, (1,), generator=generator(6, "cpu")))
+    theirs = stats.levy_stable.rvs(alpha, 0, size=(500, 2), random_state=np.random.default_rng(seed))
+    np.testing.assert_allclose(walks.stable(alpha)(1, (500, 2), generator(6, "cpu")), theirs, rtol=1e-12)
+
+
 def test_norms_accumulate_in_float64():
     """Three million equal float32 coordinates: a float32 sum of squares loses the fifth digit."""
 

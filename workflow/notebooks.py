@@ -40,7 +40,8 @@ def executable(source: Path) -> NotebookNode:
 def plain(source: Path) -> NotebookNode:
     """The notebook that Colab and Jupyter open: the same code cells, MyST prose turned into plain Markdown.
 
-    Its text has the numbers of the last green run that was kept, its first cell installs the version it belongs to.
+    Its text has the numbers of the last green run that was kept, its first cell installs the version it belongs to. A
+    chapter that took ``LONG`` in that run offers to keep its trainings and checks.
 
     Raises:
         ValueError: a directive or role that has no plain form; the message names it.
@@ -52,13 +53,33 @@ def plain(source: Path) -> NotebookNode:
     notebook.cells[0].source = f"{title}\n\n{_card(source, kept.get('run', ''), numbers)}\n{rest}"
     tag = f'[*pip, f"{{book}}@v{version("norm-growth")}"], stderr=subprocess.DEVNULL'  # no red line where it is none
     pinned = f"{tag}) and subprocess.call({INSTALL}"
-    for cell in notebook.cells:
-        if "setup" in cell.metadata.get("tags", ()):
-            cell.source = cell.source.replace(INSTALL, pinned)
-    return notebook
+    setup = next(i for i, cell in enumerate(notebook.cells) if "setup" in cell.metadata.get("tags", ()))
+    notebook.cells[setup].source = notebook.cells[setup].source.replace(INSTALL, pinned)
+    if kept.get("seconds", {}).get(source.stem, 0) >= LONG:
+        notebook.cells.insert(setup + 1, _drive())
+    return numbered(notebook)
 
 
 INSTALL = "[*pip, book]"  # the newest, where this version is gone
+LONG = 120  # seconds in profile book on two cores: a session lost after more is worth a cell
+DRIVE = """\
+# @title Keep trainings and checks in Google Drive? {display-mode: "form"}
+keep_in_drive = False  # @param {type:"boolean"}
+if keep_in_drive and "google.colab" in sys.modules:
+    import os
+
+    from google.colab import drive
+
+    drive.mount("/content/drive")
+    os.environ["NBUTILS_RESULTS"] = "/content/drive/MyDrive/norm-growth"
+"""
+
+
+def _drive() -> NotebookNode:
+    """The cell after the setup cell that keeps in Google Drive what a session on Colab loses: a folded form, off."""
+    import nbformat
+
+    return nbformat.v4.new_code_cell(DRIVE.rstrip(), metadata={"cellView": "form", "tags": ["drive", "hide-cell"]})
 
 
 def glued(notebook: Path) -> dict[str, str]:
@@ -89,6 +110,7 @@ def keep_numbers() -> None:
     kept = {
         "run": f"profile book, seed {run.seed}, on {facts['hardware']}",
         "hardware": facts["hardware"],
+        "device": run.device,
         "seconds": {name: _seconds(run, name) for name in book.chapters()},
         "chapters": {name: glued(run.notebook(name)) for name in book.chapters()},
     }

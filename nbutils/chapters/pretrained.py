@@ -6,7 +6,9 @@ network needs no download, so one half of the figure can be run on every machine
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,9 +168,50 @@ def random_model(config: Any, seed: int) -> nn.Module:
     import transformers as tf
 
     _quiet()
+    if sys.platform == "linux":  # glibc would keep an earlier model's memory, in pieces that do not fit this one
+        getattr(ctypes.CDLL(None), "mallopt", lambda *option: 0)(-3, 1 << 18)  # M_MMAP_THRESHOLD, man 3 mallopt
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return tf.AutoModel.from_config(config, dtype=torch.float32).eval()
+
+
+@contextmanager
+def scaled_in_passing(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Multiply each module's own parameters by ``c`` while that module runs, and no longer.
+
+    The same numbers as by ``saturation.scaled`` with one module's copy in memory at a time, not the whole model's. Only
+    for models whose modules compute with parameters of their own, as those of the four shapes do.
+
+    Raises:
+        ValueError: another ``dtype`` is asked for.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> with scaled_in_passing(layer, 1000.0):
+    ...     large = layer(torch.ones(2))
+    >>> torch.allclose(large, 1000 * layer(torch.ones(2)))
+    True
+    """
+    if dtype is not None:
+        raise ValueError(f"dtype {dtype}: modules are scaled in the model's own precision; take saturation.scaled")
+    plain: dict[nn.Parameter, torch.Tensor] = {}
+
+    def before(module: nn.Module, arguments: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            plain[parameter] = parameter.data
+            parameter.data = parameter.data * c
+
+    def after(module: nn.Module, arguments: Any, output: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            parameter.data = plain.pop(parameter)
+
+    modules = [] if c == 1 else list(model.modules())
+    hooks = [module.register_forward_pre_hook(before) for module in modules]
+    hooks += [module.register_forward_hook(after, always_call=True) for module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager

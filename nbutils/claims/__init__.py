@@ -42,7 +42,7 @@ class Ledger:
         profile, seed, device: the notebook's parameters.
 
     >>> claims = Ledger("99-none", profile="smoke", seed=0, device="cpu")
-    99-none, profile smoke on cpu: not timed yet; progress bars show what runs
+    99-none, profile smoke on cpu
     >>> claims.check("square-root-growth", "exponent", 0.52, (0.45, 0.55), kind="derived")
     ✓ square-root-growth (stated) exponent: 0.52; band [0.45, 0.55]
     True
@@ -199,16 +199,16 @@ class Ledger:
 
 
 def _announcement(run: Mapping[str, Any]) -> str:
-    """Profile, device, and how long a chapter of profile ``book`` took in the run that ``book/numbers.json`` keeps."""
+    """Profile and device; and the time, where ``book/numbers.json`` keeps that of a run of this profile and device."""
     name = f"{run['chapter']}, profile {run['profile']} on {run['device']}"
     try:
         kept = json.loads(data.path("numbers.json").read_text(encoding="utf-8"))
-        seconds, hardware = kept["seconds"][run["chapter"]], kept["hardware"]
-    except (FileNotFoundError, KeyError):
-        seconds = None
-    if run["profile"] != "book" or seconds is None:
-        return f"{name}: not timed yet; progress bars show what runs"
-    return f"{name} ({devices.hardware(run['device'])}): took {max(seconds / 60, 0.1):.1f} min on {hardware}"
+    except FileNotFoundError:
+        return name
+    seconds = kept.get("seconds", {}).get(run["chapter"])
+    if seconds is None or (run["profile"], run["device"]) != ("book", kept.get("device", "cpu")):
+        return name
+    return f"{name} ({devices.hardware(run['device'])}): took {max(seconds / 60, 0.1):.1f} min on {kept['hardware']}"
 
 
 def _kept_file(run: Mapping[str, Any]) -> Path | None:

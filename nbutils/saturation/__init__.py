@@ -8,7 +8,8 @@ Works on the models of ``transformers`` and on any model with ``hidden_states(to
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -122,6 +123,7 @@ def pairs(
     dropout: bool = False,
     seed: int = 0,
     dtype: torch.dtype | None = None,
+    scaling: Callable[..., AbstractContextManager[Any]] = scaled,
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Of each layer: weights of the real tokens ``(n,)``, their representations ``(n, dim)``, and those at ``c``.
 
@@ -131,6 +133,7 @@ def pairs(
             ``tokens`` all tokens. Only ratios of weights matter.
         dropout: leave it on in both runs, with draws from ``seed``; off by default. The model's mode comes back.
         dtype: compute in another precision; that of the model if not given.
+        scaling: what multiplies the parameters, with the arguments of ``scaled``, which copies all of them.
 
     Raises:
         OverflowError: a parameter or a representation is not finite at ``c``; names it.
@@ -149,7 +152,7 @@ def pairs(
     runs: list[list[list[Layer]]] = []
     with mode(model, dropout=dropout, seed=seed):
         for scale in (1.0, c):
-            with scaled(model, scale, dtype=dtype):
+            with scaling(model, scale, dtype=dtype):
                 runs.append([_checked(layers(model, batch), scale) for batch in batches])
     plain, saturated = (
         [torch.cat([x.states[x.real] for x in layer]) for layer in zip(*run, strict=True)] for run in runs
