@@ -20,7 +20,8 @@ from workflow.pages import api, build, pdf
 from workflow.pages.verdicts import ORDER
 
 CARDS = {name: book.card(name) for name in book.chapters()}
-PAGES = ("index", *book.chapters(), "scorecard", "errata", "new", "notation", "running", "run", "api", "bibliography")
+OTHERS = ("callbacks", "scorecard", "errata", "new", "notation", "running", "run", "api", "bibliography")
+PAGES = ("index", *book.chapters(), *OTHERS)
 CLAIMS = [f"claims/{name}" for name in book.claims()]
 MODULES = [f"api/{name}" for group in api.groups().values() for name in group]
 LOOKED_AT = (*PAGES, "claims/theorem1", "claims/fig1-80", "api/nbutils.norms")  # in a browser: three like all others
