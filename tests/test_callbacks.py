@@ -1,6 +1,7 @@
 """The tracker in the loops that people use. Under plain SGD δ = −η∇L, so θ·δ = −η θ·∇L and ‖δ‖ = η‖∇L‖."""
 
 import math
+import re
 import subprocess
 import sys
 import warnings
@@ -191,6 +192,21 @@ def test_lightning_reads_the_gradient_of_its_own_step(tmp_path, package):
     trainer.save_checkpoint(tmp_path / "three.ckpt")
     norms, module, *_ = fit(5, ckpt_path=tmp_path / "three.ckpt")
     assert_of_sgd(norms.tracker, module, 5)
+
+
+def test_the_page_on_callbacks_runs_and_names_each_column(tmp_path, monkeypatch):
+    pytest.importorskip("lightning.pytorch")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "book" / "callbacks.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    spaces = [{} for _ in examples]
+    for example, space in zip(examples, spaces, strict=True):
+        exec(compile(example, "callbacks.md", "exec"), space)
+    tracker = spaces[-1]["tracker"]
+    tracker.snapshot()
+    spaces[-1]["optimizer"].step()
+    logged = {name for name in tracker.latest() if name.endswith("/total")}
+    assert logged == set(re.findall(r"^\| `(\w+/total)`", text, re.M))
 
 
 def test_tied_weights_count_once_however_they_are_named():

@@ -54,7 +54,7 @@ def save(folder, model, seed, size=1.0, words=True):
 def run(mine, *, causal=True, tokenizer_from=None):
     """All code of the chapter, with the reader's path and kind of model in the lines that ask for them."""
     cells = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
-    answers = {"\nmine = None": f"\nmine = {str(mine)!r}", "\ncausal = True": f"\ncausal = {causal}"}
+    answers = {"mine = None ": f"mine = {str(mine)!r} ", "\ncausal = True": f"\ncausal = {causal}"}
     answers |= {"\ntokenizer_from = None": f"\ntokenizer_from = {tokenizer_from!r}"}
     answers |= {'profile = "auto"': 'profile = "smoke"', 'device = "auto"': 'device = "cpu"'}
     space = {"display": print}
@@ -101,6 +101,12 @@ def test_readers_own_series(tmp_path, claimed, capsys):
     assert max(map(len, space["ids"])) == 12 < max(len(text.split()) for text in space["sentences"])
     assert space["batch"]["attention_mask"][:, 0].all()  # padding is on the right
     assert space["by_head"].leak.max() == 0 and len(space["by_head"]) == 2 * 4 * 2 * 2
+    last = space["shown"][-1]
+    pairs = list(
+        zip(space["permuted"](space["trained"](last)).parameters(), space["trained"](last).parameters(), strict=True)
+    )
+    assert all(torch.equal(p.flatten().sort()[0], q.flatten().sort()[0]) for p, q in pairs)
+    assert not all(torch.equal(p, q) for p, q in pairs)
     assert space["measured"].euler.iloc[-1] == pytest.approx(2, abs=1e-3)  # RMSNorm and a matrix
     assert set(claimed) == {"own-degree"}, "the reader's model is in no claim"
     normed, bare = space["normed"], space["bare"]  # what the claim checks: at c = 1, or without LayerNorm, it fails
@@ -118,6 +124,7 @@ def test_readers_own_encoder_with_a_falling_norm(tmp_path, claimed, capsys):
     assert space["allowed"][-1, 0].all() and space["by_head"].leak.max() == 0  # both ways
     assert space["by_head"].query("model == 'trained' and c == 1").positions.min() > 1.5
     assert space["measured"].euler.iloc[-1] == pytest.approx(1, abs=1e-2)  # it ends in a LayerNorm
+    assert space["threshold"] == pytest.approx((1 / 4 - 1) / (2 * 2e-3 * 500), rel=1e-3)  # G/(2ηTρ₀²)
 
 
 def test_folders_without_a_tokenizer_say_so(tmp_path, claimed):
