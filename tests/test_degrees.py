@@ -204,7 +204,7 @@ REFUSED = {
     "outside of forward": (lambda m, x: x @ OUTSIDE, NotHomogeneous, "a constant has a gradient", True),
     "whole numbers": (lambda m, x: x.to(torch.int32), NotHomogeneous, INTEGER, True),
     "sum of whole numbers": (lambda m, x: m.f(x).sum(dtype=torch.int64), NotHomogeneous, INTEGER, True),
-    "bits": (lambda m, x: m.f(x).view(torch.int32), NotHomogeneous, "needs degree 0", True),
+    "bits": (lambda m, x: m.f(x).view(torch.int32), NotHomogeneous, "reads the bits", True),
     "dropout": (lambda m, x: F.dropout(x), NotHomogeneous, "is random: call eval", True),
     "attention in training": (lambda m, x: m.mha.train()(x, x, x)[0], NotHomogeneous, "exact|degree 0|random", True),
     "rounded quotient": (lambda m, x: torch.div(x, m.f(x), rounding_mode="floor"), NotHomogeneous, "degree 0", True),

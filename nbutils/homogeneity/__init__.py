@@ -16,76 +16,16 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from nbutils.homogeneity import rules  # noqa: F401  fills RULES
-from nbutils.homogeneity.algebra import (
-    EVERY,
-    Algebra,
-    Degree,
-    EpsilonWarning,
-    NoRule,
-    NotHomogeneous,
-    Python,
-    rule,
-    shown,
-)
-from nbutils.homogeneity.measure import first_output, given, measure_degree, one_minus_cosine, plain, scalable
+from nbutils.homogeneity.algebra import EVERY, Algebra, EpsilonWarning, NoRule, NotHomogeneous, rule, shown
+from nbutils.homogeneity.forward import Forward, carry, watch
+from nbutils.homogeneity.measure import measure_degree, one_minus_cosine, plain, scalable
 
 __all__ = [
     "EVERY", "Algebra", "EpsilonWarning", "NoRule", "NotHomogeneous", "degree", "explain", "measure_degree",
     "one_minus_cosine", "rule", "scalable", "scaling_error",
 ]  # fmt: skip
-
-
-def _entered(algebra: Algebra, x: Any, k: Any) -> Any:
-    """A copy of an input, with its degree."""
-    if not isinstance(x, Tensor):
-        return x
-    x = x.detach().clone()
-    if x.is_floating_point() and k != EVERY:
-        algebra.enter(x, Degree(k))
-    elif k == EVERY and x.is_floating_point() and algebra.of(x) != EVERY:
-        raise ValueError("an input of degree EVERY has to be of zeros and infinities; a Boolean mask needs no degree")
-    return x
-
-
-def _carry(module: nn.Module, inputs: Any, k_in: Any, algebra: Algebra) -> tuple[Any, list[Any]]:
-    """Carry degrees through a forward pass of a copy: that of the first output, and of each module's in order."""
-    names, values, degrees = given(module, inputs, k_in)
-    by_module: list[Any] = []
-    with plain(module, experts="batched_mm") as copied, torch.no_grad():
-        for parameter in copied.parameters():
-            algebra.enter(parameter, Degree(1))
-        values = [
-            tree_map_only(Tensor, lambda x, k=k: _entered(algebra, x, k), x)
-            for x, k in zip(values, degrees, strict=True)
-        ]
-        _watch(copied, lambda name, out: by_module.append((name, algebra.of(out))))
-        args, kwargs = ((), dict(zip(names, values, strict=True))) if names else (values, {})
-        try:
-            with algebra.tracker, Python(algebra), algebra:
-                out = first_output(copied(*args, **kwargs))
-                if getattr(algebra.of(out), "kind", "") == "masked":
-                    algebra.fail("the lowest number of a type stands for −∞ before a softmax only")
-        except Exception as error:
-            if algebra.error is None:
-                raise
-            raise algebra.error from (None if error is algebra.error else error)
-        if algebra.error is not None:  # the module has caught it
-            raise algebra.error
-        return algebra.of(out), by_module
-
-
-def _watch(module: nn.Module, seen: Any) -> None:
-    """Call ``seen`` with name and first output of each part that has run."""
-    for name, part in module.named_modules():
-
-        def hook(_part: nn.Module, _args: Any, out: Any, name: str = name) -> None:
-            if isinstance(first := first_output(out), Tensor):
-                seen(name, first)
-
-        part.register_forward_hook(hook)
 
 
 def degree(
@@ -123,8 +63,8 @@ def degree(
     >>> degree(net, torch.ones(4))
     2
     """
-    algebra = Algebra(approximate)
-    k, by_module = _carry(module, inputs, k_in, algebra)
+    algebra = Forward(approximate)
+    k, by_module = carry(module, inputs, k_in, algebra)
     places = dict.fromkeys(row["module"] or row["operation"] for row in algebra.rows if row["epsilon"])
     if places and not approximate:
         message = f"the degree is exact for ε = 0 only, in {', '.join(places)}"
@@ -140,7 +80,7 @@ def _check(module: nn.Module, inputs: Any, k_in: Any, by_module: list[Any], scal
     """Raise if the output of the whole does not scale by its degree, and name the first part that does not."""
     outputs: list[Tensor] = []
     with plain(module, experts="eager") as copied:
-        _watch(copied, lambda _, out: outputs.append(out.detach().double().clone()))
+        watch(copied, lambda _, out: outputs.append(out.detach().double().clone()))
         with scalable(copied, inputs, k_in) as output, torch.no_grad():
             for c in scales:
                 output(float(c))
@@ -170,9 +110,9 @@ def explain(module: nn.Module, inputs: Any, k_in: Any = 0, approximate: bool = F
     >>> table["degree out"].tolist()[-2:], table["note"].iloc[-1]
     ([1, '–'], '✗ needs degree 0')
     """
-    algebra = Algebra(approximate)
+    algebra = Forward(approximate)
     try:
-        _carry(module, inputs, k_in, algebra)
+        carry(module, inputs, k_in, algebra)
     except (NotHomogeneous, NoRule):
         if not algebra.rows:
             raise

@@ -1,14 +1,13 @@
-"""The algebra of degrees (Table 1 of the paper), carried along with one forward pass.
+"""The algebra of degrees: sums need equal degrees, in a product they add, and so on (Table 1 of the paper).
 
-``Algebra`` sees each operation that the pass runs (those of ATen, torch's C++ library), finds its rule in ``RULES`` and
-keeps the degree of what comes out, by the memory that it lies in: so views share it, and a change in place is seen. A
-tensor that is neither made of parameters nor of inputs of a degree is a *constant*: only of constants is the value
-looked at, and one of zeros and infinities has ``EVERY`` degree.
+``nbutils.homogeneity.rules`` has the rules of torch, and ``nbutils.homogeneity.forward`` carries degrees through a
+forward pass by them. A tensor keeps its degree by the memory that it lies in: so views share it. One that is neither
+made of parameters nor of inputs of a degree is a *constant*: only of constants is the value looked at, and one of zeros
+and infinities has ``EVERY`` degree.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -16,21 +15,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.module_tracker import ModuleTracker
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = ["CHOICES", "EVERY", "RULES", "Algebra", "Degree", "EpsilonWarning", "NoRule", "NotHomogeneous", "rule"]
+__all__ = [
+    "CHOICES",
+    "EVERY",
+    "MASK_READERS",
+    "RULES",
+    "Algebra",
+    "Degree",
+    "EpsilonWarning",
+    "NoRule",
+    "NotHomogeneous",
+    "rule",
+]
 
 EVERY = -math.inf  # like the degree of the zero polynomial: in a sum it never counts, in a product it always wins
 ZERO = Fraction(0)
 EPSILON = 1e-3  # a number up to it, added to a size or its lower bound, is an ε
 INFINITE = 1e30  # transformers mask by the lowest number of a type, −3.4e38
-FACTORIES = ("empty", "zeros", "ones", "full", "eye", "arange", "scalar_tensor", "new_")
 RULES: dict[str, Callable[..., Any]] = {}
 CHOICES: set[str] = set()  # operations that return places or truths, which do not change with scale
+MASK_READERS: set[str] = set()  # operations that go on with scores
 MEASURE = "Or measure it: nbutils.homogeneity.measure_degree"
 
 
@@ -57,7 +64,7 @@ class NotHomogeneous(ValueError):
     def __init__(self, why: str, operation: str, module_path: str, degrees: tuple[Any, ...]):
         self.operation, self.module_path, self.degrees = operation, module_path, degrees
         met = f"; it meets degree {shown(degrees)}" if degrees else ""
-        super().__init__(f"{_place(operation, module_path)}: {why}{met}. {MEASURE}")
+        super().__init__(f"{place(operation, module_path)}: {why}{met}. {MEASURE}")
 
 
 class NoRule(LookupError):
@@ -99,18 +106,18 @@ def shown(degrees: Any) -> Any:
     return int(degrees) if degrees == int(degrees) else Fraction(degrees)
 
 
-def _place(operation: str, path: str) -> str:
+def place(operation: str, path: str) -> str:
     return operation + (f" in module {path!r}" if path else "")
 
 
-def _empty(x: Any, infinite: float = math.inf) -> bool:
+def empty(x: Any, infinite: float = math.inf) -> bool:
     """Whether all of a constant is zero or infinite."""
     x = torch.as_tensor(x)
     zero = x == 0
     return bool((zero | (x.abs() >= infinite) if x.is_floating_point() else zero).all())
 
 
-class Algebra(TorchDispatchMode):
+class Algebra:
     """What rules are made of. ``rows`` has what was done, in order.
 
     >>> algebra = Algebra()
@@ -120,7 +127,6 @@ class Algebra(TorchDispatchMode):
     """
 
     def __init__(self, approximate: bool = False):
-        super().__init__()
         self.approximate, self.tracker = approximate, ModuleTracker()
         self.known, self.blank, self.parameters = (WeakIdKeyDictionary() for _ in range(3))  # by memory
         self.rows: list[dict[str, Any]] = []
@@ -145,7 +151,7 @@ class Algebra(TorchDispatchMode):
             return False
         if x.requires_grad:
             self.fail("a constant has a gradient: what is made of parameters must be made in forward")
-        if x.untyped_storage() in self.blank and not _empty(x):
+        if x.untyped_storage() in self.blank and not empty(x):
             self.fail("a constant was filled where no operation was seen: by a kernel of its own or by NumPy")
         return True
 
@@ -156,7 +162,7 @@ class Algebra(TorchDispatchMode):
         if isinstance(x, tuple | list):
             return self.same(*x)
         if self.constant_(x):
-            return EVERY if _empty(x) else ZERO
+            return EVERY if empty(x) else ZERO
         return self.known[x.untyped_storage()]
 
     def _terms(self, operands: tuple[Any, ...]) -> list[Any]:
@@ -164,7 +170,7 @@ class Algebra(TorchDispatchMode):
         terms = {id(x): k for x in operands if (k := self.of(x)) != EVERY}
         for x in operands:
             value = id(x) in terms and not isinstance(x, Fraction | tuple | list)
-            if value and self.constant_(x) and _empty(x, INFINITE):
+            if value and self.constant_(x) and empty(x, INFINITE):
                 self.note("the lowest number of the type taken as −∞", kind="masked")
                 del terms[id(x)]
         return list(terms.values())
@@ -189,12 +195,11 @@ class Algebra(TorchDispatchMode):
 
     def mul(self, x: Any, y: Any) -> Any:
         """A product: degrees add."""
-        kinds = {x is y: "even"} if isinstance(x, Tensor) else {}
+        k, kind = self.of(x) + self.of(y), "even" if isinstance(x, Tensor) and x is y else ""
         for value, factor in ((x, y), (y, x)):
             if isinstance(factor, int | float) and factor > 0:
-                kinds[True] = getattr(self.of(value), "kind", "")
-        k = self.of(x) + self.of(y)
-        return k if k == EVERY else Degree(k, kind=kinds.get(True, ""))
+                kind = getattr(self.of(value), "kind", "")
+        return k if k == EVERY else Degree(k, kind=kind)
 
     def div(self, x: Any, y: Any, *, rounding_mode: Any = None) -> Any:
         """A quotient: degrees subtract."""
@@ -300,129 +305,3 @@ class Algebra(TorchDispatchMode):
         self.note(f"✗ {why}")
         self.error = NotHomogeneous(why, row["operation"], row["module"], tuple(map(self.of, operands)))
         raise self.error
-
-    def _no_rule(self, message: str) -> Any:
-        self.note("✗ " + message.partition(". ")[0])
-        self.error = NoRule(message)
-        raise self.error
-
-    # --- One operation ------------------------------------------------------------------------------------------------
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        library, name = func.namespace, func.overloadpacket.__name__.strip("_")
-        name = name if library == "aten" else f"{library}::{name}"
-        written = [
-            x
-            for arg, x in [*zip(func._schema.arguments, args, strict=False)]
-            + [(arg, kwargs.get(arg.name)) for arg in func._schema.arguments]
-            if arg.alias_info is not None and arg.alias_info.is_write and isinstance(x, Tensor)
-        ]
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.begin(name)
-            self.fail("is random: call eval()")
-        followed = [x for x in operands if not self.constant_(x)]
-        if not followed or name.startswith(FACTORIES):
-            out = func(*args, **kwargs)
-            self._constants(name, out, written)
-            return out
-        row = self.begin(func.overloadpacket.__name__, map(self.of, operands))
-        if any(x.untyped_storage() in self.parameters for x in written):
-            self.fail("changes a parameter in place", *written)
-        k = self._apply(name, row, followed, args, kwargs)
-        before = [(x, self.of(x)) for x in written]
-        out = func(*args, **kwargs)
-        self._keep(name, row, k, out, followed, before)
-        return out
-
-    def _constants(self, name: str, out: Any, written: list[Tensor]) -> None:
-        """Watch what is blank: a kernel that no operation shows would write there."""
-        for x in written:
-            self.blank.pop(x.untyped_storage(), None)
-        if "empty" in name or "zeros" in name:
-            out.zero_()  # it may hold anything
-            self.blank[out.untyped_storage()] = True
-
-    def _apply(self, name: str, row: dict[str, Any], followed: list[Tensor], args: Any, kwargs: Any) -> Any:
-        """The degree by the rule of an operation. Without a rule what does not change with scale goes on so."""
-        row["leading"] = any(getattr(k, "leading", False) for k in row["in"])
-        if any(getattr(k, "kind", "") == "masked" for k in row["in"]):
-            if name not in MASK_READERS:
-                self.fail("the lowest number of a type stands for −∞ before a softmax only")
-            row["kind"] = "" if "softmax" in name else "masked"
-        found, floating = RULES.get(name), any(x.is_floating_point() or x.is_complex() for x in followed)
-        fixed = all(k in (ZERO, EVERY) for k in row["in"])
-        if found is None and fixed and not (floating and row["leading"]):
-            return ZERO
-        if found is None:
-            self._no_rule(_how_to_add(row["operation"], row["module"], name))
-        try:
-            bound = inspect.signature(found).bind(self, *args, **kwargs)
-        except TypeError as error:
-            place = _place(row["operation"], row["module"])
-            self._no_rule(f"{place}: its rule does not know these arguments: {error}. {MEASURE}")
-        unread = tree_leaves([value for key, value in bound.arguments.items() if key.startswith("_")])
-        if any(isinstance(x, Tensor) and self.of(x) not in (ZERO, EVERY) for x in unread):
-            self.fail("an argument that the rule does not read changes with scale", *unread)
-        return found(self, *args, **kwargs)
-
-    def _keep(self, name: str, row: dict[str, Any], k: Any, out: Any, followed: list[Tensor], before: Any) -> None:
-        """Keep the degrees of what came out, and refuse what a forward pass cannot follow."""
-        changes = [x for x in followed if x.is_floating_point() or x.is_complex()]
-        changes = [x for x in changes if (d := self.of(x)) not in (ZERO, EVERY) or getattr(d, "leading", False)]
-        results = tree_leaves(out)
-        if any(not isinstance(x, Tensor) and x is not None for x in results):  # Python sees a value
-            exact = not changes and not row["leading"] and not any(x.is_floating_point() for x in followed)
-            if not exact and (name != "equal" or row["leading"]):
-                self.fail("Python reads a value that is made of parameters or inputs, for a branch or a number")
-        ks = k if isinstance(k, tuple) else (k,) * len(results)
-        for x, degree in zip(results, ks, strict=True):
-            if not isinstance(x, Tensor):
-                continue
-            if not (x.is_floating_point() or x.is_complex()):
-                truth = x.dtype == torch.bool and name == "to_copy"
-                if changes and name not in CHOICES and not truth:
-                    self.fail("rounds to whole numbers", *changes)
-                degree = ZERO
-            old = next((k for y, k in before if x is y), None)
-            if old is not None and old != EVERY and degree not in (old, EVERY):
-                self.fail("changes the degree of a value in place; write it out of place", old, degree)
-            kind = row["kind"] or getattr(degree, "kind", "")
-            if old is not None and kind != "masked":  # there may be more in this memory
-                kind = ""
-            degree = old if degree == EVERY and old is not None else degree
-            self.enter(x, degree if degree == EVERY else Degree(degree, leading=row["leading"], kind=kind))
-        row["out"] = tuple(ks) if isinstance(k, tuple) else k
-
-
-MASK_READERS: set[str] = set()  # operations that go on with scores, filled by the rules
-
-
-def _how_to_add(operation: str, path: str, name: str) -> str:
-    return (
-        f"no rule for {_place(operation, path)}. {MEASURE}. Or say what it does to degrees, for example:\n\n"
-        f"    @nbutils.homogeneity.rule({name!r})\n"
-        f"    def {name.rpartition(':')[2]}(algebra, x):\n"
-        "        return algebra.constant(x)  # needs degree 0; or algebra.of(x), .mul(x, …), .add, .pow, .bounded, …\n"
-    )
-
-
-class Python(TorchFunctionMode):
-    """Refuses what takes values out of the pass: NumPy, lists, and another tensor behind a name (``.data = …``)."""
-
-    def __init__(self, algebra: Algebra):
-        super().__init__()
-        self.algebra = algebra
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in ("numpy", "tolist", "__array__", "__dlpack__", "data_ptr"):
-            k = ZERO if self.algebra.constant_(args[0]) else self.algebra.of(args[0])
-            if (args[0].is_floating_point() and not self.algebra.constant_(args[0])) or getattr(k, "leading", False):
-                self.algebra.begin(name, [k])
-                self.algebra.fail("takes a value out of torch that is made of parameters or inputs", args[0])
-        if name == "__set__" and "'data'" in repr(getattr(func, "__self__", "")):
-            self.algebra.begin("data")
-            self.algebra.fail(".data is set: write it out, or measure")
-        return func(*args, **kwargs or {})

@@ -70,7 +70,7 @@ def plain(module: nn.Module, experts: str) -> Iterator[nn.Module]:
         memo |= {id(x): x.detach().clone() for x in vars(part).values() if isinstance(x, Tensor) and not x.is_leaf}
     module = copy.deepcopy(module, memo)
     if getattr(getattr(module, "config", None), "_experts_implementation", None) is not None:
-        module.set_experts_implementation(experts)
+        module.set_experts_implementation(experts)  # type: ignore[operator]
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -44,8 +44,8 @@ def total(a: Algebra, x: Any, *_: Any, **__: Any) -> Any:
 
 
 def view(a: Algebra, x: Any, size: Any) -> Any:
-    """Also ``x.view(dtype)``, which reads the bits as other numbers."""
-    return a.constant(x) if isinstance(size, torch.dtype) else a.of(x)
+    """Also ``x.view(dtype)``, which reads the bits as other numbers, down to rounding."""
+    return a.fail("reads the bits of a value", x) if isinstance(size, torch.dtype) else a.of(x)
 
 
 def absolute(a: Algebra, x: Any) -> Any:
