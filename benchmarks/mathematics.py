@@ -82,7 +82,7 @@ def degree(depth: int = 12, d: int = 768, k_in: int = 3) -> Row:
     with homogeneity.scalable(net, x, k_in) as output, torch.no_grad():
 
         def ours() -> float:
-            return float(homogeneity.degree(net, k_in, approximate=True))
+            return float(homogeneity.degree(net, x, k_in, approximate=True))
 
         def plain() -> float:
             return float((output(2000.0).norm() / output(1000.0).norm()).log2())

@@ -201,7 +201,7 @@ tracker = NormTracker(model.named_parameters())
 tracker.attach(optimizer)
 model(torch.ones(1, 2)).sum().backward()
 optimizer.step()
-assert tracker.steps == 1 and homogeneity.degree(model, k_in=0) == 1
+assert tracker.steps == 1 and homogeneity.degree(model, torch.ones(1, 2)) == 1
 """
 
 

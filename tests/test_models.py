@@ -18,7 +18,7 @@ def test_mlp_is_homogeneous_of_its_depth(k):
     doubled = functional_call(net, {name: 2 * value for name, value in net.named_parameters()}, (x,))
     assert net.degree == k
     assert torch.equal(doubled, 2**k * net(x))  # powers of two scale without rounding
-    assert degree(net, k_in=0) == k
+    assert degree(net, x) == k
 
 
 TOKENS = torch.randint(0, 11, (3, 7), generator=generator(5, "cpu"))

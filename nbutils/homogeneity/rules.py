@@ -1,35 +1,25 @@
-"""What the functions, methods and modules of torch do to degrees: the rows of Table 1, operation by operation.
+"""What the operations of ATen do to degrees: the rows of Table 1, operation by operation.
 
-Importing this module enters them in ``algebra.RULES``.
+Importing this module enters them in ``algebra.RULES``. Names are without the underscores around them: ``mul_`` is
+``mul`` in place, and ``_softmax`` is ``softmax``.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from nbutils.homogeneity.algebra import EVERY, RULES, ZERO, Algebra, Degree, NoRule, degrees_in, rule
+from nbutils.homogeneity.algebra import CHOICES, EVERY, MASK_READERS, ZERO, Algebra, Degree, rule
 
 __all__: list[str] = []  # to be found in RULES
 
 
-def everywhere(names: str, function: Callable[..., Any]) -> None:
-    """Enter a rule for the functions of these names in torch and operator, and for the tensor methods."""
-    for name in names.split():
-        found = [getattr(home, name, None) for home in (torch, F, torch.linalg, torch.special, operator)]
-        rule(*filter(callable, found), *([name] if hasattr(Tensor, name) else []))(function)
-
-
-def modules(names: str, function: Callable[..., Any]) -> None:
-    """Enter a rule for classes of torch.nn."""
-    rule(*(getattr(nn, name) for name in names.split()))(function)
+def enter(names: str, function: Callable[..., Any]) -> None:
+    rule(*names.split())(function)
 
 
 def first(function: Callable[[Algebra, Any], Any]) -> Callable[..., Any]:
@@ -37,21 +27,59 @@ def first(function: Callable[[Algebra, Any], Any]) -> Callable[..., Any]:
     return lambda a, x, *_, **__: function(a, x)
 
 
-def extreme(a: Algebra, x: Any, other: Any = None, *_: Any, dim: Any = None, **__: Any) -> Any:
-    """``max`` and ``min``: of all entries, along a dimension (with their places), or of two values."""
-    if dim is not None or isinstance(other, int):
-        return a.of(x), ZERO
-    return a.same(x, other)
+def kept(*kinds: str) -> Callable[..., Any]:
+    """Positively homogeneous of degree 1 in the first operand; of what is known of it only these ``kinds`` stay."""
+
+    def function(a: Algebra, x: Any, *_: Any, **__: Any) -> Any:
+        k = a.of(x)
+        return k if k == EVERY or getattr(k, "kind", "") in kinds else Degree(k)
+
+    return function
 
 
-def truth(a: Algebra, x: Any, y: Any) -> Degree:
+def total(a: Algebra, x: Any, *_: Any, **__: Any) -> Any:
+    """A sum or largest entry: of what is nowhere negative it vanishes only with all of it."""
+    k = a.of(x)
+    return Degree(k, kind="size") if getattr(k, "kind", "") in ("even", "size") else k
+
+
+def view(a: Algebra, x: Any, size: Any) -> Any:
+    """Also ``x.view(dtype)``, which reads the bits as other numbers, down to rounding."""
+    return a.fail("reads the bits of a value", x) if isinstance(size, torch.dtype) else a.of(x)
+
+
+def absolute(a: Algebra, x: Any) -> Any:
+    k = a.of(x)
+    return k if k == EVERY else Degree(k, kind=getattr(k, "kind", "") or "even")
+
+
+def plus(a: Algebra, x: Any, y: Any, alpha: Any = 1) -> Any:
+    """x + alpha · y, or a size plus ε."""
+    for size, eps in ((x, y), (y, x)):
+        if alpha == 1 and (k := a.epsilon(size, eps)) is not None:
+            return k
+    return a.add(x, y if alpha == 1 else a.mul(y, alpha))
+
+
+def reverse_subtract(a: Algebra, x: Any, y: Any, alpha: Any = 1) -> Any:
+    return +a.add(a.mul(x, alpha), y)
+
+
+def truth(a: Algebra, x: Any, y: Any) -> Any:
     """A comparison: the same at every scale if both sides have one degree."""
     a.add(x, y)
     return ZERO
 
 
-def clamp(a: Algebra, x: Any, min: Any = None, max: Any = None) -> Degree:
+def at_least(a: Algebra, x: Any, y: Any) -> Any:
+    """The larger or smaller of two; or a size that is not below ε."""
+    return a.same(x, y) if (k := a.epsilon(x, y)) is None else k
+
+
+def clamp(a: Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
     """Exact if the bounds have the degree of x (0 and ∞ have); asymptotically two finite numbers as bounds rule."""
+    if max is None and (k := a.epsilon(x, min)) is not None:
+        return k
     finite = all(isinstance(bound, int | float) and math.isfinite(bound) for bound in (min, max))
     if not (a.approximate and finite and a.of(x) > 0):
         return a.same(x, min, max)
@@ -59,222 +87,119 @@ def clamp(a: Algebra, x: Any, min: Any = None, max: Any = None) -> Degree:
     return a.same(min, max)
 
 
-def hardtanh(a: Algebra, x: Any, min_val: float = -1, max_val: float = 1, inplace: bool = False) -> Degree:
-    return clamp(a, x, min_val, max_val)
+def product(a: Algebra, x: Tensor, dim: int | None = None, keepdim: bool = False, **_: Any) -> Any:
+    return a.pow(x, x.numel() if dim is None else x.shape[dim])
 
 
-def attribute(a: Algebra, x: Any, name: str) -> Any:
-    """``x.shape`` and the like, transposes, and the fields of what ``max`` and ``sort`` return."""
-    if isinstance(x, tuple) and name in ("values", "indices"):
-        return x[name == "indices"]
-    if name in ("T", "mT", "H", "mH", "data"):
-        return a.of(x)
-    if name in ("shape", "ndim", "dtype", "device"):
-        return ZERO
-    raise NoRule(f"no rule for attribute {name!r} at node {a.frames[-1]['node'].name!r}")
-
-
-def cast(a: Algebra, x: Any, *args: Any, **kwargs: Any) -> Degree:
-    """``to`` and ``type``: whole numbers are rounded ones, and so may be those of another value of degree 0."""
-    given = (*args, *kwargs.values())
-    kinds = [t for t in given if isinstance(t, torch.dtype)]
-    floating = all(t.is_floating_point for t in kinds) and not any(k in (ZERO, EVERY) for k in degrees_in(given))
-    return a.of(x) if floating else a.constant(x)
-
-
-def cast_by_name(a: Algebra, x: Any, dtype: Any, *_: Any, **__: Any) -> Degree:
-    """``type`` takes names of types, too, which are not read."""
-    return cast(a, x, dtype) if isinstance(dtype, torch.dtype) else unread(a, f"the type {dtype!r}", "a torch.dtype")
-
-
-def unread(a: Algebra, what: str, instead: str) -> Any:
-    raise NoRule(f"{what} at node {a.frames[-1]['node'].name!r} is not read: give {instead}")
-
-
-def einsum(a: Algebra, equation: Any, *xs: Any) -> Degree:
-    """A product. ``xs`` may be a list; and values and lists of subscripts may take turns, without an equation."""
-    if not isinstance(equation, str):
-        xs = (equation, *xs)[: (len(xs) + 1) // 2 * 2 : 2]  # a last list is that of the result
-    return a.mul(*(xs[0] if isinstance(xs[0], tuple | list) else xs))
-
-
-def dropout(a: Algebra, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Degree:
-    """The identity, outside of training."""
-    return a.fail("dropout in training mode is random; call eval()", x) if training and p else a.of(x)
-
-
-def layer_norm(
-    a: Algebra, x: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
-) -> Degree:
-    return a.affine(a.normalized(x, eps), weight, bias)
-
-
-def rms_norm(a: Algebra, x: Any, normalized_shape: Any, weight: Any = None, eps: float | None = None) -> Degree:
-    return a.affine(a.normalized(x, eps), weight)
-
-
-def norm(a: Algebra, x: Any, p: Any = 2, *_: Any, ord: Any = 2, **__: Any) -> Degree:
+def norm(a: Algebra, x: Any, ord: Any = 2, *_: Any, **__: Any) -> Any:
     """Degree 1, but the norm of order 0 counts entries."""
-    if isinstance(p, Fraction) or isinstance(ord, Fraction):
-        a.fail("the order of the norm is not a number", x)
-    return ZERO if 0 in (p, ord) else a.of(x)
+    return ZERO if ord == 0 else a.size(x)
 
 
-def normalize(a: Algebra, x: Any, p: Any = 2, dim: Any = 1, eps: float = 1e-12, **_: Any) -> Degree:
-    """x over its norm; that of order 0 does not change with scale."""
-    return a.fail("a norm of order 0 does not normalize", x) if p == 0 else a.normalized(x, eps)
+def matrix_plus(a: Algebra, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return a.add(a.mul(bias, beta), a.mul(a.mul(x, y), alpha))
 
 
-def embedding(
-    a: Algebra, index: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any
-) -> Degree:
-    return a.of(weight) if max_norm is None else a.fail("max_norm rescales rows", weight)
+def layer_norm(a: Algebra, x: Any, _shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+    return a.affine(a.normalized(x, eps), weight, bias), a.of(x), ZERO if a.of(x) == EVERY else -a.of(x)
 
 
-def attention(
-    a: Algebra, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0, *_: Any, **__: Any
-) -> Degree:
-    """softmax(q·k + mask)·v. A mask that is Boolean, or of 0 and −∞, has ``EVERY`` degree."""
-    scores = a.part("scores", "add", a.mul(query, key), float_mask(attn_mask))
-    weights = a.part("weights", "softmax", scores)
-    return a.mul(dropout(a, weights, dropout_p), value)
+def group_norm(a: Algebra, x: Any, weight: Any, bias: Any, _n: Any, _c: Any, _hw: Any, _group: Any, eps: float) -> Any:
+    return layer_norm(a, x, (), weight, bias, eps)
 
 
-def float_mask(mask: Any) -> Any:
-    """A mask as it is added to scores: a Boolean one adds 0 and −∞ only."""
-    return None if isinstance(mask, Tensor) and mask.dtype == torch.bool else mask
-
-
-everywhere(  # positively homogeneous of degree 1 in the first operand, and nothing else counts
-    """relu leaky_relu abs absolute neg mean sum nanmean amax amin cumsum trace matrix_norm std clone contiguous
-    detach float double half cpu cuda reshape view flatten unflatten ravel squeeze
-    unsqueeze expand broadcast_to repeat repeat_interleave tile t adjoint transpose permute movedim swapaxes
-    swapdims chunk split tensor_split unbind narrow select index_select gather take_along_dim diagonal diag tril triu
-    flip roll pixel_shuffle interpolate unfold fold avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d
-    adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d
-    adaptive_max_pool3d lp_pool1d lp_pool2d invert bitwise_not""",
-    first(Algebra.of),
-)
-everywhere("softmax softmin sigmoid tanh erf softsign hardsigmoid", first(Algebra.bounded))
-FAR_LINEAR = "gelu silu mish softplus elu selu celu hardswish glu logsigmoid log_softmax logsumexp tanhshrink"
-everywhere(FAR_LINEAR, first(Algebra.far_linear))
-everywhere("exp expm1 exp2 log log1p log2 log10 sin cos floor ceil round long int", first(Algebra.constant))
-everywhere("sign argmax argmin argsort numel size dim isfinite isnan isinf bool logical_not", first(lambda a, x: ZERO))
-everywhere("ones_like new_ones", first(lambda a, x: ZERO))
-everywhere("zeros_like new_zeros", first(lambda a, x: EVERY))
-everywhere("sort topk kthvalue mode", first(lambda a, x: (a.of(x), ZERO)))
-everywhere("median", lambda a, x, dim=None, keepdim=False: a.of(x) if dim is None else (a.of(x), ZERO))
-everywhere("sqrt", first(lambda a, x: a.pow(x, 0.5)))
-everywhere("rsqrt", first(lambda a, x: a.pow(x, -0.5)))
-everywhere("square var", first(lambda a, x: a.pow(x, 2)))
-everywhere("reciprocal", first(lambda a, x: a.pow(x, -1)))
-everywhere("add sub subtract", lambda a, x, y, alpha=1: a.add(x, a.mul(y, alpha)))
-everywhere("maximum minimum fmax fmin", Algebra.same)
-everywhere("eq ne lt le gt ge", truth)
-everywhere("mul multiply matmul mm bmm dot mv outer inner", Algebra.mul)
-everywhere("div divide truediv true_divide", Algebra.div)
-everywhere("pow float_power", Algebra.pow)
-everywhere("floordiv floor_divide mod remainder", Algebra.constant)
-everywhere("einsum", einsum)
-everywhere("cat concat concatenate stack hstack vstack", first(Algebra.of))
-everywhere("masked_fill", lambda a, x, mask, value: a.same(x, value))
-everywhere("where", lambda a, condition, x, y: a.same(x, y))
-everywhere("pad", lambda a, x, pad, mode="constant", value=None: a.same(x, value))
-everywhere("linear conv1d conv2d conv3d", lambda a, x, weight, bias=None, *_, **__: a.affine(x, weight, bias))
-everywhere("conv_transpose1d conv_transpose2d conv_transpose3d", RULES[F.conv1d])
-everywhere("bilinear", lambda a, x, y, weight, bias=None: a.affine(a.mul(x, y), weight, bias))
-everywhere("addmm baddbmm addmv", lambda a, bias, x, y, beta=1, alpha=1: a.add(a.mul(bias, beta), a.mul(x, y, alpha)))
-everywhere("embedding", embedding)
-everywhere("prelu", lambda a, x, weight: a.add(x, a.mul(x, weight)))  # max(0, x) + weight · min(0, x)
-everywhere("layer_norm", layer_norm)
-everywhere("rms_norm", rms_norm)
-everywhere("norm vector_norm", norm)
-everywhere("normalize", normalize)
-everywhere("cosine_similarity", lambda a, x, y, *_, eps=1e-8, **__: a.mul(a.normalized(x, eps), a.normalized(y, eps)))
-everywhere("max min", extreme)
-everywhere("clamp clip", clamp)
-everywhere("hardtanh", hardtanh)
-everywhere("relu6", lambda a, x, inplace=False: clamp(a, x, 0, 6))
-everywhere("to", cast)
-everywhere("type", cast_by_name)
-everywhere("view_as reshape_as expand_as", lambda a, x, other: a.of(x))
-everywhere("dropout", dropout)
-everywhere("scaled_dot_product_attention", attention)
-rule(getattr)(attribute)
-rule(operator.getitem)(lambda a, x, index: x[index] if isinstance(x, tuple) else a.of(x))
-
-# --- Rules of modules -------------------------------------------------------------------------------------------------
-
-modules(
-    """Identity ReLU LeakyReLU Flatten Unflatten Fold Unfold PixelShuffle Upsample AvgPool1d AvgPool2d AvgPool3d
-    LPPool1d LPPool2d AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d ZeroPad1d ZeroPad2d ReflectionPad1d
-    ReflectionPad2d ReplicationPad1d ReplicationPad2d""",
-    lambda a, m, x: a.of(x),
-)
-modules(
-    "MaxPool1d MaxPool2d MaxPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d",
-    lambda a, m, x: (a.of(x), ZERO) if m.return_indices else a.of(x),
-)
-modules("Softmax Softmin Softmax2d Sigmoid Tanh Softsign Hardsigmoid", lambda a, m, x: a.bounded(x))
-modules("Hardtanh ReLU6", lambda a, m, x: clamp(a, x, m.min_val, m.max_val))
-modules("GELU SiLU Mish Softplus ELU SELU CELU Hardswish GLU", lambda a, m, x: a.far_linear(x))
-modules("LogSigmoid LogSoftmax Tanhshrink", lambda a, m, x: a.far_linear(x))
-modules("Linear Conv1d Conv2d Conv3d", lambda a, m, x: a.affine(x, m.weight, m.bias))
-modules("ConvTranspose1d ConvTranspose2d ConvTranspose3d", lambda a, m, x, *_: a.affine(x, m.weight, m.bias))
-modules("Bilinear", lambda a, m, x, y: a.affine(a.mul(x, y), m.weight, m.bias))
-modules("PReLU", lambda a, m, x: a.add(x, a.mul(x, m.weight)))
-modules("LayerNorm GroupNorm", lambda a, m, x: a.affine(a.normalized(x, m.eps), m.weight, m.bias))
-modules("RMSNorm", lambda a, m, x: a.affine(a.normalized(x, m.eps), m.weight))
-modules("Dropout Dropout1d Dropout2d Dropout3d AlphaDropout", lambda a, m, x: dropout(a, x, m.p, m.training))
-modules("Embedding", lambda a, m, x: a.of(m.weight) if m.max_norm is None else a.fail("max_norm rescales rows", x))
-
-
-@rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-def batch_norm(a: Algebra, m: Any, x: Any) -> Degree:
+def batch_norm(
+    a: Algebra, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, _momentum: Any, eps: float
+) -> Any:
     """With statistics of the batch it is like layer norm. Running ones are constants: an affine map, ε and all."""
-    if m.training or m.running_mean is None:
-        return a.affine(a.normalized(x, m.eps), m.weight, m.bias)
-    return a.affine(a.part("running_mean", "sub", x, m.running_mean), m.weight, m.bias)
+    if training and mean is not None:
+        return a.fail("changes its running statistics; call eval()", x)
+    if training or mean is None:
+        return layer_norm(a, x, (), weight, bias, eps)
+    a.constant(var)
+    return a.affine(a.add(x, mean), weight, bias), ZERO, ZERO
 
 
-@rule(nn.MultiheadAttention)
-def multihead(
-    a: Algebra, m: Any, q: Any, k: Any, v: Any,
-    key_padding_mask: Any = None, need_weights: bool = True, attn_mask: Any = None, *_: Any,
-) -> tuple[Degree, Degree]:  # fmt: skip
-    """Three projections, attention, a projection. Returns the degrees of the output and of the attention weights."""
-    weights = [m.in_proj_weight] * 3 if m._qkv_same_embed_dim else [m.q_proj_weight, m.k_proj_weight, m.v_proj_weight]
-    projected = zip("qkv", (q, k, v), weights, strict=True)
-    q, k, v = (a.part(f"in_proj.{name}", F.linear, x, weight, m.in_proj_bias) for name, x, weight in projected)
-    k = a.part("bias_k", torch.cat, [k, m.bias_k]) if m.bias_k is not None else k
-    v = a.part("bias_v", torch.cat, [v, m.bias_v]) if m.bias_v is not None else v
-    mask = a.same(float_mask(attn_mask), float_mask(key_padding_mask))
-    heads = a.part("attention", F.scaled_dot_product_attention, q, k, v, mask, m.dropout if m.training else 0)
-    return a.part("out_proj", m.out_proj, heads), ZERO if need_weights else EVERY
+def embedding(a: Algebra, weight: Any, _index: Any, *_: Any, **__: Any) -> Any:
+    return a.of(weight)
 
 
-@rule(nn.TransformerEncoderLayer)
-def encoder_layer(a: Algebra, m: Any, x: Any, src_mask: Any = None, padding: Any = None, *_: Any) -> Degree:
-    """Two residual blocks, each with its norm before (``norm_first``) or after the sum."""
+ALL_ENTRIES = """alias lift_fresh clone contiguous copy detach expand lift permute reshape reshape_alias squeeze t
+    to_copy transpose unsafe_view unsqueeze topk sort flip roll conj resolve_conj movedim"""
+enter(ALL_ENTRIES, kept("even", "size", "masked"))
+enter(
+    """relu leaky_relu positive cumsum trace repeat split split_with_sizes unsafe_split unsafe_split_with_sizes
+    unsafe_chunk chunk unbind select slice as_strided narrow diagonal diag_embed diag index index_select gather take
+    masked_select tril triu rot90 unfold constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d
+    replication_pad2d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+    max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d
+    adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
+    upsample_bicubic2d im2col col2im pixel_shuffle pixel_unshuffle channel_shuffle grid_sampler_2d kthvalue mode median
+    nanmedian min view_as_real view_as_complex real imag fft_r2c fft_c2c fft_c2r zero""",
+    kept("size", "masked"),
+)
+enter("neg", kept())
+enter("sum mean nansum amax max", total)
+enter("view", view)
+enter("abs", absolute)
+enter("sigmoid tanh erf hardsigmoid", first(Algebra.bounded))
+enter("softmax safe_softmax", first(lambda a, x: a.bounded(x, "even")))
+enter("gelu silu mish softplus elu celu selu hardswish glu log_softmax logsumexp", first(Algebra.far_linear))
+enter("log_sigmoid_forward", first(lambda a, x: (a.far_linear(x), ZERO)))
+enter("exp expm1 exp2 log log1p log2 log10 sin cos floor ceil round trunc frac", first(Algebra.constant))
+enter("hardshrink softshrink fmod remainder floor_divide", lambda a, *xs: a.constant(*xs))
+enter("sign sgn argmax argmin argsort isfinite isnan isinf nonzero signbit any all", first(lambda a, x: ZERO))
+enter("count_nonzero logical_not logical_and logical_or logical_xor bitwise_not is_nonzero", first(lambda a, x: ZERO))
+enter("local_scalar_dense", first(Algebra.of))
+enter("sqrt", first(lambda a, x: a.pow(x, 0.5)))
+enter("rsqrt", first(lambda a, x: a.pow(x, -0.5)))
+enter("reciprocal", first(lambda a, x: a.pow(x, -1)))
+enter("square", first(lambda a, x: a.pow(x, 2)))
+enter("pow", Algebra.pow)
+enter("std", first(Algebra.size))
+enter("var", first(lambda a, x: a.size(x, 2)))
+enter("var_mean", first(lambda a, x: (a.size(x, 2), a.of(x))))
+enter("std_mean", first(lambda a, x: (a.size(x), a.of(x))))
+enter("linalg_vector_norm norm", norm)
+enter("prod", product)
+enter("add", plus)
+enter("sub", lambda a, x, y, alpha=1: +a.add(x, a.mul(y, alpha)))
+enter("rsub", reverse_subtract)
+enter("hypot dist", lambda a, x, y: a.add(x, y))
+enter("lerp", lambda a, x, y, weight: a.add(x, a.mul(a.add(x, y), weight)))
+enter("addcmul", lambda a, x, y, z, *, value=1: a.add(x, a.mul(a.mul(y, z), value)))
+enter("addcdiv", lambda a, x, y, z, *, value=1: a.add(x, a.mul(a.div(y, z), value)))
+enter("mul mm bmm mv dot vdot grouped_mm", lambda a, x, y, *_, **__: a.mul(x, y))
+enter("addmm baddbmm addmv addr", matrix_plus)
+enter("trilinear", lambda a, x, y, z, *_: a.mul(a.mul(x, y), z))
+enter("convolution", lambda a, x, weight, bias, *_: a.affine(x, weight, bias))
+enter("prelu_kernel", lambda a, x, weight: a.add(x, a.mul(x, weight)))  # max(0, x) + weight · min(0, x)
+enter("div", Algebra.div)
+enter("eq ne lt le gt ge equal atan2", truth)
+enter("maximum fmax clamp_min", at_least)
+enter("minimum fmin clamp_max", lambda a, x, y: a.same(x, y))
+enter("clamp", clamp)
+enter("hardtanh", lambda a, x, min_val=-1, max_val=1: clamp(a, x, min_val, max_val))
+enter("threshold", lambda a, x, threshold, value: truth(a, x, threshold) + a.same(x, value))
+enter("cat stack", lambda a, xs, *_, **__: a.same(*xs))
+enter("where", lambda a, _condition, x, y: a.same(x, y))
+enter("masked_fill masked_scatter", lambda a, x, _mask, value: a.same(x, value))
+enter("copy fill", lambda a, x, value, *_: a.same(x, value))
+enter("index_put index_put_impl", lambda a, x, _indices, values, *_: a.same(x, values))
+enter("index_fill index_copy scatter", lambda a, x, _dim, _index, value: a.same(x, value))
+enter("index_add", lambda a, x, _dim, _index, value, *, alpha=1: a.add(x, a.mul(value, alpha)))
+enter("scatter_add", lambda a, x, _dim, _index, value: a.add(x, value))
+enter("slice_scatter select_scatter", lambda a, x, value, *_, **__: a.same(x, value))
+enter("native_layer_norm", layer_norm)
+enter("native_group_norm", group_norm)
+enter("native_batch_norm cudnn_batch_norm", batch_norm)
+enter("weight_norm_interface", lambda a, v, g, *_: (a.of(g), a.size(v)))  # g · v/‖v‖
+enter("embedding", embedding)
+enter("embedding_renorm", lambda a, weight, *_: a.fail("max_norm rescales rows", weight))
 
-    def attend(h: Degree) -> Degree:
-        h = a.part("self_attn", m.self_attn, h, h, h, key_padding_mask=padding, attn_mask=src_mask)[0]
-        return a.part("dropout1", m.dropout1, h)
-
-    def feed(h: Degree) -> Degree:
-        h = a.part("activation", m.activation, a.part("linear1", m.linear1, h))
-        return a.part("dropout2", m.dropout2, a.part("linear2", m.linear2, a.part("dropout", m.dropout, h)))
-
-    for i, block in (1, attend), (2, feed):
-        norm = m.norm1 if i == 1 else m.norm2
-        inner = block(a.part(f"norm{i}", norm, x) if m.norm_first else x)
-        x = a.part(f"residual{i}", torch.add, x, inner)
-        x = x if m.norm_first else a.part(f"norm{i}", norm, x)
-    return x
-
-
-@rule(nn.TransformerEncoder)
-def encoder(a: Algebra, m: Any, x: Any, mask: Any = None, padding: Any = None, *_: Any) -> Degree:
-    for i, layer in enumerate(m.layers):
-        x = a.part(f"layers.{i}", layer, x, mask, padding)
-    return x if m.norm is None else a.part("norm", m.norm, x)
+PLACES = """eq ne lt le gt ge equal isfinite isnan isinf nonzero signbit any all argmax argmin argsort count_nonzero
+    logical_not logical_and logical_or logical_xor is_nonzero local_scalar_dense sort topk kthvalue mode median
+    nanmedian max min max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d"""
+CHOICES.update(PLACES.split())
+READERS = f"add softmax safe_softmax view slice select repeat {ALL_ENTRIES}"
+MASK_READERS.update(READERS.split())
