@@ -350,7 +350,7 @@ def test_page_in_a_browser(window, html, soups, weights, name):
     assert page.evaluate("document.querySelectorAll('mjx-merror').length") == 0
     wanted = len(soups[name].select("main span.math, main div.math"))
     assert page.evaluate("document.querySelectorAll('main mjx-container').length") >= wanted
-    budget = 560_000 if name == "index" else 1_150_000  # with the font of icons
+    budget = 1_150_000  # with the scripts of equations and the font of icons
     assert sum(map(weights, files)) < budget, "gzipped, with all it loads"
 
 
