@@ -9,6 +9,7 @@ from nbutils.claims.records import Record
 from workflow import book, report
 from workflow.pages import TEMPLATES, build, chapter, figures, render, verdicts
 
+CLAIMS = book.claims()
 GOLDEN = Path(__file__).parent / "golden" / "pages.md"
 LISTED = {
     "one": {"chapters": ["01-one"], "expected": "refined", "corrected": "b < a"},
@@ -117,7 +118,12 @@ def pieces(run):
         [record("one"), bad, noted, left], one="failed", far="open", never="undecided",
     )  # fmt: skip
     drawn = {"figures": DRAWN, "numbers": {}, "cards": {"01-one": CARD, "99-none": {}}, "title": lambda name: "One"}
-    facts = {"counts": verdicts.counts, "order": verdicts.ORDER, "kinds": ("exact", "derived")}
+    facts = {
+        "counts": verdicts.counts,
+        "examples": verdicts.examples,
+        "order": verdicts.ORDER,
+        "kinds": ("exact", "derived"),
+    }
     for name, result in (("green", green), ("red", red)):
         claims, mine = verdicts.judged(result), [each for each in result.records if each.chapter == "01-one"]
         known = {"claims": claims, "run": result.run, "records": result.records} | facts | drawn
@@ -140,3 +146,33 @@ def test_pages_say_what_they_said(run):
         pytest.fail(f"{GOLDEN.name} was not there and is written: read it")
     assert made == GOLDEN.read_text(encoding="utf-8")
     assert "<network>" not in made and "<E>" not in made, "what a run says is no markup"
+
+
+def test_what_a_claim_rests_on_comes_from_its_checks_and_numbers_of_the_run(run):
+    """Every number that ``claims.yml`` names is one of a chapter of the claim."""
+    for name, claim in CLAIMS.items():
+        texts = [book.source(chapter).read_text(encoding="utf-8") for chapter in claim["chapters"]]
+        for number in re.findall(r"\{(\w+)\}", claim.get("evidence", "")):
+            assert any(f" {number}=f" in text for text in texts), (name, number)
+        assert claim.get("falls_with", name) in CLAIMS
+    records = [record("one", kind="empirical", n=9), record("one", kind="empirical", n=12), record("far", kind="exact")]
+    claims = verdicts.judged(run(records=records, two="refuted", one="refuted"))
+    assert claims["one"].evidence == "9 to 12 runs" and claims["far"].evidence == "derivation checked to rounding"
+    assert (claims["far"].word, claims["one"].word) == ("in part", "refuted")
+    assert verdicts.examples(claims.values()) == 2
+    claims["one"].listed["falls_with"] = "two"
+    assert verdicts.examples(claims.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("claim", "version"),
+    [
+        ({"source": "Eq. 5"}, "preprint only"),
+        ({"source": "Eq. 5", "published": "§5"}, "both versions"),
+        ({"source": "published §5"}, "published only"),
+        ({"source": "released code"}, "released code"),
+        ({"source": "–", "ours": True}, ""),
+    ],
+)
+def test_a_verdict_has_its_version(claim, version):
+    assert book.version(claim) == version

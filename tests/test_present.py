@@ -71,12 +71,14 @@ def test_the_judgement_of_the_workflow_is_shown_not_what_the_notebook_recorded(s
 def test_neighbours_that_are_folded_and_show_nothing_are_one_cell(shown):
     glue = new_output("display_data", {"a": "b"}, metadata={"scrapbook": {"name": "n"}})
     bar = new_output("stream", name="stderr", text="10%")
+    log = new_output("stream", name="stdout", text="[2026-11-25 04:24:44,152] [WARNING] [x.py:2:f] CPU\n")
     cells = shown(
-        cell("import numpy as np", tags=["hide-input"], outputs=[bar]),
+        cell("import numpy as np", tags=["hide-input"], outputs=[bar, log]),
         cell("glue(n=1)", tags=["hide-input"], outputs=[glue]),
         cell("y = f(x)"),
     )
     assert [each.source for each in cells] == ["import numpy as np\n\nglue(n=1)", "y = f(x)"]
+    assert cells[0].metadata.mystnb["code_prompt_show"] == "Code: preparation"
     assert cells[0].outputs == [glue], "prose still finds its number, and no bar of progress is left"
 
 

@@ -14,7 +14,7 @@ from workflow import ROOT
 
 CLAIMS = ROOT / "book" / "claims.yml"
 NEEDED = {"id", "chapters", "source", "statement", "expected", "why"}
-OPTIONAL = {"corrected", "ours"}
+OPTIONAL = {"corrected", "ours", "published", "evidence", "falls_with"}
 CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(?:---\n.*?\n---\n|(?::[\w-]+:[^\n]*\n)*)(.*?)^```$", re.M | re.S)
 
 
@@ -74,5 +74,16 @@ def claims(file: Path = CLAIMS) -> dict[str, dict[str, Any]]:
 
 
 def origin(claim: dict[str, Any]) -> str:
-    """Where in the paper a claim stands; a question of ours says so."""
-    return "our question" if claim.get("ours") else claim["source"]
+    """Where in the paper a claim stands, in both versions; a question of ours says so."""
+    if claim.get("ours"):
+        return "our question"
+    return "; published ".join(filter(None, [claim["source"], claim.get("published")]))
+
+
+def version(claim: dict[str, Any]) -> str:
+    """Which version of the paper makes a claim: ``both``, ``preprint only``, …; "" for a question of ours."""
+    if claim.get("ours"):
+        return ""
+    if claim["source"] == "released code" or claim.get("published"):
+        return "both versions" if claim.get("published") else "released code"
+    return "published only" if claim["source"].startswith("published") else "preprint only"

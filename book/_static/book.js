@@ -1,13 +1,15 @@
 // Small things that style sheets cannot do. Without scripts wide equations scroll, and closed checks open by a click.
+if (location.protocol !== "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = true; // it fetches pages
 addEventListener("load", () => {
-  const narrow = 0.72; // smaller nobody reads: then it scrolls
+  const narrow = 0.72; // smaller nobody reads: then it scrolls, and its edge shows it
   const fit = () => {
-    if (innerWidth < 1000) return; // on a phone equations scroll inside themselves
     document.querySelectorAll("main div.math").forEach((math) => {
       math.style.fontSize = "";
+      math.classList.remove("wide");
       const drawn = math.querySelector("mjx-container") ?? math; // the wider of the two scrolls
       const ratio = Math.min(drawn.clientWidth / drawn.scrollWidth, math.clientWidth / math.scrollWidth);
-      if (ratio < 1) math.style.fontSize = `${Math.max(narrow, 0.99 * ratio)}em`;
+      if (ratio < 1) math.style.fontSize = `${Math.max(narrow, 0.97 * ratio)}em`;
+      math.classList.toggle("wide", drawn.scrollWidth > drawn.clientWidth + 1 || math.scrollWidth > math.clientWidth + 1);
     });
   };
   window.MathJax?.startup?.promise?.then(fit);
@@ -17,6 +19,27 @@ addEventListener("load", () => {
   const here = document.querySelector(".bd-sidebar-primary li.current.active");
   const bar = here?.closest(".bd-sidebar-primary");
   if (bar) bar.scrollTop += here.getBoundingClientRect().top - bar.getBoundingClientRect().top - bar.clientHeight / 2;
+
+  // The list of contents follows the page.
+  const contents = document.querySelector(".bd-sidebar-secondary");
+  addEventListener("activate.bs.scrollspy", () => {
+    const [mark, frame] = [contents?.querySelector(".nav-link.active"), contents].map((e) => e?.getBoundingClientRect());
+    if (mark && (mark.top < frame.top || mark.bottom > frame.bottom)) contents.scrollTop += mark.top - frame.top - frame.height / 2;
+  });
+
+  // A tap on a figure of a narrow window shows it on the whole of it, as large as it was drawn.
+  const shown = Object.assign(document.createElement("dialog"), { className: "whole" });
+  shown.addEventListener("click", () => shown.close());
+  document.querySelectorAll("a.figure-link").forEach((link) =>
+    link.addEventListener("click", (event) => {
+      if (innerWidth > 600 || !shown.showModal) return;
+      event.preventDefault();
+      const close = Object.assign(document.createElement("button"), { textContent: "Close" });
+      shown.replaceChildren(close, ...[...link.children].map((image) => image.cloneNode()));
+      document.body.append(shown);
+      shown.showModal();
+    })
+  );
 
   // A link to a check opens what it stands in.
   const open = () => {

@@ -42,6 +42,7 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters |= {"measured": format_measured, "band": format_band, "state": state, "origin": book.origin}
+TEMPLATES.filters["version"] = book.version
 
 
 def render(template: str, **values: Any) -> str:

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -31,7 +32,7 @@ from workflow.pages import claims as of_claims
 from workflow.report import Report
 
 BOOK, STATIC = ROOT / "book", ROOT / "book" / "_static"
-PARTS = '{% from "parts.html.j2" import badge, verdict, checks, judged, number, show, thumbnail, hero with context %}'
+PARTS = '{% from "parts.html.j2" import badge, verdict, checks, judged, number, show, scope, hero with context %}'
 # Warnings that a page alone gives, since what it points at is not there.
 NOT_THERE = ["myst.xref_missing", "myst.xref_ambiguous", "ref.numref", "ref.ref", "toc.not_included"]
 
@@ -86,17 +87,17 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
     judged, today = {each["chapter"]: each["made_from"] for each in result.run["notebooks"]}, sources.hashes()
     if edited := [name for name in run.chapters if judged.get(name) != today[name]]:
         raise ValueError(f"{edited[0]} changed after it was judged: run it again")
-    claims, banner = verdicts.judged(result), red(result)
+    numbers = {name: notebooks.glued(run.notebook(name)) for name in run.chapters}
+    claims, banner = verdicts.judged(result, ChainMap(*numbers.values())), red(result)
     content = {"references.bib": (BOOK / "references.bib").read_bytes()}
     content |= {str(path.relative_to(BOOK)): path.read_bytes() for path in STATIC.rglob("*") if path.is_file()}
-    drawn, numbers, shown = dict[str, figures.Figure](), dict[str, dict[str, str]](), of_claims.Evidence()
+    drawn, shown = dict[str, figures.Figure](), of_claims.Evidence()
     for name in run.chapters:
         node = chapter.bound(chapter.grafted(name, run.notebook(name)), name, claims)
         plain, shown = copy.deepcopy(node), of_claims.evidence(node.cells) | shown
         node, figures_of_page = chapter.page(node, name, result, claims, banner)
         content[f"{name}.ipynb"] = nbformat.writes(node).encode()
         drawn |= figures_of_page
-        numbers[name] = notebooks.glued(run.notebook(name))
         plain.cells[0].source = chapter.below_title(plain.cells[0].source, banner)
         download = notebooks.in_plain_words(plain, book.source(name), numbers[name])
         content[f"executed/{name}.ipynb"] = nbformat.writes(download).encode()
@@ -111,7 +112,13 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
         "numbers": numbers,
     }
     known |= {"cards": {name: book.card(name) for name in book.chapters()}, "title": book.title}
-    known |= {"counts": verdicts.counts, "order": verdicts.ORDER, "kinds": KINDS, "modules": api.groups()}
+    known |= {
+        "counts": verdicts.counts,
+        "examples": verdicts.examples,
+        "order": verdicts.ORDER,
+        "kinds": KINDS,
+        "modules": api.groups(),
+    }
     for path in pages:
         text = chapter.below_title(chapter.bind(path.read_text(encoding="utf-8"), claims), banner)
         content[path.name] = chapter.to_notebooks(filled(path.name, text, known)).encode()

@@ -20,6 +20,7 @@ from workflow.report import Report
 SCHEMATICS = ROOT / "book" / "_static" / "schematics"
 Figures = dict[str, figures.Figure]  # by name
 FOLDED = {"hide-input", "hide-cell"}
+LOG = re.compile(r"\[\d{4}-\d\d-\d\d [^]]*\] \[(INFO|WARNING|ERROR)\]")
 
 
 def grafted(chapter: str, executed: Path) -> NotebookNode:
@@ -90,6 +91,8 @@ def page(
         if cell.cell_type == "markdown" and cell.source.startswith("## ") and waiting:
             shown.append(_html("checks", records=waiting))
             waiting = []
+        if FOLDED & _tags(cell):
+            cell.metadata.setdefault("mystnb", {})["code_prompt_show"] = f"Code: {_content(cell)}"
         shown.append(cell)
         if "schematic" in card and len(shown) == 1:
             shown.append(_schematic(**card["schematic"]))
@@ -112,9 +115,20 @@ def page(
     return notebooks.numbered(node), drawn
 
 
+def _content(cell: NotebookNode) -> str:
+    """What a reader finds in folded code."""
+    if "figure" in cell.metadata.get("mystnb", {}):
+        return "the figure"
+    parts = {"claims.": "checks", "glue(": "numbers of the text", "listing(": "functions of nbutils"}
+    found = [name for start, name in parts.items() if re.search(rf"^ *{re.escape(start)}", cell.source, re.M)]
+    return " and ".join(found) or ("setup" if {"setup", "parameters"} & _tags(cell) else "preparation")
+
+
 def _unseen(output: NotebookNode) -> bool:
-    """Whether a page shows an output elsewhere, as it does checks, or not at all, as bars of progress."""
-    return MIME in output.get("data", {}) or output.get("name") == "stderr"
+    """Whether a page shows an output elsewhere, as it does checks, or not at all: bars of progress, logs."""
+    lines = output.get("text", "").splitlines() if output.get("name") == "stdout" else []
+    logged = bool(lines) and all(LOG.match(line) for line in lines)
+    return MIME in output.get("data", {}) or output.get("name") == "stderr" or logged
 
 
 def to_notebooks(text: str) -> str:

@@ -44,6 +44,11 @@ def pages(
 
 
 def _as_dict(claim: Claim) -> dict[str, Any]:
-    kept = {"id": claim.name, "verdict": claim.verdict, "statement": claim.listed["statement"].strip()}
+    kept = {"id": claim.name, "verdict": claim.verdict, "answer": claim.word if claim.ours else None}
+    kept |= {
+        "version": book.version(claim.listed),
+        "evidence": claim.evidence,
+        "statement": claim.listed["statement"].strip(),
+    }
     kept |= {"finding": claim.finding, "where": book.origin(claim.listed), "chapters": claim.listed["chapters"]}
     return kept | {"page": f"claims/{claim.name}.html", "checks": [record.as_dict() for record in claim.records]}

@@ -14,8 +14,9 @@ SVG = "image/svg+xml"
 TEXT, GROUND, GRID, GREY = "#ced6dd", "#121212", "#343a42", "#9aa4ae"
 DARK = {
     "#000000": TEXT, "#222222": TEXT, "#ffffff": GROUND, "#e3e3e3": GRID, "#ededed": GRID, "#f0f0f0": GRID,
-    "#595959": GREY, "#666666": GREY, "#0072b2": "#58a6e8", "#e69f00": "#e8ac2e", "#009e73": "#2fbf92",
-    "#cc79a7": "#dd95bb", "#56b4e9": "#7cc6f0", "#d55e00": "#f0803c",
+    "#595959": GREY, "#666666": GREY, "#808080": GREY, "#999999": GREY, "#a6a6a6": "#7c858e", "#b2b2b2": "#7c858e",
+    "#bfbfbf": "#555e67", "#cccccc": "#555e67", "#0072b2": "#4794e6", "#e69f00": "#e8ac2e", "#009e73": "#2fbf92",
+    "#cc79a7": "#dd95bb", "#56b4e9": "#a9def9", "#d55e00": "#f0803c",
 }  # fmt: skip
 COLOUR = re.compile("|".join(DARK), re.I)
 
@@ -28,6 +29,7 @@ class Figure:
     alt: str
     width: str
     svg: str
+    see: str = ""  # of its caption
 
     @property
     def size(self) -> tuple[int, int]:
@@ -47,11 +49,13 @@ class Figure:
 
 def dark(svg: str) -> str:
     """A drawing in the colours of dark pages. Letters have no colour of their own: they take that of the whole.
+    Heatmaps are images: inverted, in their hues.
 
     >>> dark('<svg width="9"><path style="stroke: #0072B2"/></svg>')
-    '<svg fill="#ced6dd" width="9"><path style="stroke: #58a6e8"/></svg>'
+    '<svg fill="#ced6dd" width="9"><path style="stroke: #4794e6"/></svg>'
     """
-    return COLOUR.sub(lambda found: DARK[found[0].lower()], svg).replace("<svg ", f'<svg fill="{TEXT}" ', 1)
+    svg = COLOUR.sub(lambda found: DARK[found[0].lower()], svg).replace("<svg ", f'<svg fill="{TEXT}" ', 1)
+    return svg.replace("<image ", '<image filter="invert(1) hue-rotate(180deg)" ')
 
 
 def of_cell(cell: NotebookNode) -> Figure | None:
@@ -62,6 +66,7 @@ def of_cell(cell: NotebookNode) -> Figure | None:
         return None
     image = shown.get("image", {})
     svg, name = drawn[-1].data[SVG], shown["figure"]["name"]
-    figure = Figure(name, image.get("alt", ""), image.get("width", "100%"), svg)
+    see = shown["figure"].get("caption", "").partition("What to see: ")[2]
+    figure = Figure(name, image.get("alt", ""), image.get("width", "100%"), svg, see)
     drawn[-1].data = {"text/html": render("figure.html.j2", figure=figure)}
     return figure

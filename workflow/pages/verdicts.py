@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from workflow import book
 from workflow.report import Report
 
 ORDER = ("confirmed", "refined", "refuted", "open", "failed", "undecided")
+ANSWERS = {"confirmed": "yes", "refined": "in part", "refuted": "no"}
 UNDECIDED = "undecided"  # not all of its chapters were run
 
 
@@ -64,12 +65,19 @@ class Claim:
         return f"{chapter}.html#claim-{self.name}" if checked else ""
 
     @property
-    def held(self) -> str:
-        """How many of its checks hold, in words."""
-        if self.verdict in ("open", UNDECIDED):
-            return "not decided"
-        hold = sum(bool(record.holds) for record in self.records)
-        return f"{hold} of {len(self.records)}" if self.records else "none"
+    def word(self) -> str:
+        """The verdict; a question of ours has an answer instead."""
+        return ANSWERS.get(self.verdict, self.verdict) if self.ours else self.verdict
+
+    @property
+    def evidence(self) -> str:
+        """On what it rests, from its checks; ``evidence`` in ``claims.yml`` names what they do not know."""
+        kinds = {record.kind for record in self.records}
+        runs = sorted({record.n for record in self.records if record.kind == "empirical" and record.n})
+        exact = "derivation checked to rounding" if "exact" in kinds else ""
+        law = "derived law checked by sampling" if "derived" in kinds else ""
+        several = " to ".join(map(str, dict.fromkeys(runs[:1] + runs[-1:])))
+        return "; ".join(filter(None, [self.listed.get("evidence", exact), law, several and f"{several} runs"]))
 
     @property
     def reasons(self) -> list[str]:
@@ -78,18 +86,35 @@ class Claim:
         return list(dict.fromkeys(given)) if self.verdict == "open" else []
 
 
-def judged(result: Report) -> dict[str, Claim]:
-    """All claims, in the order of ``claims.yml``, with the verdicts and checks of a run."""
+def judged(result: Report, numbers: Mapping[str, str] | None = None) -> dict[str, Claim]:
+    """All claims, in the order of ``claims.yml``, with the verdicts and checks of a run.
+
+    ``numbers`` are those of the prose, by name: ``{name}`` in what a claim rests on stands for one.
+    """
+    known = defaultdict(lambda: "…", numbers or {})
     found: dict[str, list[Record]] = {}
     for record in result.records:
         found.setdefault(record.claim, []).append(record)
     return {
-        name: Claim(name, rank, listed, result.verdicts.get(name, UNDECIDED), tuple(found.get(name, ())))
+        name: Claim(
+            name, rank, _filled(listed, known), result.verdicts.get(name, UNDECIDED), tuple(found.get(name, ()))
+        )
         for rank, (name, listed) in enumerate(book.claims().items())
     }
 
 
+def _filled(listed: Mapping[str, Any], numbers: Mapping[str, str]) -> dict[str, Any]:
+    text = listed.get("evidence")
+    return {**listed, "evidence": text.format_map(numbers)} if text else dict(listed)
+
+
 def counts(claims: Iterable[Claim]) -> dict[str, int]:
-    """How many claims have which verdict, in the order of verdicts; those that none has are left out."""
-    number = Counter(claim.verdict for claim in claims)
-    return {verdict: number[verdict] for verdict in ORDER if number[verdict]}
+    """How many claims have which verdict or answer, in the order of verdicts; those that none has are left out."""
+    number = Counter(claim.word for claim in sorted(claims, key=lambda claim: ORDER.index(claim.verdict)))
+    return dict(number)
+
+
+def examples(claims: Iterable[Claim]) -> int:
+    """By how many counterexamples claims of the paper fall: several may fall by one."""
+    refuted = [claim for claim in claims if claim.verdict == "refuted" and not claim.ours]
+    return len({claim.listed.get("falls_with", claim.name) for claim in refuted})
