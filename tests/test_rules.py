@@ -378,7 +378,7 @@ WILD = DO | {
     "set_by_another": set_by_another,
     "filled": lambda x, y: set_part(torch.zeros_like(x), y) + set_part(torch.empty_like(x).copy_(x), x),
     "out": lambda x, y: [z := x.clone(), torch.abs(y, out=z)][0],
-    "float32": lambda x, y: x.float().double() + y,
+    "cast": lambda x, y: x.to(torch.complex128).real.to(y) + y,
     "int": lambda x, y: (10 * x).int() * y,
     "int_sum": lambda x, y: x.sum(dtype=torch.int64) * y,
     "bits": lambda x, y: x.contiguous().view(torch.int64) % 1000 * y,
