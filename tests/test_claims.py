@@ -274,11 +274,11 @@ def test_a_check_shows_one_line_and_in_a_notebook_its_record_with_it(ledger, cap
 def test_records_are_kept_where_the_reader_says(tmp_path, monkeypatch):
     monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path))
     for _ in range(2):  # running the notebook again replaces the records
-        ledger = Ledger("04-t5", profile="smoke", seed=4, device="cpu")
+        ledger = Ledger("05-t5", profile="smoke", seed=4, device="cpu")
         ledger.check("some-claim", "a number", 1.0, (0, 2), kind="exact")
     (file,) = (tmp_path / "records").iterdir()
     (record,) = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-    assert file.name == "04-t5-smoke-cpu-seed-4.jsonl" and record["measured"] == 1.0 and record["holds"]
+    assert file.name == "05-t5-smoke-cpu-seed-4.jsonl" and record["measured"] == 1.0 and record["holds"]
 
 
 @pytest.mark.parametrize(("seconds", "minutes"), [(0.5, "0.1"), (90, "1.5")])

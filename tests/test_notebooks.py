@@ -149,7 +149,7 @@ def test_the_setup_cell_notices_the_nbutils_of_somebody_else(tmp_path):
     """PyPI has another package of that name, which a reader may have imported even."""
     (tmp_path / "nbutils").mkdir()
     (tmp_path / "nbutils" / "__init__.py").write_text("ours = False")
-    (tmp_path / "setup.py").write_text(code(notebooks.plain(book.source("04-t5")))[0])
+    (tmp_path / "setup.py").write_text(code(notebooks.plain(book.source("05-t5")))[0])
     words = [sys.executable, "-B", "-c", STRANGER]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 0, done.stderr
@@ -158,10 +158,10 @@ def test_the_setup_cell_notices_the_nbutils_of_somebody_else(tmp_path):
 def test_long_chapters_offer_to_keep_their_results_in_drive(tmp_path, monkeypatch):
     """Off by default, and inert where there is no Colab; with Colab's module a session's results go to the mount."""
     monkeypatch.setattr(notebooks, "NUMBERS", tmp_path / "numbers.json")
-    (tmp_path / "numbers.json").write_text(f'{{"seconds": {{"05-aligned": {notebooks.LONG}, "04-t5": 9}}}}')
-    for chapter in ("04-t5", "02-step-geometry"):  # a short one, and one that was never timed
+    (tmp_path / "numbers.json").write_text(f'{{"seconds": {{"04-aligned": {notebooks.LONG}, "05-t5": 9}}}}')
+    for chapter in ("05-t5", "02-step-geometry"):  # a short one, and one that was never timed
         assert not any("google.colab" in cell for cell in code(notebooks.plain(book.source(chapter))))
-    setup, cell, parameters = code(notebooks.plain(book.source("05-aligned")))[:3]
+    setup, cell, parameters = code(notebooks.plain(book.source("04-aligned")))[:3]
     assert "import sys" in setup and "profile =" in parameters and len(cell.splitlines()) <= 10
     mounted, colab = [], ModuleType("google.colab")
     colab.drive = SimpleNamespace(mount=mounted.append)
@@ -179,11 +179,11 @@ def test_to_markdown():
     text = (
         "See {eq}`eq-a`, {numref}`fig-b` and {cite:t}`raffel2020exploring`: {glue:text}`x`.\n"
         "```{math}\n:label: eq-a\na = b\n```\n"
-        "```{admonition} Solution\n:class: dropdown\nTwo\nlines\n```\n[next](04-t5.md)\n"
+        "```{admonition} Solution\n:class: dropdown\nTwo\nlines\n```\n[next](05-t5.md)\n"
     )
     assert notebooks.to_markdown(text, {"eq-a": "4"}, {"fig-b": "2"}, {"x": "0.5"}) == (
         "See (4), Figure 2 and [Raffel et al., 2020](https://arxiv.org/abs/1910.10683): 0.5.\n"
-        "$$\na = b \\tag{4}\n$$\n> **Solution.**\n> Two\n> lines\n[next](04-t5.ipynb)\n"
+        "$$\na = b \\tag{4}\n$$\n> **Solution.**\n> Two\n> lines\n[next](05-t5.ipynb)\n"
     )
     with pytest.raises(ValueError, match=r"no plain form for '\{tip2\}`x`'|no plain form for"):
         notebooks.to_markdown("{unknown}`x`", {}, {}, {})

@@ -193,7 +193,7 @@ def test_each_claim_has_a_page_to_send_and_the_map_names_every_page(html, metric
 def test_numbers_in_prose_come_from_the_run(metrics, soups):
     """What the page shows for one number is what the executed notebook measured; and of the run itself."""
     measured = {record["check"]: record["measured"] for record in metrics["records"]}
-    assert f"{measured['last 20 intervals over the cap']:.3f}" in text(soups["04-t5"])
+    assert f"{measured['last 20 intervals over the cap']:.3f}" in text(soups["05-t5"])
     assert f"{measured['exponent, n = 1']:.3f}" in text(soups["01-random-walk"])
     run, page = metrics["run"], text(soups["run"])
     assert run["hardware"] in page and run["versions"]["torch"] in page

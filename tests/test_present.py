@@ -45,7 +45,7 @@ def test_checks_of_a_section_are_one_line_that_opens(shown):
     cells = shown(
         cell("claims.check(a)", first),
         cell("x = x + 1", second),
-        new_markdown_cell("words\n\n## Two\n\nsee [four](04-t5.md)"),
+        new_markdown_cell("words\n\n## Two\n\nsee [four](05-t5.md)"),
         cell("claims.check(d)", third),
         records=[first, second, third],
     )
@@ -56,7 +56,7 @@ def test_checks_of_a_section_are_one_line_that_opens(shown):
     assert [each.source.partition("\n")[0][:12] for each in cells] == [
         "claims.check", "x = x + 1", "words", '<details cla', "## Two", "claims.check", '<details cla',
     ]  # fmt: skip
-    assert "[four](04-t5.ipynb)" in cells[4].source
+    assert "[four](05-t5.ipynb)" in cells[4].source
 
 
 def test_the_judgement_of_the_workflow_is_shown_not_what_the_notebook_recorded(shown):

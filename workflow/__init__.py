@@ -15,9 +15,9 @@ BUILD = ROOT / "_build"
 class Run:
     """What is executed: chapters in one profile, at one seed, on one device. All that a run leaves lies where it says.
 
-    >>> run = Run("smoke", 7, chapters=("04-t5",))
-    >>> str(run.notebook("04-t5").relative_to(BUILD)), run.further()[0].seed
-    ('smoke/seed-7/04-t5.ipynb', 1000010)
+    >>> run = Run("smoke", 7, chapters=("05-t5",))
+    >>> str(run.notebook("05-t5").relative_to(BUILD)), run.further()[0].seed
+    ('smoke/seed-7/05-t5.ipynb', 1000010)
     """
 
     profile: str

@@ -1,6 +1,6 @@
 """One job of the workflow: a chapter through papermill, the shared trainings of one family, or all pages.
 
-``python -m workflow.job chapter 04-t5=HASH --profile book --seed 0 --device cpu 2>logs/04-t5.log``
+``python -m workflow.job chapter 05-t5=HASH --profile book --seed 0 --device cpu 2>logs/05-t5.log``
 
 Each NAME=HASH is what to make and the hash of what it is made from, as the workflow saw it; where that is another when
 the job begins or ends, there is no result. A job dies with its run,

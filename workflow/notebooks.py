@@ -24,7 +24,7 @@ NUMBERS = ROOT / "book" / "numbers.json"  # what the text of each chapter says o
 # sentences that pages show only for the verdict they belong to: claims, each with "=verdict" or the expected one; text
 FINDING = re.compile(r"^:::\{finding\}[ ]+([^\n]+)\n(.*?)^:::$", re.M | re.S)
 ADMONITION = re.compile(r"```\{(admonition|note|tip|warning|danger)\}[ ]?([^\n]*)\n(?::\w+:[^\n]*\n)*(.*?)\n```", re.S)
-README_FIGURE = ("04-t5", "fig-t5-norm", ROOT / "book" / "_static" / "t5-norm.svg")
+README_FIGURE = ("05-t5", "fig-t5-norm", ROOT / "book" / "_static" / "t5-norm.svg")
 
 
 def executable(source: Path) -> NotebookNode:

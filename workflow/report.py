@@ -260,8 +260,8 @@ def shown_by(problem: Problem) -> list[str]:
 def rerun_command(run: Mapping[str, Any], chapters: Iterable[str]) -> str:
     """The command that runs these chapters again as they were run. What is no chapter takes the whole run.
 
-    >>> rerun_command({"profile": "smoke", "seed": 7, "device": "cpu"}, ["04-t5"])
-    'make smoke SEED=7 CHAPTERS=04-t5'
+    >>> rerun_command({"profile": "smoke", "seed": 7, "device": "cpu"}, ["05-t5"])
+    'make smoke SEED=7 CHAPTERS=05-t5'
     >>> rerun_command({"profile": "book", "seed": 0, "device": "cuda"}, ["workflow"])
     'make book SEED=0 DEVICE=cuda'
     >>> rerun_command({"profile": "gpu", "seed": 1, "device": "cuda"}, ["01-a", "02-b"])
