@@ -165,8 +165,8 @@ def test_of_many_values_a_reader_sees_the_worst(values, ends, text, ledger, caps
 
 VERDICT_OF = {
     ("stated",): "confirmed",
-    ("stated", "corrected"): "refined",
-    ("stated", "counterexample", "corrected"): "refined",
+    ("stated", "corrected"): "partly confirmed",
+    ("stated", "counterexample", "corrected"): "partly confirmed",
     ("counterexample", "corrected"): "refuted",
     ("open",): "open",
     ("stated", "open"): "open",

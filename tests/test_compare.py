@@ -48,7 +48,7 @@ MEAN = {"resolution": 0.1}
     ("a", "b", "forth", "back"),
     [
         ({}, {}, SAME, SAME),
-        ({}, {"verdict": "refined"}, {"verdicts"}, {"verdicts"}),
+        ({}, {"verdict": "partly confirmed"}, {"verdicts"}, {"verdicts"}),
         ({}, OTHER, {"checks", "problems"}, {"checks", "problems"}),
         (OTHER, OTHER, SAME, SAME),
         (OTHER, OTHER | {"count": 2}, {"checks", "problems"}, {"checks", "problems"}),

@@ -12,9 +12,9 @@ from workflow.pages import TEMPLATES, build, chapter, figures, render, verdicts
 CLAIMS = book.claims()
 GOLDEN = Path(__file__).parent / "golden" / "pages.md"
 LISTED = {
-    "one": {"chapters": ["01-one"], "expected": "refined", "corrected": "b < a"},
-    "two": {"chapters": ["01-one", "02-two"], "expected": "refined"},
-    "far": {"chapters": ["02-two"], "expected": "open or refined", "corrected": "It is so.", "ours": True},
+    "one": {"chapters": ["01-one"], "expected": "partly confirmed", "corrected": "b < a"},
+    "two": {"chapters": ["01-one", "02-two"], "expected": "partly confirmed"},
+    "far": {"chapters": ["02-two"], "expected": "open or partly confirmed", "corrected": "It is so.", "ours": True},
     "never": {"chapters": ["02-two"], "expected": "open"},
 }
 CARD = {
@@ -51,11 +51,11 @@ def run(monkeypatch):
     ("finding", "found", "shown"),
     [
         ("one two", {}, "We find."),
-        ("one two", {"two": "failed"}, "*failed*, not *refined*"),
-        ("one two", {"two": "confirmed"}, "*confirmed*, not *refined*"),
+        ("one two", {"two": "failed"}, "*failed*, not *partly confirmed*"),
+        ("one two", {"two": "confirmed"}, "*confirmed*, not *partly confirmed*"),
         ("one two", {"two": "undecided"}, "We find."),  # an author has run one chapter
         ("far", {}, "We find."),
-        ("far", {"far": "open"}, "*open*, not *refined*"),
+        ("far", {"far": "open"}, "*open*, not *partly confirmed*"),
         ("far=open", {"far": "open"}, "We find."),
         ("far=open", {}, ""),
         ("never", {}, "We find."),

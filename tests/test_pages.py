@@ -380,8 +380,8 @@ def test_scorecard_filters(window):
     page.keyboard.press("Enter")
     page.wait_for_function("!location.search")
     assert shown.count() == len(claims) and window.messages == []
-    page = window.open("scorecard.html?verdict=refined&chapter=3&text=norm#all-claims")
-    assert shown.count() > 0 and set(shown.locator(".verdict").all_inner_texts()) == {"refined"}
+    page = window.open("scorecard.html?verdict=partly+confirmed&chapter=3&text=norm#all-claims")
+    assert shown.count() > 0 and set(shown.locator(".verdict").all_inner_texts()) == {"partly confirmed"}
     texts = [text.lower() for text in shown.all_inner_texts()]
     assert all("norm" in text for text in texts)
     assert all("3" in numbers.split() for numbers in shown.evaluate_all("rows => rows.map(r => r.dataset.chapters)"))

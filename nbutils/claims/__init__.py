@@ -23,7 +23,7 @@ from nbutils.claims.records import Band, Record, finite, line
 MIME = "application/vnd.nbutils.claim+json"
 ROLES = ("stated", "corrected", "counterexample")
 KINDS = ("exact", "derived", "empirical")  # what a band means; see ``Ledger``
-VERDICTS = ("confirmed", "refined", "refuted", "open")
+VERDICTS = ("confirmed", "partly confirmed", "refuted", "open")
 
 
 class Ledger:
@@ -251,18 +251,18 @@ def verdict(records: Iterable[Record]) -> str:
 
     A check that failed here and held at two further seeds is ``noted``: it counts as held.
 
-    ========== ==============================================================================================
-    confirmed  stated checks hold; nothing had to be corrected
-    refined    stated checks hold in a narrower reading, and the corrected statement holds
-    refuted    a counterexample works, no stated check is left, and the corrected statement holds
-    open       this run cannot test the claim
-    ========== ==============================================================================================
+    ================ ========================================================================================
+    confirmed        stated checks hold; nothing had to be corrected
+    partly confirmed stated checks hold in a narrower reading, and the corrected statement holds
+    refuted          a counterexample works, no stated check is left, and the corrected statement holds
+    open             this run cannot test the claim
+    ================ ========================================================================================
 
     A counterexample without a corrected statement, or a corrected statement with neither a stated check nor a
     counterexample, is no verdict: ``failed``.
 
     >>> verdict([Record("c", "a", "stated", holds=True), Record("c", "b", "corrected", holds=True)])
-    'refined'
+    'partly confirmed'
     """
     records = list(records)
     tested = [record for record in records if record.role != "open"]
@@ -274,7 +274,7 @@ def verdict(records: Iterable[Record]) -> str:
     if roles == {"stated"}:
         return "confirmed"
     if {"stated", "corrected"} <= roles:
-        return "refined"
+        return "partly confirmed"
     if roles == {"counterexample", "corrected"}:
         return "refuted"
     return "failed"

@@ -11,8 +11,8 @@ from nbutils.claims.records import Record
 from workflow import book
 from workflow.report import Report
 
-ORDER = ("confirmed", "refined", "refuted", "open", "failed", "undecided")
-ANSWERS = {"confirmed": "yes", "refined": "in part", "refuted": "no"}
+ORDER = ("confirmed", "partly confirmed", "refuted", "open", "failed", "undecided")
+ANSWERS = {"confirmed": "yes", "partly confirmed": "in part", "refuted": "no"}
 UNDECIDED = "undecided"  # not all of its chapters were run
 
 
