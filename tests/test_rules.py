@@ -383,7 +383,7 @@ WILD = DO | {
     "int_sum": lambda x, y: x.sum(dtype=torch.int64) * y,
     "bits": lambda x, y: x.contiguous().view(torch.int64) % 1000 * y,
     "branch": lambda x, y: y if x.sum() > 0.5 else y * y,
-    "sign_branch": lambda x, y: y if x.sum() > 0 else y * y,
+    "sign_branch": lambda x, y: y if x[0, 0] > 0 else y * y,
     "item": lambda x, y: x.mean().item() * y,
     "numpy": lambda x, y: torch.from_numpy(np.tanh(x.numpy(force=True))) + y,
     "tolist": lambda x, y: torch.tensor(x.tolist(), dtype=torch.float64) * y,
