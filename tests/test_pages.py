@@ -82,6 +82,7 @@ def test_no_markup_is_left_raw(soups):
         assert not found, (page, found)
         shown = " ".join(output.get_text() for output in soup.select(".cell_output"))
         assert not re.search(r"\[?(WARNING|ERROR)\]|\w+Warning: ", shown), f"{page}: a log"
+        assert not re.search(r"^(True|False)$", shown, re.M), f"{page}: what a check returns"
 
 
 @pytest.mark.parametrize("chapter", book.chapters())
