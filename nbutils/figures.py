@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -95,10 +96,11 @@ def glue(**numbers: str) -> None:
 
     Writes what ``myst_nb.glue`` writes, without needing it: Colab does not have it. Outside the book it prints, too.
 
-    >>> glue(exponent=f"{0.5:.2f}")
-    exponent = 0.50
+    >>> glue(exponent=f"{-0.5:.2f}")  # with a minus sign, not a hyphen
+    exponent = −0.50
     """
-    for name, text in numbers.items():
+    for name, given in numbers.items():
+        text = re.sub(r"(?<![\w.)])-(?=[\d.]|inf)", "−", given)
         scrap = {"name": name, "mime_prefix": "application/papermill.record/"}
         show({"application/papermill.record/text/plain": repr(text)}, scrapbook=scrap)
         if not os.environ.get("NBUTILS_BOOK"):
