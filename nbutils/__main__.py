@@ -165,7 +165,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _saved(options: argparse.Namespace) -> int:
     sentences, source = _sentences(options.text)
-    _needs("transformers", f"nbutils {options.command}", "pip install transformers")
+    _needs("transformers", "a saved model", "pip install transformers")
     import pandas as pd
     from transformers.utils import logging
 

@@ -100,7 +100,7 @@ def glue(**numbers: str) -> None:
     exponent = −0.50
     """
     for name, given in numbers.items():
-        text = re.sub(r"(?<![\w.)])-(?=[\d.]|inf)", "−", given)
+        text = re.sub(r"(?<![\w.)])-(?=[\d.]|inf)", "−", str(given))
         scrap = {"name": name, "mime_prefix": "application/papermill.record/"}
         show({"application/papermill.record/text/plain": repr(text)}, scrapbook=scrap)
         if not os.environ.get("NBUTILS_BOOK"):

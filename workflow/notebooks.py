@@ -53,10 +53,10 @@ def plain(source: Path) -> NotebookNode:
     notebook.cells[0].source = f"{title}\n\n{_card(source, kept.get('run', ''), numbers)}\n{rest}"
     tag = f'[*pip, f"{{book}}@v{version("norm-growth")}"], stderr=subprocess.DEVNULL'  # no red line where it is none
     pinned = f"{tag}) and subprocess.call({INSTALL}"
-    setup = next(i for i, cell in enumerate(notebook.cells) if "setup" in cell.metadata.get("tags", ()))
-    notebook.cells[setup].source = notebook.cells[setup].source.replace(INSTALL, pinned)
-    if kept.get("seconds", {}).get(source.stem, 0) >= LONG:
-        notebook.cells.insert(setup + 1, _drive())
+    for i in [i for i, cell in enumerate(notebook.cells) if "setup" in cell.metadata.get("tags", ())]:
+        notebook.cells[i].source = notebook.cells[i].source.replace(INSTALL, pinned)
+        if kept.get("seconds", {}).get(source.stem, 0) >= LONG:
+            notebook.cells.insert(i + 1, _drive())
     return numbered(notebook)
 
 
