@@ -64,7 +64,7 @@ class Run:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
+def batch_loss(model: Callable[..., Any], batch: Batch) -> Tensor:
     """Mean cross-entropy of a batch, in nats.
 
     Tokens ``(B, T + 1)``: of the next token. A pair ``(inputs, targets)``: of ``model(inputs)``. A mapping: the

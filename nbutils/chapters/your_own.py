@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
-from torch import Tensor, nn
-from tqdm.auto import tqdm
 
-from nbutils import norms, text
+from nbutils import text, training
 from nbutils.devices import generator
 
 
@@ -27,26 +25,10 @@ def gpt2(vocab: int, width: int, layers: int, seed: int) -> Any:
         return GPT2LMHeadModel(config)
 
 
-def train(model: Any, ids: Tensor, tracker: norms.NormTracker, steps: int, seed: int) -> Iterator[int]:
-    """A plain training loop with a tracker in it; gives the number of each step once it is done."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
-    tracker.attach(optimizer)
-    batches = text.batches(ids, 8, 32, generator(seed, "cpu"))
-    for step, (inputs, targets) in zip(range(1, steps + 1), batches, strict=False):
-        logits = model(input_ids=inputs).logits  # (batch, T, vocab)
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        yield step
-
-
-def series(
-    folder: Path, device: torch.device | str = "cpu", *, width: int, layers: int, steps: int, seed: int
-) -> norms.NormTracker:
+def series(folder: Path, device: str = "cpu", *, width: int, layers: int, steps: int, seed: int) -> pd.DataFrame:
     """Train the model; save it at step 0 and, doubling up to ``steps``, while the number is whole.
 
-    Steps double so that growth like √t is sampled evenly on a logarithmic axis. Returns the tracker of every step.
+    Steps double so that growth like √t is sampled evenly on a logarithmic axis. Returns the history of every step.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -54,19 +36,22 @@ def series(
     bpe = text.bpe(corpus, 512)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="</s>")
     model = gpt2(bpe.get_vocab_size(), width, layers, seed).to(device)
-    tracker = norms.NormTracker(model.named_parameters(), by=None)
-    ids = text.tokens(corpus.train, bpe).to(device)
-    _save(folder / "checkpoint-0", model, tokenizer)
-    for step in tqdm(train(model, ids, tracker, steps, seed), total=steps, desc="training"):
-        if steps % step == 0 and (steps // step).bit_count() == 1:  # 3, 6, 12, …
-            _save(folder / f"checkpoint-{step}", model, tokenizer)
-    return tracker
 
+    def save(step: int, model: Any) -> None:
+        logging.disable(logging.WARNING)  # where DeepSpeed is installed, saving imports it, and it logs to stdout
+        try:
+            for part in (model, tokenizer):
+                part.save_pretrained(folder / f"checkpoint-{step}")
+        finally:
+            logging.disable(logging.NOTSET)
 
-def _save(folder: Path, *parts: Any) -> None:
-    logging.disable(logging.WARNING)  # where DeepSpeed is installed, saving imports it, and it logs to stdout
-    try:
-        for part in parts:
-            part.save_pretrained(folder)
-    finally:
-        logging.disable(logging.NOTSET)
+    whole = [s for s in range(1, steps + 1) if steps % s == 0 and (steps // s).bit_count() == 1]  # 3, 6, 12, …
+    return training.train(
+        model,
+        text.batches(text.tokens(corpus.train, bpe), 8, 32, generator(seed, "cpu")),
+        steps=steps,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0),
+        loss=lambda model, batch: training.batch_loss(lambda ids: model(ids).logits, batch),
+        record=training.Record(snapshots=[0, *whole], on_snapshot=save),
+        device=device,
+    ).history
