@@ -62,18 +62,6 @@ def test_flow_of_one_weight_is_the_reduced_flow(k):
     np.testing.assert_allclose(path.log_inv_loss[:, 0], [2, 5, 30, 90], rtol=1e-4)
 
 
-def test_the_flow_takes_as_long_steps_as_its_tolerance_allows():
-    """Its formulas have an error of third order, so a step may grow with the root ⅓: few steps reach far."""
-    called = []
-
-    def margins(theta):
-        called.append(1)
-        return theta**2
-
-    flows.flow(margins, torch.ones(1, 1, dtype=F64), [16.0])
-    assert len(called) < 400
-
-
 def test_the_interval_of_the_coefficient_is_students_and_what_the_window_moves():
     """Three networks of p = 1, 1.5 and 2.3: exact laws have no drift; a bias s·u^−½ has."""
     u, p = np.geomspace(10, 50, 9)[:, None] * np.ones(3), np.array([1.0, 1.5, 2.3])

@@ -108,12 +108,6 @@ def test_anbn_near_misses():
     assert len(swapped) == sum((n - 1) ** 2 for n in range(2, 7))
 
 
-@pytest.mark.parametrize("name", sorted(MEMBERSHIP))
-def test_an_odd_row_is_of_either_class_as_often(name):
-    more = sum(int(MEMBERSHIP[name](1, 7, generator(seed, "cpu"))[1]) for seed in range(400))
-    assert abs(more - 200) < 5 * 10  # five standard deviations of a fair coin
-
-
 @pytest.mark.parametrize("symbols", [2, 5])
 def test_copies(symbols):
     tokens, first = lang.copy_first(100, 7, generator(0, "cpu"), symbols)

@@ -11,7 +11,6 @@ from nbutils.chapters import margins
 from nbutils.devices import generator
 from nbutils.models import HomogeneousMLP
 
-FINITE = st.floats(-1e150, 1e150).filter(lambda m: m == 0 or abs(m) > 1e-150)
 UNIT = st.lists(st.floats(-100, 100).filter(lambda m: abs(m) > 1e-3), min_size=1, max_size=12)
 
 
@@ -25,15 +24,6 @@ def case(k, n=30, seed=0):
     net = HomogeneousMLP((4, *[12] * (k - 1), 1), generator=rng)
     x = torch.randn(n, 4, generator=rng, dtype=torch.float64)
     return net, x, (torch.rand(n, generator=rng) < 0.5).double()
-
-
-@given(FINITE, st.integers(1, 6))
-def test_theorems_2_and_3(m, k):
-    value, size = projection(m, k), k * abs(m)
-    if m < 0:
-        assert size / 2 <= value <= size
-    else:
-        assert -size * np.exp(-m) * (1 + 1e-12) <= value <= -size * np.exp(-m) / 2 * (1 - 1e-12)
 
 
 @given(st.floats(0, 700))

@@ -251,12 +251,3 @@ def test_the_last_layer_norm_has_all_of_a_homogeneous_sublayer():
     gain = net.norm.gain.detach().clone()
     net.norm.gain.data = 2 * gain  # twice the gain alone is not twice the scale: the part is of its own parameters
     assert by_autograd(net, x, 7.0, list(range(8)), scale_inputs=False).last_norm != pytest.approx(plain.last_norm)
-
-
-def test_equilibrium_is_looked_for_up_to_a_million_times_the_largest_scale():
-    """Logits ρ c and 0 with ρ = 1e-6: the crossing lies at ln 3 over it, far above a grid from 1e-6 to 4."""
-    net = nn.Linear(1, 2, bias=False)
-    net.weight.data = torch.tensor([[1e-6], [0.0]], dtype=torch.float64)
-    x, rng = torch.ones(4, 1, dtype=torch.float64), torch.Generator()
-    ray = along_ray(net, x, [1e-6, 2e-6, 4.0], [0.75], scale_inputs=False, generator=rng)
-    assert equilibrium(ray) == pytest.approx([math.log(3)], rel=1e-6)

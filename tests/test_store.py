@@ -1,9 +1,7 @@
 """A series goes on where it stopped, and what is on disk is whole."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -121,22 +119,6 @@ def test_a_run_that_stops_keeps_what_it_and_an_earlier_one_have_done(tmp_path, r
     measured.clear()
     assert_is(series(tmp_path / "run", out=tmp_path / "norms.csv").table, run)
     assert measured == [10], "5 was done before the stop, and 20 and 30 by the first run"
-
-
-def test_killed_between_table_and_state(tmp_path, run, monkeypatch):
-    """The state has the row of a step beside its new neighbour, the table that beside the old one."""
-    put(run, tmp_path, 15, model(15))
-    out, plain = tmp_path / "norms.csv", os.replace
-
-    def killed(source, target):
-        if Path(target) == out:
-            raise KeyboardInterrupt
-        plain(source, target)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(os, "replace", killed)
-        series(tmp_path / "run", out=out)
-    assert_is(series(tmp_path / "run", out=out).table, run)
 
 
 def test_a_run_killed_without_warning_leaves_whole_files(tmp_path, measured):

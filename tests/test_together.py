@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from nbutils import together, training
 from nbutils.devices import generator
@@ -72,17 +71,6 @@ def test_too_few_batches_are_counted():
     run = together.train_together(together.stacked(nets), gradients, lambda p: torch.optim.SGD(p, lr=0.1), 6)
     with pytest.raises(ValueError, match="the batches ended after 4 steps"):
         list(run)
-
-
-def test_the_networks_stay_until_their_parameters_are_put_back():
-    nets = [nn.Linear(3, 2) for _ in range(2)]
-    kept = [net.weight.detach().clone() for net in nets]
-    theta = together.stacked(nets)
-    with torch.no_grad():
-        theta[0] += 1
-    assert all(torch.equal(net.weight, before) for net, before in zip(nets, kept, strict=True))
-    together.unstack(theta, nets)
-    assert all(torch.equal(net.weight, before + 1) for net, before in zip(nets, kept, strict=True))
 
 
 def test_a_rate_by_step_and_a_gradient_of_no_loss(capsys):

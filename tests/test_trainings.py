@@ -107,14 +107,6 @@ def test_slow_and_gentle_trainings_have_lower_rates_and_differ_in_nothing_else()
     assert replace(gentle, lr=usual.lr, placement="pre") == usual and gentle.lr == pytest.approx(usual.lr / 3)
 
 
-@pytest.mark.parametrize("profile", ["smoke", "book", "gpu"])
-def test_snapshots_of_t5_are_evenly_spaced_from_the_start_to_the_end(asked, profile):
-    options = asked("t5-null", profile)
-    kept = list(options["record"].snapshots)
-    assert kept[0] == 0 and kept[-1] == options["steps"] and len(set(np.diff(kept))) == 1
-    assert len(kept) == {"smoke": 8, "book": 32, "gpu": 8}[profile] + 1
-
-
 def test_noise_of_t5_is_not_parallel_to_its_weights():
     """One seed for both, but in another order: cos·√n is standard normal, for each matrix and step."""
     net, noise, cosines = recipes_t5.small_t5(512, 32, 2, heads=2, seed=0), devices.generator(0, "cpu"), []
@@ -200,27 +192,6 @@ def test_a_small_t5():
     assert torch.equal(first, zero) and not torch.equal(first, one)
 
 
-def test_a_kept_path_of_t5_is_in_the_measures_and_its_snapshots_are_those_of_the_first_draw(monkeypatch):
-    """A training whose parameters grow by their step: points lie on a line, (10, 20, 30) · √8 from the origin."""
-    seen = []
-
-    def train(model, batches, **options):
-        seen.append(options)
-        kept = {step: {"shared.weight": torch.ones(3), "w": torch.full((8,), float(step))} for step in (30, 10, 20)}
-        return training.Run(pd.DataFrame(), snapshots=kept, settings={"made": "by hand"})
-
-    monkeypatch.setattr(training, "train", train)
-    draws = [recipes_t5.t5(draw, null=True, **SMALL) for draw in (0, 1)]
-    for draw, run in enumerate(draws):
-        points = run.measures.set_index("step")[["x0", "x1", "x2"]]
-        assert points.index.tolist() == [10, 20, 30] and len(run.measures.columns) == 4
-        np.testing.assert_allclose(np.linalg.norm(points, axis=1), np.array([10, 20, 30]) * 8**0.5, rtol=1e-6)
-        assert sorted(run.snapshots) == ([] if draw else [10, 20, 30])
-        assert run.settings["made"] == "by hand"
-    assert [options["seed"] for options in seen] == [0, 1000]
-    assert all(options["precision"] == "full" and options["record"].by_layer is str for options in seen)
-
-
 def kept(norm):
     return training.Run(pd.DataFrame({"step": [0], "norm": [norm]}))
 
@@ -279,29 +250,3 @@ def test_a_failed_save_leaves_the_old_run(tmp_path, monkeypatch, where, name):
         save_run(kept(2.0), tmp_path)
     assert load_run(tmp_path).history["norm"].tolist() == [1.0]
     assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
-
-
-def test_sgd_has_momentum_and_the_others_have_none_of_their_own(monkeypatch):
-    seen = []
-    monkeypatch.setattr(training, "train", lambda model, windows, **options: seen.append(options) or 1 / 0)
-    for name in ("lm-pre-sgd", "lm-pre-adamw", "lm-pre-adafactor"):
-        with pytest.raises(ZeroDivisionError):
-            trainings.make(name, **SMALL)
-    sgd, adamw, adafactor = (options["optimizer"].param_groups[0] for options in seen)
-    assert 0 < sgd["momentum"] < 1 and adamw["betas"] == (0.9, 0.999) and adafactor["beta1"] is None
-    assert all(options["precision"] == "full" and options["gradients"] == "loss" for options in seen)
-    assert [options["schedule"](0) for options in seen[:2]] == [recipes_lm.RATES["sgd"], recipes_lm.RATES["adamw"]]
-    warmup = recipes_lm.size("smoke").warmup
-    assert seen[2]["schedule"](0) == pytest.approx(warmup**-0.5)
-
-
-def test_snapshots_of_a_language_model_are_its_first_and_its_last_weights(runs):
-    of = recipes_lm.size("smoke")
-    for run in runs.values():
-        assert sorted(run.snapshots) == [0, of.steps]
-        start, end = (
-            sum(float(v.double().square().sum()) for v in run.snapshots[s].values()) ** 0.5 for s in (0, of.steps)
-        )
-        assert [start, end] == pytest.approx([run.history["norm"].iloc[0], run.history["norm"].iloc[-1]], rel=1e-6)
-        assert run.measures["step"].tolist() == recipes_lm.log_steps(of.steps) and run.settings["seed"] == 0
-        assert run.settings["parameters"] == sum(v.numel() for v in run.snapshots[0].values())
