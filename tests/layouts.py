@@ -52,19 +52,6 @@ def sharded(folder):
     return norm(model)
 
 
-def single(folder):
-    model = gpt2()
-    model.save_pretrained(folder / "step1")
-    return norm(model)
-
-
-def subfolder(folder):
-    model = gpt2()
-    model.save_pretrained(folder / "checkpoint-1" / "model")
-    (folder / "checkpoint-1" / "tokenizer").mkdir()
-    return norm(model)
-
-
 def trainer(folder):
     from transformers import Trainer, TrainingArguments
 
@@ -140,45 +127,9 @@ def fairseq(folder):
     return norm(model)
 
 
-def with_optimizer(folder):
-    model, optimizer = trained(net())
-    saved = {"net": model.state_dict(), "opt": optimizer.state_dict(), "lr": torch.tensor(0.1), "loss": torch.ones(())}
-    torch.save(saved, folder / "step1.pt")
-    return norm(model)
-
-
-def flax_like(folder):
-    model = net()
-    torch.save({"params": model.state_dict(), "step": torch.tensor(1.0)}, folder / "step1.pt")
-    return norm(model)
-
-
-def average_beside(folder):
-    model = net()
-    state, average = model.state_dict(), torch.optim.swa_utils.AveragedModel(net(1)).state_dict()
-    torch.save({"state_dict": state, "ema_state_dict": average, "epoch": 3}, folder / "step1.pt")
-    return norm(model)
-
-
-def average_within(prefix, change=str):
-    def made(folder):
-        state = net().state_dict()
-        copy = {prefix + change(name): value + 1 for name, value in state.items()}
-        torch.save({**state, **copy, f"{prefix}decay": torch.tensor(0.9)}, folder / "step1.pt")
-        return norm(net())
-
-    return made
-
-
 READ = {
-    "transformers, sharded": sharded, "transformers, one file": single, "in checkpoint-1/model": subfolder,
-    "Trainer": trainer, "accelerate": accelerate, "Lightning": lightning, "Lightning, averages": lightning_average,
-    "Composer": composer, "fairseq": fairseq, "net beside opt and scalars": with_optimizer,
-    "params and step": flax_like,
-    "state_dict and ema_state_dict": average_beside, "ema. in a state dict": average_within("ema."),
-    "ema_model.module. in one": average_within("ema_model.module."),
-    "module.ema. in one": average_within("module.ema."),
-    "model_ema without dots": average_within("model_ema.", lambda name: name.replace(".", "")),
+    "transformers, sharded": sharded, "Trainer": trainer, "accelerate": accelerate, "Lightning": lightning,
+    "Lightning, averages": lightning_average, "Composer": composer, "fairseq": fairseq,
 }  # fmt: skip
 
 
@@ -292,8 +243,6 @@ REFUSED = {
         files("checkpoint_1_100-shard0.pt", "checkpoint_1_100-shard1.pt"), "consolidate_fsdp_shards.py"),
     "GGUF": (files("step1/model.Q4_K_M.gguf"), "from_pretrained(…, gguf_file=…)"),
     "GGUF, a file": (files("step1.gguf"), "from_pretrained(…, gguf_file=…)"),
-    "two folders of weights": (
-        files("step1/unet/model.pt", "step1/vae/model.pt"), "weights in 2 folders, unet and vae; give those of one"),
     "two networks": (saved(generator=state(), discriminator=state()), "generator, discriminator hold tensors"),
     "a model and a head": (saved(model=state(), head=state()), "model, head hold tensors"),
     "values beside a dictionary": (saved(net=state(), w=torch.ones(3)), "net holds tensors, beside w"),

@@ -5,7 +5,6 @@ import pytest
 import torch
 from checkpoint_files import assert_is, flat, make, model, save, shard
 
-from nbutils import norms
 from nbutils.checkpoints import series
 
 
@@ -19,15 +18,6 @@ def test_series_is_what_vectors_in_memory_say(tmp_path, dtype):
     assert set(result.table.layer) == {"total"}
     with pytest.raises(ValueError, match="no row may be named 'total'"):
         series(tmp_path, by=lambda name: "total")
-
-
-def test_rows_agree_with_the_norm_budget(tmp_path):
-    make(tmp_path, steps=range(0, 60, 10))
-    table = series(tmp_path).table
-    budget = norms.norm_budget(table.norm, table.cos_similarity[1:])
-    np.testing.assert_allclose(table.displacement_sq[1:], budget.displacement_sq, rtol=1e-9)
-    np.testing.assert_allclose(table.inner[1:], budget.inner, rtol=1e-9)
-    np.testing.assert_allclose(table.displacement_sq[1:] + table.inner[1:], np.diff(table.norm**2), rtol=1e-9)
 
 
 @pytest.mark.parametrize("by", ["layer", "type", "tensor", lambda name: name.split(".")[0]])
@@ -98,18 +88,6 @@ def test_tied_weights_count_once(tmp_path, what, name):
     assert_is(result.table, states)
 
 
-def test_t5_shares_one_matrix_four_times_however_it_is_saved(tmp_path):
-    states = {s: {"shared.weight": torch.ones(5, 4) * s, "encoder.block.0.w": torch.ones(3)} for s in (1, 2, 3)}
-    names = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", HEAD)
-    more = {step: states[step] | dict.fromkeys(names, states[step]["shared.weight"]) for step in states}
-    save(states[1], tmp_path / "step1")
-    save(more[2], tmp_path / "step2")
-    save(more[3], tmp_path, "step3.pt")
-    result = series(tmp_path)
-    assert_is(result.table, states)
-    assert result.left_out == dict.fromkeys(names, "tied to shared.weight") and not result.skipped
-
-
 @pytest.mark.parametrize(("copy", "of", "kept"), [(25, 20, 20), (5, 30, 5), (25, 0, 0), (40, 10, 10), (15, 30, 15)])
 def test_of_equal_weights_the_first_counts(tmp_path, copy, of, kept):
     """The others are measured as if the later one were not there, however it is written."""
@@ -138,16 +116,3 @@ def test_the_most_common_model_is_the_series_and_of_two_the_last(tmp_path, width
     assert_is(result.table, {step: states[step] for step in counted})
     assert len(result.skipped) == len(widths) - len(counted)
     assert result.parameters == len(flat(states[counted[0]]))
-
-
-def test_a_head_of_its_own_makes_no_kind_of_its_own(tmp_path):
-    """The last checkpoint of a kind decides whether its output layer counts."""
-    states = make(tmp_path, steps=(1, 2, 3))
-    states[2][HEAD] = states[3][HEAD] = torch.randn(11, 8, generator=torch.Generator().manual_seed(5))
-    for step in (2, 3):
-        save(states[step], tmp_path / f"step{step}")
-    for step in (7, 8):
-        save(model(step, width=4), tmp_path / f"step{step}")
-    result = series(tmp_path, by="layer")
-    assert sorted(set(result.table.step)) == [2, 3] and "head" in set(result.table.layer)
-    assert [skip.why.split(":")[-1].strip() for skip in result.skipped][:1] == [f"no {HEAD}"]

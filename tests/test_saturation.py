@@ -266,15 +266,3 @@ def test_batches_hold_every_sentence_once(lengths, max_tokens, padding, both):
             rows = zip(widest, batch["decoder_attention_mask"].bool(), strict=True)
             assert [row[mask].tolist() for row, mask in rows] == [[*text, 99] for text in found[-len(ids) :]]
     assert sorted(found) == sorted(texts)
-
-
-@pytest.mark.parametrize(("pad", "shown"), [(7, 7), (None, 0)])
-def test_padding_is_the_token_of_the_model(pad, shown):
-    model, seen = tiny("bert"), []
-    model.config.pad_token_id = pad
-    model.register_forward_pre_hook(
-        lambda _, __, given: seen.append((given["input_ids"].tolist(), given["attention_mask"].tolist())),
-        with_kwargs=True,
-    )
-    saturation.similarity(model, [[1, 2, 3], [4]])
-    assert seen == [([[4, shown, shown], [1, 2, 3]], [[1, 0, 0], [1, 1, 1]])] * 2

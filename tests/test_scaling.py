@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbutils.saturation import mode, scaled
+from nbutils.saturation import scaled
 
 
 class Tied(nn.Module):
@@ -101,20 +101,3 @@ def test_a_quantised_model_is_refused():
     layer.weight = nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
     with pytest.raises(TypeError, match=r"'weight' is torch.int8"), scaled(layer, 2):
         pass
-
-
-def test_dropout_is_off_in_a_mode_unless_asked_for_and_its_seed_is_zero():
-    layer, ones = nn.Sequential(nn.Dropout(0.5), nn.Linear(2, 2)), torch.ones(4, 2)
-    layer[1].eval()
-    with pytest.raises(KeyError), mode(layer):
-        assert not layer.training and not layer[0].training and not torch.is_grad_enabled()
-        raise KeyError
-    drawn = []
-    for options in ({}, {"seed": 0}, {"seed": 1}):
-        state = torch.get_rng_state()
-        with mode(layer, dropout=True, **options):
-            assert layer.training and layer[1].training and not torch.is_grad_enabled()
-            drawn.append(layer[0](ones))
-        assert torch.equal(state, torch.get_rng_state())
-    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
-    assert torch.is_grad_enabled() and layer.training and layer[0].training and not layer[1].training

@@ -193,11 +193,6 @@ def test_of_300_folders_of_one_kind_there_is_one_line(tmp_path):
     assert len(lines) == 2 and "merge_and_unload" in lines[1] and sources.grouped([]) == []
 
 
-def test_where_a_checkpoint_is_loaded_from():
-    here = sources.Checkpoint(1, "step1", "", place=Path("/a/step1"), commit="c")
-    assert here.pretrained == {"pretrained_model_name_or_path": "/a/step1"}
-
-
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
     """The client's own requests, answered on this machine."""
@@ -276,17 +271,6 @@ def test_several_repositories_and_pinned_revisions(hub):
     hub.add("lab/model", "step7", states[0])
     hub.add("lab/model", "step8", states[0])
     assert list(series("lab/model@step7").table.step) == [7]
-
-
-def test_branches_with_equal_weights_or_commits_are_reported(hub):
-    states = {step: model(step) for step in (0, 10, 30)}
-    folders = {step: hub.add("lab/model", f"step{step}", state) for step, state in states.items()}
-    hub.add("lab/model", "step35", states[30])
-    hub.add("lab/model", "step37", None, commit=folders[30].name)
-    result = series("lab/model")
-    assert_is(result.table, states)
-    whys = "its weights are those of lab/model@step30"
-    assert [(d.label[-6:], d.why) for d in result.duplicates] == [("step35", whys), ("step37", whys)]
 
 
 def test_no_such_repository_no_network_and_no_package(hub, monkeypatch):

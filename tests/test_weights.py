@@ -327,7 +327,12 @@ def test_a_broken_checkpoint_is_named_and_the_rest_is_read(tmp_path, why, breaks
          {"data_norm": "stored beside model", "lr": "stored beside model"}),
         ({"state_dict": {"w": ONE}, "ema_state_dict": {"w": ONE + 1}}, [ONE],
          {"ema_state_dict": "an average of the weights, beside state_dict"}),
-        ({"w": ONE, "ema.w": ONE + 1}, [ONE], {"ema.w": "an average of the weights"}),
+        *[({"a.w": ONE, prefix + name: ONE + 1, f"{prefix}decay": torch.tensor(0.9)}, [ONE],
+           dict.fromkeys((prefix.removeprefix("module.") + x for x in (name, "decay")), "an average of the weights"))
+          for prefix, name in (("ema.", "a.w"), ("ema_model.module.", "a.w"), ("module.ema.", "a.w"),
+                               ("model_ema.", "aw"))],
+        ({"params": {"w": ONE}, "step": torch.tensor(1.0)}, [ONE], {"step": "stored beside params"}),
+        ({"net": {"w": ONE}, "opt": {"state": {0: {"exp_avg": ONE}}, "param_groups": []}}, [ONE], {}),
         ({"module.w": ONE, "n_averaged": torch.tensor(3)}, [ONE],
          {"n_averaged": "counts averages: the weights beside it are averages (AveragedModel)"}),
     ],

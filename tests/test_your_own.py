@@ -125,11 +125,3 @@ def test_readers_own_encoder_with_a_falling_norm(tmp_path, claimed, capsys):
     assert space["by_head"].query("model == 'trained' and c == 1").positions.min() > 1.5
     assert space["measured"].euler.iloc[-1] == pytest.approx(1, abs=1e-2)  # it ends in a LayerNorm
     assert space["threshold"] == pytest.approx((1 / 4 - 1) / (2 * 2e-3 * 500), rel=1e-3)  # G/(2ηTρ₀²)
-
-
-def test_folders_without_a_tokenizer_say_so(tmp_path, claimed):
-    """`transformers` makes one up for BERT, to which all words are unknown; nothing else would stop the chapter."""
-    for step in (1, 2):
-        save(tmp_path / "run" / f"step{step}", bert, step, words=False)
-    with pytest.raises(ValueError, match="this tokenizer knows no word"):
-        run(tmp_path / "run", causal=False)
