@@ -168,6 +168,12 @@ def filled(m, x):
     return out.sum() * x
 
 
+def partly(m, x):
+    mask = torch.ones(4, 4) - torch.eye(4)
+    mask.diagonal().copy_(m.f(x)[0])
+    return mask
+
+
 VALUE, INTEGER, MAY, IN_PLACE = "Python reads a value", "rounds to whole numbers", "may vanish", "in place"
 # name: (function, what is raised, what it says, whether asymptotically too)
 REFUSED = {
@@ -202,6 +208,11 @@ REFUSED = {
     "list": (lambda m, x: torch.tensor(x.tolist()) * x, NotHomogeneous, "out of torch", True),
     "unseen": (filled, NotHomogeneous, "no operation was seen", True),
     "outside of forward": (lambda m, x: x @ OUTSIDE, NotHomogeneous, "a constant has a gradient", True),
+    "part of a constant": (partly, NotHomogeneous, IN_PLACE, True),
+    "padding": (lambda m, x: F.pad(m.f(x), (1, 1), value=1.0), NotHomogeneous, "side by side", True),
+    "tensor of values": (lambda m, x: torch.tensor([*m.f(x)[0]]), NotHomogeneous, "out of torch", True),
+    "function of Python": (lambda m, x: m.f(x).apply_(lambda v: v + 1), NotHomogeneous, "out of torch", True),
+    "least of a vector": (lambda m, x: 1 / (m.f(x).norm(p=-torch.inf) + 1e-4), NotHomogeneous, "equal|vanish", True),
     "whole numbers": (lambda m, x: x.to(torch.int32), NotHomogeneous, INTEGER, True),
     "sum of whole numbers": (lambda m, x: m.f(x).sum(dtype=torch.int64), NotHomogeneous, INTEGER, True),
     "bits": (lambda m, x: m.f(x).view(torch.int32), NotHomogeneous, "reads the bits", True),

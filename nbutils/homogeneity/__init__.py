@@ -35,7 +35,8 @@ def degree(
 
     A copy of the module runs once on the inputs, and each operation hands on the degree of its value. What Python does
     with values is not seen, so a branch or a number that is made of them is refused, but for truths and places that
-    are the same at every scale. The degree is that of the branch taken.
+    are the same at every scale. The degree is that of the branch taken. What leaves torch by
+    ``torch.FloatTensor([…])``, DLPack or another thread is not noticed: ``check`` shows it.
 
     Args:
         module: in ``eval()`` mode, if it has dropout. It is left as it is.
@@ -45,7 +46,8 @@ def degree(
         approximate: the asymptotic degree. Softmax, σ and tanh of a positive degree have degree 0, GELU and the like
             keep a positive degree, and a sum has the largest degree of its terms. This is bookkeeping, no proof: it
             fails where leading terms cancel, or vanish on a region, as that of ``elu(-abs(x))`` does. What divides by
-            such a value, or is not continuous in it, is refused, and so is the larger of two unequal degrees.
+            such a value (but for its norm), or is not continuous in it, is refused, and so is the larger of two
+            unequal degrees.
         check: run the module at two scales, too, and raise where the outputs do not have the degree.
 
     Returns:

@@ -255,14 +255,14 @@ class Algebra:
         if not (self.approximate and self.of(x) > 0):
             return self.continuous(x)
         self.leads("asymptotic: linear far from 0")
-        return self.of(x)
+        return Degree(self.of(x))
 
     def epsilon(self, x: Any, eps: Any) -> Any:
         """A size plus ε, or not below it: ε of at most 0.001 is taken as 0. None if this is something else."""
         k, number = self.of(x), isinstance(eps, int | float) or (isinstance(eps, Tensor) and eps.numel() == 1)
         if not number or not self.constant_(eps) or k in (ZERO, EVERY) or getattr(k, "kind", "") != "size":
             return None
-        if self.approximate and k < 0:
+        if k < 0 and float(eps) > 0:
             return self.fail("ε outgrows the size", x, eps)
         if not 0 < float(eps) <= EPSILON:
             return None

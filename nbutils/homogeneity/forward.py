@@ -32,6 +32,10 @@ from nbutils.homogeneity.measure import first_output, given, plain
 
 __all__ = ["Forward", "carry", "watch"]
 
+TAKES_OUT = (
+    "numpy", "tolist", "__array__", "__dlpack__", "to_dlpack", "_to_dlpack", "data_ptr", "apply_", "map_", "map2_",
+    "tensor", "as_tensor", "asarray", "new_tensor",
+)  # fmt: skip
 FACTORIES = ("empty", "zeros", "ones", "full", "eye", "arange", "scalar_tensor", "new_")
 
 
@@ -65,7 +69,7 @@ class Forward(Algebra, TorchDispatchMode):
         if any(x.untyped_storage() in self.parameters for x in written):
             self.fail("changes a parameter in place", *written)
         k = self._apply(name, row, followed, args, kwargs)
-        before = [(x, self.of(x)) for x in written]
+        before = [(x, self.of(_whole(x) if self.constant_(x) else x)) for x in written]
         out = func(*args, **kwargs)
         self._keep(name, row, k, out, followed, before)
         return out
@@ -135,6 +139,11 @@ class Forward(Algebra, TorchDispatchMode):
         raise self.error
 
 
+def _whole(x: Tensor) -> Tensor:
+    """All of the memory that a constant is a part of: what it holds elsewhere does not scale."""
+    return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
+
+
 def _how_to_add(operation: str, path: str, name: str) -> str:
     return (
         f"no rule for {place(operation, path)}. {MEASURE}. Or say what it does to degrees, for example:\n\n"
@@ -153,11 +162,11 @@ class _Python(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in ("numpy", "tolist", "__array__", "__dlpack__", "data_ptr"):
-            k = ZERO if self.algebra.constant_(args[0]) else self.algebra.of(args[0])
-            if (args[0].is_floating_point() and not self.algebra.constant_(args[0])) or getattr(k, "leading", False):
+        for x in [x for x in tree_leaves(args) if isinstance(x, Tensor)] if name in TAKES_OUT else []:
+            k = ZERO if self.algebra.constant_(x) else self.algebra.of(x)
+            if (x.is_floating_point() and not self.algebra.constant_(x)) or getattr(k, "leading", False):
                 self.algebra.begin(name, [k])
-                self.algebra.fail("takes a value out of torch that is made of parameters or inputs", args[0])
+                self.algebra.fail("takes a value out of torch that is made of parameters or inputs", x)
         if name == "__set__" and "'data'" in repr(getattr(func, "__self__", "")):
             self.algebra.begin("data")
             self.algebra.fail(".data is set: write it out, or measure")

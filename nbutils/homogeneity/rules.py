@@ -92,8 +92,8 @@ def product(a: Algebra, x: Tensor, dim: int | None = None, keepdim: bool = False
 
 
 def norm(a: Algebra, x: Any, ord: Any = 2, *_: Any, **__: Any) -> Any:
-    """Degree 1, but the norm of order 0 counts entries."""
-    return ZERO if ord == 0 else a.size(x)
+    """Degree 1, but the norm of order 0 counts entries; those of negative order may vanish before x does."""
+    return ZERO if ord == 0 else a.size(x) if ord == "fro" or ord > 0 else Degree(a.of(x))
 
 
 def matrix_plus(a: Algebra, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
@@ -130,7 +130,7 @@ enter(ALL_ENTRIES, kept("even", "size", "masked"))
 enter(
     """relu leaky_relu positive cumsum trace repeat split split_with_sizes unsafe_split unsafe_split_with_sizes
     unsafe_chunk chunk unbind select slice as_strided narrow diagonal diag_embed diag index index_select gather take
-    masked_select tril triu rot90 unfold constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d
+    masked_select tril triu rot90 unfold reflection_pad1d reflection_pad2d replication_pad1d
     replication_pad2d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
     max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d
     adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d
@@ -145,6 +145,7 @@ enter("abs", absolute)
 enter("sigmoid tanh erf hardsigmoid", first(Algebra.bounded))
 enter("softmax safe_softmax", first(lambda a, x: a.bounded(x, "even")))
 enter("gelu silu mish softplus elu celu selu hardswish glu log_softmax logsumexp", first(Algebra.far_linear))
+enter("constant_pad_nd", lambda a, x, _pad, value=0: a.same(x, value))
 enter("log_sigmoid_forward", first(lambda a, x: (a.far_linear(x), ZERO)))
 enter("exp expm1 exp2 log log1p log2 log10 sin cos floor ceil round trunc frac", first(Algebra.constant))
 enter("hardshrink softshrink fmod remainder floor_divide", lambda a, *xs: a.constant(*xs))
