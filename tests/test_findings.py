@@ -131,9 +131,9 @@ def pieces(run):
         yield f"{name}: box", chapter._box("01-one", claims)
         yield f"{name}: checks", chapter._html("checks", records=result.records).source
         yield f"{name}: banner", build.red(result)
-        tables = "scorecard.html verdict_counts.md chapter_cards.md run_state.md run_table.md beyond_the_paper.md"
+        tables = "scorecard.html verdict_counts.md chapter_cards.md run_state.md run_table.md"
         for table in tables.split():
-            yield f"{name}: {table}", TEMPLATES.get_template(f"{table}.j2").render(known, ours=True)
+            yield f"{name}: {table}", TEMPLATES.get_template(f"{table}.j2").render(known)
     yield "figure", render("figure.html.j2", figure=DRAWN["fig-a"])
 
 
