@@ -156,7 +156,7 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, k
         for c in map(float, scales):
             try:
                 f, along = torch.func.jvp(lambda t, c=c: output(c * t.exp()), (zero,), (torch.ones_like(zero),))[:2]
-            except RuntimeError as error:  # a NotImplementedError is one
+            except RuntimeError as error:  # torch's, where it has no forward derivative
                 if not re.search("forward AD|functorch|forward-mode", str(error)):
                     raise
                 reason = str(error).splitlines()[0]
