@@ -83,7 +83,7 @@ def test_a_run_is_red_by_an_exact_check_or_by_two_of_three_and_waits_for_them(co
         ("01-one", f"{STOPPED}01-one: PapermillExecutionError: x", "OSError", None),
         ("01-one", "half a li", "", None),
         ("lm-one", f"{STOPPED}lm-one: ValueError: x", "", "red"),
-        ("lm-one", f"{STOPPED}lm-one: TimeoutError: not finished after 9 s", "", None),
+        ("lm-one", f"{STOPPED}lm-one: TimeUp: not finished after 9 s", "", None),
     ],
 )
 def test_code_that_raised_is_a_red_run_and_what_was_stopped_says_nothing(code, log, last, error, verdict):

@@ -127,7 +127,7 @@ ERROR = {"output_type": "error", "ename": "KeyError", "evalue": "no\nsuch"}
     [
         (None, "", "no result: its job did not start"),
         ("02-two.log", "stopped: 02-two: PapermillExecutionError: ---", "cell [3] f(0) raised KeyError: no such"),
-        ("02-two.log", "Traceback\nstopped: 02-two: TimeoutError: time is up\n", "TimeoutError: time is up"),
+        ("02-two.log", "Traceback\nstopped: 02-two: TimeUp: time is up\n", "TimeUp: time is up"),
         ("02-two.log", "", report.KILLED),
         ("t5-own.log", "stopped: t5-null: KeyError: x\n", "not run: in the job of its trainings, t5-null: KeyError: x"),
         ("t5-own.log", "30 %", f"not run: in the job of its trainings, {report.KILLED}"),

@@ -105,7 +105,7 @@ TROUBLE = {  # a chapter that fails: its cell, and the reason that is given; all
     "01-raises": ('x = 1\nraise KeyError("no such thing")', "cell [4] x = 1 raised KeyError: 'no such thing'"),
     "02-dies": ("import os\nos._exit(3)", "DeadKernelError: Kernel died"),
     "03-killed": ("import os\nos.kill(os.getppid(), 9)\nimport time\ntime.sleep(20)", "its job was killed before its"),
-    "04-sleeps": ("import time\ntime.sleep(600)", "TimeoutError: not finished after 30 s"),
+    "04-sleeps": ("import time\ntime.sleep(600)", "TimeUp: not finished after 30 s"),
     "05-unlisted": (check("nowhere"), "checked, but not listed in claims.yml"),
     "06-exits": ("import sys\nsys.exit(0)", "RuntimeError: a cell left the notebook before its end"),
     "07-edits": ("n = 1\n" + EDITS, "it, or a module of it, changed while the run went on"),

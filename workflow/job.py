@@ -40,7 +40,7 @@ def chapter(name: str, run: Run, how: argparse.Namespace) -> None:
 
     Raises:
         PapermillExecutionError: a cell raised; it stands in the notebook in ``logs/``.
-        TimeoutError: time was up.
+        TimeUp: time was up.
         RuntimeError: the kernel died or did not start.
     """
     import nbformat
@@ -132,12 +132,17 @@ def keep_stats(
     print(f"{name}, seed {how.seed}: {stats['seconds']:.1f} s, {stats['peak_mb']:.0f} MB", flush=True)
 
 
+class TimeUp(SystemExit):
+    """A job's time was up. asyncio only logs another exception that a signal raises in one of its callbacks, and the
+    client of a kernel takes ``TimeoutError`` for a message that did not come."""
+
+
 @contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Raise ``TimeoutError`` in this process after so many seconds."""
+    """Raise ``TimeUp`` in this process after so many seconds."""
 
     def end(signum: int, frame: object) -> None:
-        raise TimeoutError(f"not finished after {seconds} s")
+        raise TimeUp(f"not finished after {seconds} s")
 
     signal.signal(signal.SIGALRM, end)
     signal.alarm(seconds)
@@ -218,7 +223,7 @@ def main() -> None:
             try:
                 not_edited(name, how)
                 makes[how.kind](name, run, how)
-            except Exception as error:
+            except (Exception, TimeUp) as error:
                 traceback.print_exc()
                 reason = " ".join(f"{name}: {type(error).__name__}: {error}".split())
                 sys.exit(f"{STOPPED}{reason[:500]}")
