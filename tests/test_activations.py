@@ -82,15 +82,3 @@ def test_masked_and_huge_scores():
     assert np.isneginf(masked[2])
     assert not np.isnan(activations.log_softmax_error([1e308, -1e308, 1e308], [1.0, 2.0, np.inf])).any()
     assert activations.log_softmax_error([1e5, 0.0], np.inf) == pytest.approx(-1e5)
-
-
-@pytest.mark.parametrize("x", [[], 3.0, [np.nan, 1], [np.inf, 1], [-np.inf, -np.inf]])
-def test_names_bad_scores(x):
-    with pytest.raises(ValueError, match="scores"):
-        activations.gaps(x)
-
-
-@pytest.mark.parametrize(("c", "named"), [(-1, "-1"), (np.nan, "nan"), ([2.0, 0.5, 0.1], "0.5")])
-def test_names_bad_scales(c, named):
-    with pytest.raises(ValueError, match=f"scales must be at least 1; got {named}"):
-        activations.log_softmax_error([1.0, 2.0], c)

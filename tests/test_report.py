@@ -317,7 +317,9 @@ def test_a_list_of_claims_that_is_wrong_is_refused_and_says_where(tmp_path, text
     ("one", "other", "why"),
     [
         ("theorem1", "any-network", "§6 implies Theorem 1: what refutes the one refutes the other"),
-        ("theorem7", "theorem8", "both hold for sublayers without biases and inputs that are exactly homogeneous"),
+        ("theorem7", "theorem8", "both need the condition of Lemma 5, and hold on inputs of exact degree without it"),
+        ("definition4", "lemma4", "both fail with one bound for all c and degrees from 1 on, and hold relative to c^k"),
+        ("encoder-degree", "encoder-published", "the same induction, relative to c, with and without residual"),
     ],
 )
 def test_equal_logic_has_equal_verdicts(one, other, why):
