@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,87 +21,129 @@ WIDTH = 10  # and number of classes
 
 
 class Affine(nn.Module):
-    """A random affine layer on top of a sublayer: part of the loss (buffers) or of the network (parameters).
+    """A random affine layer on top of a sublayer, as part of the loss: its weights are buffers, no parameters.
 
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> tops = [Affine(nn.Identity(), 4, 3, scaled=scaled, generator=generator) for scaled in (False, True)]
-    >>> [sum(p.numel() for p in top.parameters()) for top in tops]
-    [0, 15]
+    >>> top = Affine(nn.Identity(), 4, 3, generator=torch.Generator().manual_seed(0))
+    >>> tuple(top(torch.ones(2, 4, dtype=torch.float64)).shape), [*top.parameters()]
+    ((2, 3), [])
     """
 
-    def __init__(self, body: nn.Module, dim: int, classes: int, *, scaled: bool, generator: torch.Generator) -> None:
+    def __init__(self, body: nn.Module, dim: int, classes: int, *, generator: torch.Generator) -> None:
         super().__init__()
         self.body = body
-        weight = torch.randn(classes, dim, generator=generator, dtype=torch.float64) / dim**0.5
-        bias = torch.randn(classes, generator=generator, dtype=torch.float64) / 2
-        for name, value in (("weight", weight), ("bias", bias)):
-            if scaled:
-                self.register_parameter(name, nn.Parameter(value, requires_grad=False))
-            else:
-                self.register_buffer(name, value)
+        self.register_buffer("weight", torch.randn(classes, dim, generator=generator, dtype=torch.float64) / dim**0.5)
+        self.register_buffer("bias", torch.randn(classes, generator=generator, dtype=torch.float64) / 2)
 
     def forward(self, x: Tensor) -> Tensor:
         """``(..., dim)`` to logits ``(..., classes)``."""
         return self.body(x) @ self.weight.mT + self.bias
 
 
-def figure1(name: str, *, released: bool = False, affine: str | None = "loss", generator: torch.Generator) -> nn.Module:
+def figure1(name: str, *, released: bool = False, generator: torch.Generator) -> nn.Module:
     """One of the five sublayers of Fig. 1, with its random parameters, in float64.
 
     As described in §4.2 a sublayer of BERT (post-norm, two heads, output projection), with a random affine layer on
-    top: ``affine="loss"`` counts it as part of the loss, so that it is not scaled, ``"network"`` as part of θ, and
-    None leaves it out. As ``released`` (``transformer_scale_test.py`` of the authors' repository): one head, no output
-    projection, scores not divided by √d, torch's uniform initialization, ε = 1e-5, and no affine layer.
+    top that belongs to the loss. As ``released`` (``transformer_scale_test.py`` of the authors' repository): one head,
+    no output projection, scores not divided by √d, torch's uniform initialization, ε = 1e-5, and no affine layer.
+    Variants of one kind drawn from the same state of the generator share all weights that they both have.
 
     Raises:
-        ValueError: unknown name or affine layer.
+        ValueError: unknown name.
 
-    >>> generator, name = torch.Generator().manual_seed(0), "feed-forward, no biases"
-    >>> nets = [figure1(name, affine=affine, generator=generator) for affine in ("loss", "network")]
-    >>> [sum(p.numel() for p in net.parameters()) for net in nets]  # 2 · 10 · 20 + 2 · 10, and 10 · 10 + 10 more
-    [420, 530]
+    >>> draw = torch.Generator()
+    >>> nets = [figure1(name, generator=draw.manual_seed(0)) for name in ("feed-forward", "feed-forward, no biases")]
+    >>> [sum(p.numel() for p in net.parameters()) for net in nets]  # 2 · 10 · 20 + 2 · 10, and 20 + 10 more with biases
+    [450, 420]
+    >>> bool((nets[0].body.inner_weight == nets[1].body.inner_weight).all())
+    True
     """
     if name not in SUBLAYERS:
         raise ValueError(f"unknown sublayer {name!r}: choose one of {'; '.join(SUBLAYERS)}")
-    if affine not in ("loss", "network", None):
-        raise ValueError(f"unknown affine layer {affine!r}: choose 'loss', 'network' or None")
     kind, biases, residual = SUBLAYERS[name]
     if released:
         return _released_sublayer(kind, WIDTH, hidden=WIDTH, biases=biases, residual=residual, generator=generator)
     placement, names = "post" if residual else "simplified", BIASES[kind] if biases else ()
     body = Sublayer(kind, WIDTH, placement=placement, biases=names, generator=generator)
-    return body if affine is None else Affine(body, WIDTH, WIDTH, scaled=affine == "network", generator=generator)
+    return Affine(body, WIDTH, WIDTH, generator=generator)
 
 
 def _released_sublayer(
-    kind: str, dim: int, *, hidden: int, biases: bool, residual: bool, generator: torch.Generator
+    kind: str, dim: int, *, hidden: int, biases: bool, residual: bool, generator: torch.Generator, heads: int = 1
 ) -> Sublayer:
     attention, placement = kind == "attention", "post" if residual else "simplified"
-    names = [b for b in BIASES[kind] if biases and not (attention and b == "output")]
-    options: dict[str, Any] = {"heads": 1, "hidden": hidden, "eps": 1e-5, "generator": generator}
-    layer = Sublayer(kind, dim, placement=placement, biases=names, project=not attention, **options)
+    project = not attention or heads > 1  # one head is left as it is
+    names = [b for b in BIASES[kind] if project or b != "output"]
+    options: dict[str, Any] = {"heads": heads, "hidden": hidden, "eps": 1e-5, "generator": generator}
+    layer = Sublayer(kind, dim, placement=placement, biases=names, project=project, **options)
     layer.key_dim = 1  # the released scores are not divided by √d
     for name, value in layer.named_parameters():
         if name.startswith("norm."):
             value.data.fill_(1.0 if name == "norm.gain" else 0.0)
         else:
-            fan_in = hidden if name.startswith("output") else dim
-            value.data = (2 * torch.rand(value.shape, generator=generator, dtype=torch.float64) - 1) * fan_in**-0.5
+            fan_in = hidden if name.startswith("output") and not attention else dim
+            value.data = _uniform(value.shape, fan_in, generator)
+    for bias in [] if biases else names:  # drawn all the same: variants share the rest
+        setattr(layer, f"{bias}_bias", None)
     return layer
 
 
-def released_transformer(depth: int, dim: int, *, generator: torch.Generator) -> nn.Module:
-    """The released code's larger network: ``depth`` post-norm layers of attention and feed-forward, all with biases.
+def _uniform(shape: Sequence[int], fan_in: int, generator: torch.Generator) -> Tensor:
+    return (2 * torch.rand(*shape, generator=generator, dtype=torch.float64) - 1) * fan_in**-0.5
 
-    The hidden layer is ten times as wide.
+
+KINDS = ("attention", "feedforward")
+
+
+def released_transformer(
+    depth: int, dim: int, *, kinds: Sequence[str] = KINDS, generator: torch.Generator
+) -> nn.Module:
+    """The stacks of ``transformer_scale_test.py``: ``depth`` post-norm layers of attention and feed-forward, biases.
+
+    The hidden layer is ten times as wide. ``kinds`` are the sublayers of a layer.
 
     >>> net = released_transformer(1, 4, generator=torch.Generator().manual_seed(0))
     >>> net(torch.eye(3, 4, dtype=torch.float64)).norm(dim=-1).round(decimals=3).tolist()  # a layer norm comes last: √4
     [2.0, 2.0, 2.0]
     """
-    kinds = depth * ("attention", "feedforward")
-    layers = (
-        _released_sublayer(kind, dim, hidden=10 * dim, biases=True, residual=True, generator=generator)
-        for kind in kinds
-    )
-    return nn.Sequential(*layers)
+    return _layers(depth * tuple(kinds), dim, hidden=10 * dim, generator=generator)
+
+
+def _layers(
+    kinds: Sequence[str], dim: int, *, hidden: int, generator: torch.Generator, heads: int = 1
+) -> nn.Sequential:
+    options: dict[str, Any] = {"hidden": hidden, "biases": True, "residual": True, "generator": generator}
+    return nn.Sequential(*(_released_sublayer(kind, dim, heads=heads, **options) for kind in kinds))
+
+
+class _Embedding(nn.Module):
+    def __init__(self, vocabulary: int, length: int, dim: int, generator: torch.Generator) -> None:
+        super().__init__()
+        for name, rows in (("word", vocabulary), ("position", length)):
+            table = torch.randn(rows, dim, generator=generator, dtype=torch.float64)
+            self.register_parameter(name, nn.Parameter(table, requires_grad=False))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.word[tokens] + self.position[: tokens.shape[-1]]
+
+
+class ReleasedModel(nn.Module):
+    """The network of ``transformer_scale_test_softmax.py``: embedding, six layers of width 240, readout.
+
+    Twelve heads, hidden width 50, 100 words, 512 positions, and biases. The input is one sequence of tokens.
+
+    >>> model = ReleasedModel(24, generator=torch.Generator().manual_seed(0))
+    >>> tuple(model(torch.arange(5)).shape), sum(p.numel() for p in model.parameters())
+    ((5, 24), 1692324)
+    """
+
+    def __init__(self, classes: int, *, generator: torch.Generator) -> None:
+        super().__init__()
+        dim = 240
+        self.embedding = _Embedding(100, 512, dim, generator)
+        self.layers = _layers(6 * KINDS, dim, hidden=50, heads=12, generator=generator)
+        self.weight = nn.Parameter(_uniform((classes, dim), dim, generator), requires_grad=False)
+        self.bias = nn.Parameter(_uniform((classes,), dim, generator), requires_grad=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of every token, ``(T, classes)``."""
+        return self.layers(self.embedding(tokens)) @ self.weight.mT + self.bias
