@@ -31,6 +31,21 @@ def test_published_tables_are_whole(name):
     assert (~np.isfinite(table.select_dtypes("number").to_numpy(float))).sum() == lacking
 
 
+def test_the_published_similarities_are_those_of_the_published_text():
+    """§4.1: three last layers, RoBERTa before its last, pretrained above random, later layers of two models higher."""
+    figure = data.published("sim_by_layer").pivot(index="layer", columns=["model", "init"], values="cosine_similarity")
+    last = {"roberta-base": (11, 0.94, 0.65), "t5-base": (12, 0.91), "xlnet-base-cased": (11, 0.91)}
+    for model in figure.columns.unique("model"):
+        pretrained, random = (figure[model][init] for init in ("pretrained", "random"))
+        shown = pretrained.dropna()
+        assert (pretrained - random).mean() > 0 and shown.iloc[-1] > random[shown.index[-1]]
+        assert (random.mean() < 0.1) == (model != "t5-base")
+        first, *values = last.get(model, (12, shown.iloc[-1]))
+        np.testing.assert_allclose(shown.loc[first : first + len(values) - 1], values, atol=0.005)
+        if model in ("t5-base", "xlnet-base-cased"):
+            assert shown.loc[7:].mean() > shown.loc[:6].mean() + 0.2
+
+
 def test_profiles_and_tables():
     with pytest.raises(ValueError, match=r"unknown table 't6'.*t5_norm"):
         data.published("t6")

@@ -121,19 +121,3 @@ def test_scaling_module_by_module_gives_the_same_bits(name):
     with pytest.raises(IndexError), pretrained.scaled_in_passing(model, 10.0):
         model.get_input_embeddings()(torch.tensor([10**6]))
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
-
-
-def decoded(model, c=1000.0):
-    return saturation.similarity(model, SENTENCES, c, decoder=SENTENCES)
-
-
-def test_a_finite_mask_hides_the_future_until_scores_outgrow_it():
-    model = pretrained.random_model(pretrained.shape("t5-base", **SMALL), 0)
-    usual = decoded(model)
-    with pretrained.finite_mask(model, torch.finfo(torch.float32).min):
-        torch.testing.assert_close(decoded(model), usual)
-    with pretrained.finite_mask(model):
-        same = decoded(model, 1.0).raw
-        assert (decoded(model).raw[4:] - usual.raw[4:]).abs().max() > 1e-3  # the encoder has 0, 1 and 2
-    torch.testing.assert_close(same, torch.ones_like(same))
-    torch.testing.assert_close(decoded(model), usual)  # the mask is the usual one again

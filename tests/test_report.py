@@ -316,7 +316,10 @@ def test_a_list_of_claims_that_is_wrong_is_refused_and_says_where(tmp_path, text
 @pytest.mark.parametrize(
     ("one", "other", "why"),
     [
-        ("theorem1", "any-network", "§6 implies Theorem 1: what refutes the one refutes the other"),
+        *(
+            ("theorem1", one, "the same example meets the hypothesis of each")
+            for one in ("prop2", "theorem9", "any-network")
+        ),
         ("theorem7", "theorem8", "both need the condition of Lemma 5, and hold on inputs of exact degree without it"),
         ("definition4", "lemma4", "both fail with one bound for all c and degrees from 1 on, and hold relative to c^k"),
         ("encoder-degree", "encoder-published", "the same induction, relative to c, with and without residual"),

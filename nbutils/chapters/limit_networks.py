@@ -9,8 +9,8 @@ import numpy as np
 from nbutils.chapters.limits import LEADING, Activations, Array, Theta
 
 
-def feedforward(theta: Theta, x: Any, act: Activations, *, hidden: str = "sigmoid") -> Any:
-    """Two hidden layers and a readout, all with biases; ``x`` ``(batch, n)``; ``hidden`` names the activation.
+def feedforward(theta: Theta, x: Any, act: Activations) -> Any:
+    """Two hidden layers of sigmoids and a readout, all with biases; ``x`` ``(batch, n)``.
 
     >>> from nbutils.chapters.limits import STEP
     >>> theta = {name: np.ones_like(value) for name, value in draw("feedforward", np.random.default_rng(0)).items()}
@@ -18,7 +18,7 @@ def feedforward(theta: Theta, x: Any, act: Activations, *, hidden: str = "sigmoi
     array([9.])
     """
     for i in (1, 2):
-        x = getattr(act, hidden)(x @ theta[f"W{i}"].mT + theta[f"b{i}"])
+        x = act.sigmoid(x @ theta[f"W{i}"].mT + theta[f"b{i}"])
     return (x @ theta["W3"].mT + theta["b3"])[:, 0]
 
 
@@ -59,16 +59,16 @@ def transformer(theta: Theta, x: Any, act: Activations) -> Any:
     return (z[:, 0] @ theta["W"].mT + theta["b"])[:, 0]
 
 
-def draw(network: str, generator: np.random.Generator, *, inputs: int = 3, width: int = 8) -> dict[str, Array]:
-    """Random parameters of ``feedforward``, ``lstm`` or ``transformer``, normal with standard deviation 1.
+def draw(network: str, generator: np.random.Generator) -> dict[str, Array]:
+    """Random parameters of ``feedforward``, ``lstm`` or ``transformer``: normal, of 3 inputs and 8 units a layer.
 
     Raises:
         ValueError: unknown network.
 
-    >>> {name: value.shape for name, value in draw("feedforward", np.random.default_rng(0), width=4).items()}
-    {'W1': (4, 3), 'b1': (4,), 'W2': (4, 4), 'b2': (4,), 'W3': (1, 4), 'b3': (1,)}
+    >>> {name: value.shape for name, value in draw("feedforward", np.random.default_rng(0)).items()}
+    {'W1': (8, 3), 'b1': (8,), 'W2': (8, 8), 'b2': (8,), 'W3': (1, 8), 'b3': (1,)}
     """
-    n, d = inputs, width
+    n, d = 3, 8
     if network == "feedforward":
         shapes = {"W1": (d, n), "b1": (d,), "W2": (d, d), "b2": (d,), "W3": (1, d), "b3": (1,)}
     elif network == "lstm":

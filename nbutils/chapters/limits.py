@@ -22,7 +22,7 @@ Theta = Mapping[str, Any]
 Network = Callable[[Theta, Any, "Activations"], Any]
 
 ROUNDING = 1e-12  # a sum smaller than this part of its terms is 0
-NO, NEVER = np.array(False), np.array(np.inf)  # of an array with no activation on its way
+NO = np.array(False)  # of an array with no activation on its way
 
 
 @dataclass
@@ -34,15 +34,12 @@ class Leading:
         exact: the coefficient does not change with a small change of the parameters' direction, up to an exponentially
             small amount: inputs, steps, and their sums and products. A parameter's coefficient is not exact.
         tied: ``(batch,)`` or (), an activation on the way stood at a tie.
-        gap: ``(batch,)`` or (), the smallest of a saturating activation on the way: it errs like exp(−gap · c ** k)
-            where its input has the degree k; inf if there is none.
     """
 
     coef: Array
     degree: Array
     exact: Array
     tied: Array
-    gap: Array
 
     __array_ufunc__ = None  # numpy arrays leave the operators to us
 
@@ -55,7 +52,7 @@ class Leading:
         other = _as_leading(other)
         degree = self.degree + other.degree
         exact = (self.exact & other.exact) | (degree == -np.inf)  # an exact 0 makes all of it one
-        return Leading(self.coef * other.coef, degree, exact, *self._merged(other))
+        return Leading(self.coef * other.coef, degree, exact, self.tied | other.tied)
 
     __rmul__ = __mul__
 
@@ -63,7 +60,7 @@ class Leading:
         other = _as_leading(other)
         pairs = (self.coef, other.coef), (self.degree, other.degree), (self.exact, other.exact)
         coef, degree, exact = (np.stack(np.broadcast_arrays(*pair), -1) for pair in pairs)
-        return Leading(coef, degree, exact, *self._merged(other))._sum()
+        return Leading(coef, degree, exact, self.tied | other.tied)._sum()
 
     __radd__ = __add__
 
@@ -85,11 +82,7 @@ class Leading:
 
     def _each(self, change: Callable[[Array], Array]) -> Leading:
         """The same entries in another shape."""
-        return Leading(change(self.coef), change(self.degree), change(self.exact), self.tied, self.gap)
-
-    def _merged(self, other: Leading) -> tuple[Array, Array]:
-        """Tied if one of the two is; the smaller of their gaps."""
-        return self.tied | other.tied, np.minimum(self.gap, other.gap)
+        return Leading(change(self.coef), change(self.degree), change(self.exact), self.tied)
 
     def _sum(self) -> Leading:
         """Sum over the last axis: the highest degree wins. Exact terms that cancel leave an exact 0."""
@@ -97,7 +90,7 @@ class Leading:
         here = (self.degree == top[..., None]) & (top[..., None] > -np.inf)
         total, size = (np.where(here, part, 0.0).sum(-1) for part in (self.coef, abs(self.coef)))
         total = np.where(abs(total) <= ROUNDING * size, 0.0, total)
-        return _new(total, top, (self.exact | ~here).all(-1), self.tied, self.gap)
+        return _new(total, top, (self.exact | ~here).all(-1), self.tied)
 
 
 def leading(theta: Mapping[str, ArrayLike]) -> dict[str, Leading]:
@@ -110,10 +103,10 @@ def leading(theta: Mapping[str, ArrayLike]) -> dict[str, Leading]:
     return {name: _new(np.asarray(value, dtype=np.float64), 1.0, False) for name, value in theta.items()}
 
 
-def _new(coef: Array, degree: float | Array, exact: bool | Array, tied: Array = NO, gap: Array = NEVER) -> Leading:
+def _new(coef: Array, degree: float | Array, exact: bool | Array, tied: Array = NO) -> Leading:
     shape = np.shape(coef)
     degree, exact = np.broadcast_to(degree, shape), np.broadcast_to(exact, shape)
-    return Leading(coef, np.where(exact & (coef == 0), -np.inf, degree), exact, tied, gap)
+    return Leading(coef, np.where(exact & (coef == 0), -np.inf, degree), exact, tied)
 
 
 def _as_leading(value: Any) -> Leading:
@@ -121,18 +114,16 @@ def _as_leading(value: Any) -> Leading:
     return value if isinstance(value, Leading) else _new(np.asarray(value, dtype=np.float64), 0.0, True)
 
 
-def _passed(z: Leading, tie: Array, gap: Array) -> tuple[Array, Array]:
-    """What an activation adds to ties and gaps; the batch of these arrays is on axis 0."""
-    others = tuple(range(1, tie.ndim))
-    return z.tied | tie.any(others), np.minimum(z.gap, gap.min(others, initial=np.inf))
+def _with_ties(z: Leading, tie: Array) -> Array:
+    """What an activation adds to the ties of ``z``; the batch of ``tie`` is on axis 0."""
+    return z.tied | tie.any(tuple(range(1, tie.ndim)))
 
 
-def _saturating(z: Leading, smooth: Callable[[Array], Array], step: Callable[[Array], Array], gap: float) -> Leading:
+def _saturating(z: Leading, smooth: Callable[[Array], Array], step: Callable[[Array], Array]) -> Leading:
     grows = z.degree > 0
-    sure = grows & (z.coef != 0)
     value = np.where(grows, step(z.coef), smooth(np.where(z.degree == 0, z.coef, 0.0)))
-    history = _passed(z, grows & (z.coef == 0), np.where(sure, gap * abs(z.coef), np.inf))
-    return _new(value, 0.0, np.where(grows, sure, z.exact), *history)
+    tie = grows & (z.coef == 0)
+    return _new(value, 0.0, np.where(grows, ~tie, z.exact), _with_ties(z, tie))
 
 
 def _leading_softmax(z: Leading) -> Leading:
@@ -143,15 +134,13 @@ def _leading_softmax(z: Leading) -> Leading:
     best = score.max(-1, keepdims=True)
     winner = best - score <= ROUNDING * abs(score).max(-1, keepdims=True)
     count = winner.sum(-1, keepdims=True)
-    rest = np.where(winner, -np.inf, score).max(-1, keepdims=True)  # −∞ if every key ties
     soft = smooth_softmax(np.where(z.degree == 0, z.coef, 0.0), axis=-1)
-    gap = np.where(grows, best - rest, np.inf)
     exact = np.where(grows, count == 1, z.exact.all(-1, keepdims=True))
-    return _new(np.where(grows, winner / count, soft), 0.0, exact, *_passed(z, grows & (count > 1), gap))
+    return _new(np.where(grows, winner / count, soft), 0.0, exact, _with_ties(z, grows & (count > 1)))
 
 
 def _leading_relu(z: Leading) -> Leading:
-    return _new(np.maximum(z.coef, 0.0), z.degree, z.exact | (z.coef < 0), z.tied, z.gap)
+    return _new(np.maximum(z.coef, 0.0), z.degree, z.exact | (z.coef < 0), z.tied)
 
 
 def _leading_layer_norm(z: Leading) -> Leading:
@@ -163,7 +152,7 @@ def _leading_layer_norm(z: Leading) -> Leading:
     flat = size <= ROUNDING * abs(at).max(-1, keepdims=True)
     unit = np.where(flat, 0.0, centred / np.where(flat, 1.0, size))
     exact = (z.exact | (z.degree < top)).all(-1, keepdims=True) & ~flat
-    return _new(unit, 0.0, exact, *_passed(z, flat, np.full(flat.shape, np.inf)))
+    return _new(unit, 0.0, exact, _with_ties(z, flat))
 
 
 # ---- the three sets of activations ----
@@ -208,8 +197,8 @@ def _relu(z: Array) -> Array:
 SMOOTH = Activations(expit, np.tanh, partial(smooth_softmax, axis=-1), _relu, layer_norm)
 STEP = Activations(step, np.sign, argmax, _relu, layer_norm)
 LEADING = Activations(
-    partial(_saturating, smooth=expit, step=step, gap=1.0),
-    partial(_saturating, smooth=np.tanh, step=np.sign, gap=2.0),
+    partial(_saturating, smooth=expit, step=step),
+    partial(_saturating, smooth=np.tanh, step=np.sign),
     _leading_softmax,
     _leading_relu,
     _leading_layer_norm,

@@ -193,24 +193,3 @@ def scaled_in_passing(model: nn.Module, c: float, *, dtype: torch.dtype | None =
     finally:
         for hook in hooks:
             hook.remove()
-
-
-@contextmanager
-def finite_mask(model: nn.Module, value: float = -10_000.0) -> Iterator[None]:
-    """While this runs, the decoder of an encoder–decoder hides the future by adding ``value`` to its scores.
-
-    That is how ``transformers`` 4.0.1 did it. Where scores are far larger, as at c = 1000, nothing is hidden.
-    """
-
-    def replace(decoder: nn.Module, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        real = options["attention_mask"].bool()
-        past = torch.ones(2 * real.shape[1:], dtype=torch.bool, device=real.device).tril()
-        mask = torch.where(past & real[:, None, None], 0.0, value).to(next(decoder.parameters()).dtype)
-        return arguments, {**options, "attention_mask": mask}
-
-    decoder: Any = model.get_decoder
-    handle = decoder().register_forward_pre_hook(replace, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
