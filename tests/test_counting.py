@@ -54,35 +54,42 @@ def test_wrong_heads_are_refused():
         counting.MeanHead("value")
     with pytest.raises(ValueError, match="all scores are 0"):
         counting.MeanHead("key", gap=0.1)
-    with pytest.raises(ValueError, match="unknown task 'sort': choose one of majority, anbn"):
+    with pytest.raises(ValueError, match="unknown task 'sort': choose one of majority, first"):
         counting.trained("sort", length=4, steps=1, seeds=(0,))
 
 
-def by_hand(found, c, only_scores):
-    """The share of right answers among those that are asked for, by a copy with larger parameters."""
+def by_hand(found, c, whole):
+    """The share of right answers, or strings, among those that are asked for, by a copy with larger queries and keys."""
     net = copy.deepcopy(found.model).double().eval()
     with torch.no_grad():
         for name, p in net.named_parameters():
-            p *= c if not only_scores or ".query." in name or ".key." in name else 1.0
-    answers = zip(net(found.tokens).argmax(-1).flatten().tolist(), found.labels.flatten().tolist(), strict=True)
-    right = [guess == label for guess, label in answers if label != languages.IGNORE]
+            p *= c if ".query." in name or ".key." in name else 1.0
+    guesses = net(found.tokens).argmax(-1).reshape(len(found.labels), -1).tolist()
+    rows = [
+        [guess == label for guess, label in zip(*row, strict=True) if label != languages.IGNORE]
+        for row in zip(guesses, found.labels.reshape(len(found.labels), -1).tolist(), strict=True)
+    ]
+    right = [all(row) for row in rows] if whole else [answer for row in rows for answer in row]
     return pytest.approx(sum(right) / len(right))
 
 
-@pytest.mark.parametrize("task", ["majority", "anbn", "first", "previous"])
-def test_scaling_leaves_a_trained_network_as_it_was(task):
-    length = 9 if task == "majority" else 8
-    _, found = counting.trained(task, length=length, steps=2, seeds=(0, 5), device="cpu")
-    assert len(found.model.blocks) == (2 if task == "anbn" else 1)
+@pytest.mark.parametrize(("task", "whole"), [*((task, False) for task in counting.TASKS), ("Dyck-2", True)])
+def test_scaling_leaves_a_trained_network_as_it_was(task, whole):
+    _, found = counting.trained(task, length=9, steps=2, seeds=(0, 5), device="cpu")
     before = {name: p.detach().clone() for name, p in found.model.named_parameters()}
-    for c, only in ((1, False), (10, False), (10, True)):
-        assert counting.accuracy(found, c, only_scores=only) == by_hand(found, c, only)
+    for c in (1, 10):
+        assert counting.accuracy(found, c, whole=whole) == by_hand(found, c, whole)
     assert all(torch.equal(before[name], p) for name, p in found.model.named_parameters())
 
 
-def test_a_uniform_head_has_no_scores_to_scale():
-    (found,) = counting.trained("majority", length=9, steps=2, seeds=(0,), uniform=True, device="cpu")
-    assert counting.accuracy(found, 1) == counting.accuracy(found, 1000, only_scores=True)
+def test_a_sharper_start_scales_the_scores_alone():
+    (plain,), (sharp,) = (
+        counting.trained("majority", length=9, steps=0, seeds=(0,), sharpen=x, device="cpu") for x in (1.0, 8.0)
+    )
+    assert torch.equal(plain.tokens, sharp.tokens)
+    (one,), (eight,) = (heads.attention_scores(net.model, {"input_ids": net.tokens}) for net in (plain, sharp))
+    torch.testing.assert_close(eight, 64 * one)
+    assert counting.accuracy(plain, 8) == counting.accuracy(sharp)
 
 
 def test_training_learns_to_copy():

@@ -1,4 +1,4 @@
-"""Formal languages as data: majority, aⁿbⁿ and copying, each with balanced labels and near misses.
+"""Formal languages as data: majority, copying, aⁿbⁿcⁿ and brackets of two kinds.
 
 Symbols: 0 padding (at the right), 3 ``a``, 4 ``b``. Copying uses ``symbols`` letters, from 3 on. Tokens and labels are
 int64, on the generator's device; rows come in random order.
@@ -50,32 +50,38 @@ def majority(count: int, length: int, generator: torch.Generator) -> tuple[Tenso
     return A + (bits ^ wrong[:, None].long()), labels  # swapping all symbols maps one class onto the other
 
 
-def anbn(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Strings (count, length), padded at the right, and whether they are aⁿbⁿ (count,); n uniform in 2, …, length // 2.
+def counter(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """aⁿbⁿcⁿ (count, length), n uniform in 1, …, length // 3, padded at the right, and the letter after each.
 
-    Non-members come with the same lengths, first ``A`` and last ``B``. Half of them are off by one in the count,
-    aⁿ⁺¹bⁿ⁻¹ or aⁿ⁻¹bⁿ⁺¹; in the others an inner a and an inner b have changed places, which only the order shows.
-    Length and ends tell nothing of the label; the best single place, the second (never b in a member), gets 0.61 of the
-    labels right at length 16 and 0.55 at 40; the count alone gets 3/4.
+    Letters are 3, 4 and 5, the end is 6. Labels (count, length) are ``IGNORE`` on the a, where n is not known yet.
 
-    Raises:
-        ValueError: ``length`` is below 4.
+    >>> tokens, labels = counter(1, 3, torch.Generator())
+    >>> tokens.tolist(), labels.tolist()
+    ([[3, 4, 5]], [[-100, 5, 6]])
     """
-    if length < 4:
-        raise ValueError(f"anbn needs a length of at least 4; got {length}")
-    rows = torch.randperm(count, generator=generator, device=generator.device)
-    labels = (rows + _below(2, (1,), generator)) % 2  # one of each in a pair; an odd row out is of either class
-    place = rows // 2  # of the row's pair
-    half = _below(length // 2 - 1, ((count + 1) // 2,), generator)[place][:, None] + 2  # n, the same for both of a pair
-    position = torch.arange(length, device=generator.device)
-    kind = torch.where(labels == 1, 0, 1 + place % 2)  # non-members by turns 1 (wrong count) and 2 (wrong order)
-    sign = 2 * _below(2, (count,), generator) - 1
-    turn = half + (sign * (kind == 1))[:, None]  # where the b begin
-    first = _uniform_below(half - 1, generator) + 1  # an inner a: 1 ≤ first < n
-    second = _uniform_below(half - 1, generator) + half  # an inner b: n ≤ second < 2n − 1
-    swapped = ((position == first) | (position == second)) & (kind == 2)[:, None]
-    is_b = (position >= turn) ^ swapped
-    return torch.where(position < 2 * half, A + is_b.long(), PAD), labels
+    n = _below(length // 3, (count, 1), generator) + 1
+    place = torch.arange(length, device=generator.device)
+    block = place // n
+    tokens = torch.where(block < 3, A + block, PAD)
+    return tokens, torch.where((block > 0) & (block < 3), A + (place + 1) // n, IGNORE)
+
+
+def dyck2(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Beginnings of well-formed strings of two kinds of brackets, and at each place which one may be closed next.
+
+    ``3 + kind`` opens, ``5 + kind`` closes. Each bracket opens or closes with probability 1/2, and opens where nothing
+    is open. Labels (count, length) are the closing brackets, ``IGNORE`` where nothing is open.
+    """
+    opens, kind = _below(2, (count, length), generator) == 1, _below(2, (count, length), generator)
+    stack, depth = kind.new_zeros(count, length + 1), kind.new_zeros(count)
+    rows, tokens, labels = torch.arange(count, device=generator.device), kind.clone(), kind.clone()
+    for place in range(length):
+        push = opens[:, place] | (depth == 0)
+        tokens[:, place] = torch.where(push, 3 + kind[:, place], 5 + stack[rows, depth])
+        depth = depth + torch.where(push, 1, -1)
+        stack[rows, depth] = torch.where(push, kind[:, place], stack[rows, depth])
+        labels[:, place] = torch.where(depth > 0, 5 + stack[rows, depth], IGNORE)
+    return tokens, labels
 
 
 def copy_first(count: int, length: int, generator: torch.Generator, symbols: int = 2) -> tuple[Tensor, Tensor]:
@@ -94,12 +100,6 @@ def copy_previous(count: int, length: int, generator: torch.Generator, symbols: 
 
 def _below(high: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randint(high, shape, generator=generator, device=generator.device)
-
-
-def _uniform_below(high: Tensor, generator: torch.Generator) -> Tensor:
-    """Uniform in 0, …, high − 1 for each element."""
-    uniform = torch.rand(high.shape, generator=generator, device=generator.device, dtype=torch.float64)
-    return (uniform * high).long()
 
 
 def _balanced(count: int, classes: int, generator: torch.Generator) -> Tensor:
