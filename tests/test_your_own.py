@@ -9,7 +9,7 @@ import torch
 from nbutils.claims import Ledger
 from workflow import ROOT
 
-NOTEBOOK = ROOT / "book" / "notebooks" / "17-your-own.ipynb"
+NOTEBOOK = ROOT / "book" / "notebooks" / "24-your-own.ipynb"
 
 
 def tokenizer():
@@ -63,7 +63,7 @@ def run(mine, *, causal=True, tokenizer_from=None):
     for cell in cells:
         for asked, answer in answers.items():
             cell = cell.replace(asked, answer)
-        exec(compile(cell, "17-your-own", "exec"), space)
+        exec(compile(cell, "24-your-own", "exec"), space)
     return space
 
 

@@ -1,6 +1,6 @@
 """Trainings that take long or that chapters share: run once by the workflow, or on the spot where there is no workflow.
 
-Each has a name; ``recipes_lm`` and ``recipes_t5`` say what it is. ``python -m workflow`` trains it
+Each has a name; ``recipes_lm``, ``recipes_small`` and ``recipes_t5`` say what it is. ``python -m workflow`` trains it
 before the first chapter that loads it and keeps the result beside the executed chapters, for one profile and seed. On
 Colab, ``load`` trains.
 """
@@ -14,13 +14,17 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbutils.trainings import recipes_lm, recipes_t5
+from nbutils.trainings import recipes_lm, recipes_small, recipes_t5
 
 if TYPE_CHECKING:
     from nbutils.training import Run
 
 CODE = Path(__file__).parents[1]  # of nbutils
-RECIPES: Mapping[str, Callable[..., Run]] = {**recipes_lm.RECIPES, **recipes_t5.RECIPES}
+RECIPES: Mapping[str, Callable[..., Run]] = {
+    **recipes_lm.RECIPES,
+    **recipes_small.RECIPES,
+    **recipes_t5.RECIPES,
+}
 
 
 def names(pattern: str = "*") -> list[str]:
