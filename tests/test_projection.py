@@ -144,7 +144,8 @@ def test_equilibrium_is_the_lowest_loss_on_the_ray_and_strictly_grows():
 
 
 def test_equilibrium_does_not_depend_on_the_grid():
-    net, x, _ = draw("feed-forward, no biases or residual", affine=None)
+    net, x, _ = draw("feed-forward, no biases or residual")
+    net = net.body
     found = [
         equilibrium(along_ray(net, x, grid, [0.75, 0.9], generator=generator(2, "cpu")))
         for grid in ([1.0, 50.0], np.linspace(1, 50, 50), [0.1, 0.2], [40, 50])
@@ -159,7 +160,8 @@ def test_equilibrium_does_not_depend_on_the_grid():
 
 
 def test_equilibrium_ends():
-    net, x, rng = draw("feed-forward, no biases or residual", affine=None)
+    net, x, rng = draw("feed-forward, no biases or residual")
+    net = net.body
     ray = along_ray(net, x, [1.0, 2.0], [0.0, 0.999, 1.0], generator=rng)
     low, rounded, full = equilibrium(ray)
     assert np.isinf([rounded, full]).all() and low >= 0  # 32 samples: 99.9 % has none wrong
@@ -189,8 +191,6 @@ def test_what_has_no_meaning_is_named(options, message):
 def test_unknown_sublayers_are_named():
     with pytest.raises(ValueError, match="unknown sublayer 'conv': choose one of attention; "):
         figure1("conv", generator=generator(0, "cpu"))
-    with pytest.raises(ValueError, match="unknown affine layer 'top'"):
-        figure1("attention", affine="top", generator=generator(0, "cpu"))
 
 
 def test_released_network_is_a_stack_with_torch_s_layer_norm():
@@ -208,7 +208,7 @@ def test_released_network_is_a_stack_with_torch_s_layer_norm():
 
 def test_the_norm_on_the_ray_is_that_of_the_parameters_alone():
     """The affine layer that belongs to the loss is a buffer: it neither scales nor counts."""
-    net, x, rng = draw("feed-forward", affine="loss")
+    net, x, rng = draw("feed-forward")
     ray = along_ray(net, x, [1.0, 3.0], [1.0], generator=rng)
     rho = sum(float((p**2).sum()) for p in net.parameters()) ** 0.5
     assert ray.norm == pytest.approx(np.array([1.0, 3.0]) * rho, rel=1e-12)
@@ -233,18 +233,17 @@ def test_released_parameters_are_uniform_below_the_root_of_what_comes_in():
         assert layer.key_dim == 1
 
 
-@pytest.mark.parametrize("counted", [False, True])
-def test_the_affine_layer_keeps_the_size_of_its_input(counted):
-    top = Affine(torch.nn.Identity(), 100, 2000, scaled=counted, generator=generator(0, "cpu"))
+def test_the_affine_layer_keeps_the_size_of_its_input():
+    top = Affine(torch.nn.Identity(), 100, 2000, generator=generator(0, "cpu"))
     assert float(top.weight.std()) == pytest.approx(0.1, rel=0.02) and abs(float(top.weight.mean())) < 0.002
     assert float(top.bias.std()) == pytest.approx(0.5, rel=0.1)
-    assert not any(p.requires_grad for p in top.parameters()) and len([*top.parameters()]) == 2 * counted
+    assert not [*top.parameters()]
     x = torch.randn(3, 100, generator=generator(1, "cpu"), dtype=torch.float64)
     torch.testing.assert_close(top(x), torch.nn.functional.linear(x, top.weight, top.bias))
 
 
 def test_the_last_layer_norm_has_all_of_a_homogeneous_sublayer():
-    net = figure1("feed-forward, no biases or residual", affine=None, generator=generator(3, "cpu"))
+    net = figure1("feed-forward, no biases or residual", generator=generator(3, "cpu")).body
     x = torch.randn(8, 10, generator=generator(4, "cpu"), dtype=torch.float64)
     plain = by_autograd(net, x, 7.0, list(range(8)), scale_inputs=False)
     assert plain.last_norm == pytest.approx(plain.total, rel=1e-9)

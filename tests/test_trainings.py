@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nbutils import devices, models, saturation, text, training, trainings
-from nbutils.trainings import recipes_lm, recipes_t5
+from nbutils.trainings import recipes_lm, recipes_small, recipes_t5
 from nbutils.trainings.runs import load_run, save_run
 
 SMALL = {"profile": "smoke", "seed": 0, "device": "cpu"}
@@ -32,7 +32,7 @@ def test_the_shared_trainings():
     assert rates["pre"] == rates["post"] > 10 * rates["residual-post"] > 0 and lms["lm-pre-adafactor"].lr == 1
     again = [f"again-{r}-{d}" for r in ("pre-adamw", "pre-sgd", "post-gentle") for d in range(1, 10)]
     t5 = ["t5-own", "t5-null", *(f"t5-own-{d}" for d in range(2, 10))]
-    assert len(lms) == 19 and sorted(trainings.names()) == sorted([*lms, *again, *t5])
+    assert len(lms) == 19 and sorted(trainings.names()) == sorted([*lms, *again, *recipes_small.RECIPES, *t5])
     with pytest.raises(ValueError, match="no shared training matches 'gpt'"):
         trainings.names("gpt")
     with pytest.raises(ValueError, match="no shared training is named 'lm-pre': there are lm-pre-sgd, lm-pre-adamw"):
