@@ -116,6 +116,9 @@ def _layers(
 
 
 class _Embedding(nn.Module):
+    word: nn.Parameter
+    position: nn.Parameter
+
     def __init__(self, vocabulary: int, length: int, dim: int, generator: torch.Generator) -> None:
         super().__init__()
         for name, rows in (("word", vocabulary), ("position", length)):
