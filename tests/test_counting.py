@@ -59,7 +59,7 @@ def test_wrong_heads_are_refused():
 
 
 def by_hand(found, c, whole):
-    """The share of right answers, or strings, of those asked for, by a copy with larger queries and keys."""
+    """The share of right answers, or strings, among those asked for, by a copy with larger queries and keys."""
     net = copy.deepcopy(found.model).double().eval()
     with torch.no_grad():
         for name, p in net.named_parameters():
