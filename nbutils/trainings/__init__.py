@@ -30,7 +30,7 @@ def names(pattern: str = "*") -> list[str]:
         ValueError: none does.
 
     >>> names("lm-pre-*")
-    ['lm-pre-sgd', 'lm-pre-adamw', 'lm-pre-adafactor', 'lm-pre-slow']
+    ['lm-pre-text', 'lm-pre-shuffled', 'lm-pre-noise']
     """
     found = [name for name in RECIPES if fnmatch(name, pattern)]
     if not found:
@@ -44,9 +44,9 @@ def make(name: str, *, profile: str, seed: int, device: str) -> Run:
     Raises:
         ValueError: there is no training of this name.
 
-    >>> run = make("null-pre-sgd", profile="smoke", seed=0, device="cpu")
-    >>> run.settings["gradients"], len(run.history)  # every second of 80 steps, and the start
-    ('noise', 41)
+    >>> run = make("lm-pre-noise", profile="smoke", seed=0, device="cpu")
+    >>> run.settings["gradients"], len(run.history)  # 60 steps, and the start
+    ('noise', 61)
     """
     if name not in RECIPES:
         raise ValueError(f"no shared training is named {name!r}: there are {', '.join(RECIPES)}")
