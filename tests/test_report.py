@@ -131,7 +131,7 @@ ERROR = {"output_type": "error", "ename": "KeyError", "evalue": "no\nsuch"}
         ("02-two.log", "", report.KILLED),
         ("t5-own.log", "stopped: t5-null: KeyError: x\n", "not run: in the job of its trainings, t5-null: KeyError: x"),
         ("t5-own.log", "30 %", f"not run: in the job of its trainings, {report.KILLED}"),
-        ("lm-pre-sgd.log", "stopped: lm-pre-sgd: KeyError: x\n", "no result: its job did not start"),  # not of its
+        ("lm-pre-text.log", "stopped: lm-pre-text: KeyError: x\n", "no result: its job did not start"),  # not of its
     ],
 )  # fmt: skip
 def test_why_a_chapter_has_no_result(folder, log, text, why):

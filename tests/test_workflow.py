@@ -499,7 +499,7 @@ for cells in json.load(sys.stdin):
 
 
 def test_the_hash_of_a_chapter_changes_with_each_thing_it_is_made_from_and_no_other(project, monkeypatch):
-    write(project, "run = trainings.load('lm-pre-sgd')", imports="from nbutils import norms, saturation, trainings")
+    write(project, "run = trainings.load('lm-pre-text')", imports="from nbutils import norms, saturation, trainings")
     write(project, "x = 1", "02-two", imports="from nbutils.chapters import walks")
     monkeypatch.setattr(sources, "ROOT", project)
     monkeypatch.setattr(book, "ROOT", project)

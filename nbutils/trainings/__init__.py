@@ -1,6 +1,6 @@
 """Trainings that take long or that chapters share: run once by the workflow, or on the spot where there is no workflow.
 
-Each has a name; ``recipes_lm``, ``recipes_small`` and ``recipes_t5`` say what it is. ``python -m workflow`` trains it
+Each has a name; ``recipes_lm`` and ``recipes_t5`` say what it is. ``python -m workflow`` trains it
 before the first chapter that loads it and keeps the result beside the executed chapters, for one profile and seed. On
 Colab, ``load`` trains.
 """
@@ -14,17 +14,13 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbutils.trainings import recipes_lm, recipes_small, recipes_t5
+from nbutils.trainings import recipes_lm, recipes_t5
 
 if TYPE_CHECKING:
     from nbutils.training import Run
 
 CODE = Path(__file__).parents[1]  # of nbutils
-RECIPES: Mapping[str, Callable[..., Run]] = {
-    **recipes_lm.RECIPES,
-    **recipes_small.RECIPES,
-    **recipes_t5.RECIPES,
-}
+RECIPES: Mapping[str, Callable[..., Run]] = {**recipes_lm.RECIPES, **recipes_t5.RECIPES}
 
 
 def names(pattern: str = "*") -> list[str]:
@@ -34,7 +30,7 @@ def names(pattern: str = "*") -> list[str]:
         ValueError: none does.
 
     >>> names("lm-pre-*")
-    ['lm-pre-sgd', 'lm-pre-adamw', 'lm-pre-adafactor', 'lm-pre-slow']
+    ['lm-pre-text', 'lm-pre-shuffled', 'lm-pre-noise']
     """
     found = [name for name in RECIPES if fnmatch(name, pattern)]
     if not found:
@@ -48,9 +44,9 @@ def make(name: str, *, profile: str, seed: int, device: str) -> Run:
     Raises:
         ValueError: there is no training of this name.
 
-    >>> run = make("null-pre-sgd", profile="smoke", seed=0, device="cpu")
-    >>> run.settings["gradients"], len(run.history)  # every second of 80 steps, and the start
-    ('noise', 41)
+    >>> run = make("lm-pre-noise", profile="smoke", seed=0, device="cpu")
+    >>> run.settings["gradients"], len(run.history)  # 60 steps, and the start
+    ('noise', 61)
     """
     if name not in RECIPES:
         raise ValueError(f"no shared training is named {name!r}: there are {', '.join(RECIPES)}")

@@ -1,28 +1,26 @@
-"""Shared trainings of language models: small ones on the standard library's text.
+"""Shared trainings of language models: nine networks each, in the recipe of the paper's small ones, of less width.
 
-=====================  =========================================================================================
-``lm-P-O``             placement P (pre, post, residual-post), optimizer O (sgd, adamw, adafactor), init 0.02
-``null-P-O``           the same shapes, optimizer and schedule fed noise of the size of the first gradient
-``lm-pre-slow``        AdamW at a tenth of the learning rate
-``again-R-D``          draw D (1 to 9) of recipe R (pre-adamw, pre-sgd, post-gentle): other initial values and batches;
-                       in the profile ``gpu`` of the sizes of ``book``. ``post-gentle`` has a third of AdamW's rate
-=====================  =========================================================================================
+``lm-P-S`` has layer norm in place P (residual-post, the released code's pre-norm; post; pre) and gradients S: of text,
+of shuffled tokens, or noise. All else is the recipe of the published appendix A and of the released code: twelve layers
+whose ReLU layer is narrower than the stream, torch's initial values, a mask that multiplies scores, AdamW with a decay
+of 0.01, no dropout.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nbutils import profiles
 from nbutils.profiles import choose
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Generator, Tensor
 
+    from nbutils.models import CausalLM
+    from nbutils.together import Gradients
     from nbutils.training import Run
 
 
@@ -32,110 +30,150 @@ class Size:
 
     vocab: int
     dim: int
-    depth: int
     heads: int
     length: int  # tokens a window
     batch: int  # windows a step
     steps: int
-    warmup: int  # of Adafactor's schedule
-    every: int  # steps between two rows of the history
     dev: int  # windows of the dev text on which is measured
     text: int  # bytes of text
+    looks: int  # measurements, about, evenly spaced in log t
+    depth: int = 12
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How a shared language model is trained, apart from its size.
-
-    >>> LANGUAGE_MODELS["lm-pre-adamw"] == Recipe()
-    True
-    """
-
-    placement: str = "pre"
-    optimizer: str = "adamw"
-    lr: float = 3e-3
-    gradients: str = "loss"
-
-
-PLACEMENTS, OPTIMIZERS = ("pre", "post", "residual-post"), ("sgd", "adamw", "adafactor")
-RATES = {"sgd": 0.3, "adamw": 3e-3, "adafactor": 1.0}  # Adafactor's is relative, over √max(t, warm-up)
-GENTLE = 0.01  # of SGD in residual-post-norm, whose first gradients are large: the layer norm divides by a small f(x)
-MOMENTUM = 0.9  # of SGD
-NOISE = 1_000_000  # added to the seed of the noise: the seed that drew the weights would draw noise parallel to them
-DRAWS = 9  # trainings of a population
+PLACEMENTS, SOURCES = ("residual-post", "post", "pre"), ("text", "shuffled", "noise")
+RATE = 0.768  # over the width: the 0.001 of AdamW's defaults at the paper's 768
+DECAY = 0.01  # AdamW's default
+DRAWS = 9  # networks of a population; other initial values, windows and noise
+NOISE = 500_000  # added to the seed of the noise: the seed that drew the weights would draw noise parallel to them
 
 
 def size(profile: str) -> Size:
-    """Sizes of the shared language models; ``gpu`` has the paper's twelve layers of width 768.
+    """Sizes of the shared language models.
 
     >>> size("gpu").depth, size("gpu").dim
-    (12, 768)
+    (12, 192)
     """
     return choose(
         profile,
-        smoke=Size(300, 16, 2, 2, 16, 4, steps=80, warmup=20, every=2, dev=8, text=150_000),
-        book=Size(512, 48, 4, 4, 32, 8, steps=800, warmup=100, every=4, dev=32, text=400_000),
-        gpu=Size(8192, 768, 12, 12, 256, 16, steps=3000, warmup=375, every=10, dev=16, text=8_000_000),
+        smoke=Size(300, 24, 4, 16, 8, steps=60, dev=16, text=150_000, looks=6),
+        book=Size(512, 48, 4, 32, 8, steps=200, dev=12, text=400_000, looks=12),
+        gpu=Size(8192, 192, 12, 64, 16, steps=1000, dev=12, text=8_000_000, looks=12),
     )
 
 
-def language_model(recipe: Recipe, *, profile: str, seed: int, device: str) -> Run:
-    """Train one of the shared language models, or its null model.
+def network(of: Size, placement: str, generator: Generator | None = None) -> CausalLM:
+    """One of the shared language models, untrained.
 
-    The history is by ``part_of``. ``measures`` has, at about 12 steps evenly spaced in
-    log t, over fixed windows of the dev text: loss and accuracy, and against the network scaled by 1000 the raw and
-    the centred similarity and the anisotropy, each by layer (``raw 0`` is the embedding) and as a mean over the blocks.
-    Snapshots: the first and the last weights.
-
-    >>> run = language_model(Recipe(), profile="smoke", seed=0, device="cpu")
-    >>> run.settings["parameters"], round(float(run.measures["loss"][0]), 1)  # 300 tokens: it starts near ln 300
-    (11648, 5.7)
+    >>> net = network(size("smoke"), "post")
+    >>> len(net.blocks), net.blocks[0].inner.out_features / net.blocks[0].inner.in_features  # 512 / 768
+    (12, 0.6666666666666666)
     """
-    from nbutils import devices, models, optimizers, text, training
+    from nbutils.models import CausalLM
+
+    return CausalLM(
+        of.vocab, of.dim, of.depth, of.heads, of.length, placement=placement, mask="multiplicative", tied=False,
+        hidden=2 * of.dim // 3, init_std="standard", generator=generator,
+    )  # fmt: skip
+
+
+def population(placement: str, source: str, *, profile: str, seed: int, device: str) -> Run:
+    """Train nine of the shared language models together.
+
+    Networks of one draw start alike, wherever they are fed from, and read the same places of text and of shuffled text.
+    ``measures``: what ``measured`` returns, a row a network at some steps evenly spaced in log t. Snapshots: first and last
+    weights of all, each tensor ``(networks, …)``. The history has the mean loss of every step.
+
+    >>> run = population("pre", "noise", profile="smoke", seed=0, device="cpu")
+    >>> run.measures["network"].nunique(), sorted(run.snapshots), tuple(run.snapshots[60]["embedding.weight"].shape)
+    (9, [0, 60], (9, 300, 24))
+    """
+    import pandas as pd
+    import torch
+
+    from nbutils import devices, optimizers, text, together, training
 
     of, place = size(profile), devices.resolve(device)
     corpus = text.corpus(of.text)
     tokenizer = text.bpe(corpus, of.vocab)
-    train, dev = (text.tokens(part, tokenizer) for part in (corpus.train, corpus.dev))
-    windows = text.random_windows(train, of.batch, of.length + 1, devices.generator(seed, "cpu"))
+    tokens, dev = (text.tokens(part, tokenizer) for part in (corpus.train, corpus.dev))
     held = next(text.random_windows(dev, of.dev, of.length + 1, devices.generator(0, "cpu"))).to(place)
-    model = models.CausalLM(
-        of.vocab, of.dim, of.depth, of.heads, of.length,
-        placement=recipe.placement, init_std=0.02, generator=devices.generator(seed, "cpu"),
-    ).to(place)  # fmt: skip
-    gradients: str | dict[str, float] = "loss"
-    if recipe.gradients == "noise":
-        gradients = training.gradient_scales(model, next(windows).to(place))
+    starts = [seed + 1_000_000 * draw for draw in range(DRAWS)]
+    nets = [network(of, placement, devices.generator(start, "cpu")).to(place) for start in starts]
+    theta, names = together.stacked(nets), [name for name, _ in nets[0].named_parameters()]
+    if source == "shuffled":
+        tokens = tokens[torch.randperm(len(tokens), generator=devices.generator(seed, "cpu"))]
+    windows = _windows(tokens, of, starts)
+    gradients = _noise(seed + NOISE) if source == "noise" else together.loss_gradients(nets[0], windows)
+    adamw = partial(optimizers.optimizer, "adamw", lr=RATE / of.dim, weight_decay=DECAY)
+    history: list[dict[str, float]] = [{"step": 0}]
+    rows: list[dict[str, float]] = []
     ends: dict[int, dict[str, Tensor]] = {}
 
-    def on_snapshot(step: int, model: nn.Module) -> dict[str, float]:
+    def look(step: int) -> None:
+        together.unstack(theta, nets)
+        rows.extend({"step": step, "network": i, **measured(net, held)} for i, net in enumerate(nets))
         if step in (0, of.steps):
-            ends[step] = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
-        return _measure(model, held)
+            ends[step] = {name: w.detach().cpu().clone() for name, w in zip(names, theta, strict=True)}
 
-    options = {"momentum": MOMENTUM} if recipe.optimizer == "sgd" else {}
-    shape = "inverse-sqrt" if recipe.optimizer == "adafactor" else "constant"  # as T5's, and its steps are relative
-    run = training.train(
-        model,
-        windows,
-        steps=of.steps,
-        optimizer=optimizers.optimizer(recipe.optimizer, list(model.parameters()), recipe.lr, **options),
-        schedule=optimizers.schedule(shape, recipe.lr, warmup=of.warmup),
-        gradients=gradients,
-        record=training.Record(of.every, part_of, log_steps(of.steps), on_snapshot),
-        device=place,
-        precision="bf16" if place == "cuda" else "full",
-        seed=seed + NOISE,
-    )
-    more = {"parameters": sum(p.numel() for p in model.parameters()), "source": corpus.source, "seed": seed}
-    return replace(run, snapshots=ends, settings=run.settings | asdict(recipe) | asdict(of) | more)
+    look(0)
+    kept = set(log_steps(of.steps, of.looks))
+    for t, step in enumerate(together.train_together(theta, gradients, adamw, of.steps, name="training"), 1):
+        history.append({"step": t} | ({} if step.losses is None else {"loss": float(step.losses.mean())}))
+        if t in kept:
+            look(t)
+    more = {"placement": placement, "gradients": source, "lr": RATE / of.dim, "corpus": corpus.source, "seed": seed}
+    more["parameters"] = sum(w[0].numel() for w in theta)
+    return training.Run(pd.DataFrame(history), snapshots=ends, measures=pd.DataFrame(rows), settings=asdict(of) | more)
 
 
-def once_more(recipe: Recipe, draw: int, *, profile: str, seed: int, device: str) -> Run:
-    """A further training of a recipe, for statements on a population: initial values, batches and noise of its own."""
-    resolved = profiles.resolve(profile)  # "auto" is "gpu" where CUDA is: twenty-seven large models on Colab
-    sized = "book" if resolved == "gpu" else resolved
-    return language_model(recipe, profile=sized, seed=seed + 1_000_000 * draw, device=device)
+def _windows(tokens: Tensor, of: Size, starts: Sequence[int]) -> Iterator[Tensor]:
+    """Batches with one more axis in front, of each network's own windows."""
+    import torch
+
+    from nbutils import devices, text
+
+    streams = [text.random_windows(tokens, of.batch, of.length + 1, devices.generator(x, "cpu")) for x in starts]
+    return map(torch.stack, zip(*streams, strict=True))
+
+
+def _noise(seed: int) -> Gradients:
+    """Gradients of no loss: independent normal numbers."""
+    import torch
+
+    from nbutils import devices
+
+    rng = devices.generator(seed, "cpu")
+
+    def fill(theta: list[Tensor]) -> None:
+        for w in theta:
+            w.grad = torch.randn(w.shape, generator=rng).to(w.device)
+
+    return fill
+
+
+def measured(model: CausalLM, windows: Tensor) -> dict[str, float]:
+    """Of one network on windows ``(n, T + 1)``.
+
+    ``loss`` and ``accuracy`` of the next token, ``answers`` (how many different tokens it predicts), ``norm`` and
+    ``matrices`` (of all parameters, of the blocks' matrices), and of the last layer, against the network with all
+    parameters times 1000, the ``raw`` and the ``centred`` similarity, beside its ``anisotropy``.
+    """
+    from nbutils import saturation, training
+
+    inputs = windows[:, :-1]
+    with saturation.mode(model):
+        loss, answers = float(training.batch_loss(model, windows)), model(inputs).argmax(-1)
+    squares = {name: float(p.detach().double().square().sum()) for name, p in model.named_parameters()}
+    of_matrices = sum(x for name, x in squares.items() if part_of(name).startswith("block "))
+    last = {name: float(x[-1]) for name, x in saturation.compare(model, [{"input_ids": inputs}])._asdict().items()}
+    return {
+        "loss": loss,
+        "accuracy": float((answers == windows[:, 1:]).double().mean()),
+        "answers": len(answers.unique()),
+        "norm": sum(squares.values()) ** 0.5,
+        "matrices": of_matrices**0.5,
+        **{name: last[name] for name in ("raw", "centred", "anisotropy")},
+    }
 
 
 def part_of(name: str) -> str:
@@ -152,19 +190,7 @@ def part_of(name: str) -> str:
     return "vectors" if layer != "embeddings" and (name.endswith("bias") or "norm" in name) else layer
 
 
-def _measure(model: nn.Module, windows: Tensor) -> dict[str, float]:
-    """Dev loss and accuracy, and saturation by layer and over the blocks; ``windows`` ``(n, T + 1)``."""
-    from nbutils import saturation, training
-
-    inputs, loss = windows[:, :-1], float(training.batch_loss(model, windows))
-    accuracy = float((model(inputs).argmax(-1) == windows[:, 1:]).double().mean())
-    found = saturation.compare(model, [{"input_ids": inputs}])._asdict()
-    by_layer = {f"{name} {i}": float(x) for name, values in found.items() for i, x in enumerate(values)}
-    means = {name: float(values[1:].nanmean()) for name, values in found.items()}
-    return {"loss": loss, "accuracy": accuracy, **means, **by_layer}
-
-
-def log_steps(steps: int, count: int = 12) -> list[int]:
+def log_steps(steps: int, count: int) -> list[int]:
     """0, and about ``count`` steps from 1 to ``steps``, evenly spaced in their logarithm.
 
     >>> log_steps(100, 3)
@@ -173,22 +199,8 @@ def log_steps(steps: int, count: int = 12) -> list[int]:
     return sorted({0, *(round(steps ** (i / (count - 1))) for i in range(count))})
 
 
-_STEEP = ("residual-post", "sgd")
-_NINE = {
-    f"{placement}-{name}": Recipe(placement, name, GENTLE if (placement, name) == _STEEP else RATES[name])
-    for placement, name in itertools.product(PLACEMENTS, OPTIMIZERS)
-}
-LANGUAGE_MODELS: Mapping[str, Recipe] = {
-    **{f"lm-{name}": recipe for name, recipe in _NINE.items()},
-    **{f"null-{name}": replace(of, gradients="noise") for name, of in _NINE.items()},
-    "lm-pre-slow": Recipe("pre", lr=3e-4),
-}
-AGAIN: Mapping[str, Recipe] = {
-    "pre-adamw": _NINE["pre-adamw"],
-    "pre-sgd": _NINE["pre-sgd"],
-    "post-gentle": Recipe("post", lr=1e-3),
-}
 RECIPES: Mapping[str, Callable[..., Run]] = {
-    **{name: partial(language_model, recipe) for name, recipe in LANGUAGE_MODELS.items()},
-    **{f"again-{k}-{d}": partial(once_more, recipe, d) for k, recipe in AGAIN.items() for d in range(1, DRAWS + 1)},
+    f"lm-{placement}-{source}": partial(population, placement, source)
+    for placement, source in itertools.product(PLACEMENTS, SOURCES)
+    if (placement, source) != ("post", "shuffled")  # post-norm collapses on text as well
 }
