@@ -80,8 +80,8 @@ def population(placement: str, source: str, *, profile: str, seed: int, device: 
     """Train nine of the shared language models together.
 
     Networks of one draw start alike, wherever they are fed from, and read the same places of text and of shuffled text.
-    ``measures``: what ``measured`` returns, a row a network at some steps evenly spaced in log t. Snapshots: first and last
-    weights of all, each tensor ``(networks, …)``. The history has the mean loss of every step.
+    ``measures``: what ``measured`` returns, a row a network, at some steps evenly spaced in log t. Snapshots: weights
+    of all, first and last, each tensor ``(networks, …)``. The history has the mean loss of every step.
 
     >>> run = population("pre", "noise", profile="smoke", seed=0, device="cpu")
     >>> run.measures["network"].nunique(), sorted(run.snapshots), tuple(run.snapshots[60]["embedding.weight"].shape)
