@@ -1,4 +1,4 @@
-"""Chapter 17 on a reader's checkpoints: other families of models, half precision, a folder that is not the book's."""
+"""Chapter 24 on a reader's checkpoints: other families of models, half precision, a folder that is not the book's."""
 
 import os
 
