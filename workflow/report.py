@@ -139,9 +139,9 @@ def why_not(run: Run, chapter: str) -> str:
 
 
 def last_words(log: Path) -> str:
-    """Why a job stopped, from the last line of its log."""
-    last = (log.read_text(encoding="utf-8", errors="replace").splitlines() or [""])[-1]
-    return last.removeprefix(STOPPED) if last.startswith(STOPPED) else KILLED
+    """Why a job stopped, from the last line of its log that says so: a library may have more to say as it ends."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.removeprefix(STOPPED) for line in reversed(lines) if line.startswith(STOPPED)), KILLED)
 
 
 def _failed_cell(notebook: Path) -> str:
