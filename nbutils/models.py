@@ -61,20 +61,19 @@ class SelfAttention(nn.Module):
     Args:
         mask: ``causal`` (future scores −∞), ``multiplicative`` (future scores times 0: what the paper's released code
             does; the future is then attended with weight e⁰ / Σ e^s) or ``none``.
-        uniform: no queries and keys, every score is 0: a mean over the positions that the mask leaves.
 
     >>> for mask in ("causal", "multiplicative"):  # all scores are 0: what is left of the future?
-    ...     attention = SelfAttention(2, 1, mask=mask, biases=False, uniform=True)
+    ...     attention = SelfAttention(2, 1, mask=mask, biases=False)
     ...     print(attention.scores(torch.zeros(1, 2, 2)).softmax(-1)[0, 0].tolist())
     [[1.0, 0.0], [0.5, 0.5]]
     [[0.5, 0.5], [0.5, 0.5]]
     """
 
-    def __init__(self, dim: int, heads: int, *, mask: str, biases: bool, uniform: bool) -> None:
+    def __init__(self, dim: int, heads: int, *, mask: str, biases: bool) -> None:
         super().__init__()
         self.heads, self.mask = heads, mask
-        self.query = None if uniform else nn.Linear(dim, dim, bias=biases)
-        self.key = None if uniform else nn.Linear(dim, dim, bias=biases)
+        self.query = nn.Linear(dim, dim, bias=biases)
+        self.key = nn.Linear(dim, dim, bias=biases)
         self.value = nn.Linear(dim, dim, bias=biases)
         self.output = nn.Linear(dim, dim, bias=biases)
 
@@ -83,18 +82,13 @@ class SelfAttention(nn.Module):
 
     def scores(self, x: Tensor) -> Tensor:
         """Scores of the input ``(batch, T, dim)`` as the softmax sees them: ``(batch, heads, T, T)``, queries first."""
-        length = x.shape[-2]
-        if self.query is None or self.key is None:
-            scores = x.new_zeros(*x.shape[:-2], self.heads, length, length)
-        else:
-            q, k = self._split(self.query(x)), self._split(self.key(x))
-            scores = q @ k.mT / q.shape[-1] ** 0.5
-        return MASKS[self.mask](scores)
+        q, k = self._split(self.query(x)), self._split(self.key(x))
+        return MASKS[self.mask](q @ k.mT / q.shape[-1] ** 0.5)
 
     def forward(self, x: Tensor, seen: list[Tensor] | None = None) -> Tensor:
         """``(batch, T, dim)`` in and out. A list ``seen`` gets the scores, at the cost of the fast kernel."""
         v = self._split(self.value(x))
-        if seen is None and self.query is not None and self.key is not None and self.mask != "multiplicative":
+        if seen is None and self.mask != "multiplicative":
             q, k = self._split(self.query(x)), self._split(self.key(x))
             heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.mask == "causal")
         else:
@@ -116,7 +110,6 @@ class Shape:
             the paper's released code calls pre-norm.
         mask: ``causal``, ``multiplicative`` or ``none`` (``SelfAttention``).
         biases: of the linear maps; the layer norms keep gain and shift.
-        uniform: True takes away queries and keys, so that attention is a mean.
         eps: of the layer norms.
         dropout: acts on f(x).
 
@@ -130,7 +123,6 @@ class Shape:
     placement: str = "pre"
     mask: str = "causal"
     biases: bool = True
-    uniform: bool = False
     eps: float = 1e-5
     dropout: float = 0.0
 
@@ -155,7 +147,7 @@ class Block(nn.Module):
         super().__init__()
         dim, biases = shape.dim, shape.biases
         self.placement = shape.placement
-        self.attention = SelfAttention(dim, shape.heads, mask=shape.mask, biases=biases, uniform=shape.uniform)
+        self.attention = SelfAttention(dim, shape.heads, mask=shape.mask, biases=biases)
         self.attention_norm = nn.LayerNorm(dim, eps=shape.eps)
         self.inner = nn.Linear(dim, shape.hidden, bias=biases)
         self.outer = nn.Linear(shape.hidden, dim, bias=biases)

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules of the book, by name."""
+"""Optimizers of the book by name, and T5's learning rate."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def optimizer(name: str, params: Iterable[Tensor], lr: float = 1e-3, **options: 
     ==================  ==========================================================================================
 
     T5's Adafactor (Shazeer and Stern 2018; ``transformers`` has the update): clipping threshold 1, β₂ = 1 − t^−0.8,
-    ε₁ = 1e-30, ε₂ = 1e-3, no momentum, no weight decay. Its rate is relative: with ``schedule("inverse-sqrt", 1.0,
-    warmup=10_000)`` it is T5's own. Matrices are factored, vectors are not.
+    ε₁ = 1e-30, ε₂ = 1e-3, no momentum, no weight decay. Its rate is relative: with ``inverse_sqrt(1.0, warmup=10_000)`` it
+    is T5's own. Matrices are factored, vectors are not.
 
     Raises:
         ValueError: unknown name.
@@ -95,20 +95,10 @@ class EachAdamW(Optimizer):
             p -= lr / (1 - beta_1 ** of["t"]) * (of["first"] / root)
 
 
-def schedule(name: str, lr: float, *, warmup: int = 0) -> Schedule:
-    """Learning rate as a function of the number t of steps done before, so the first step asks for t = 0.
+def inverse_sqrt(lr: float, *, warmup: int = 0) -> Schedule:
+    """T5's learning rate, lr/√max(t, warmup, 1), as a function of the number t of steps done before.
 
-    ``constant``: lr. ``inverse-sqrt``: lr/√max(t, warmup, 1), T5's with lr = α.
-
-    Raises:
-        ValueError: unknown name.
-
-    >>> [round(schedule("inverse-sqrt", 1.0, warmup=4)(t), 3) for t in (0, 4, 16)]
+    >>> [round(inverse_sqrt(1.0, warmup=4)(t), 3) for t in (0, 4, 16)]
     [0.5, 0.5, 0.25]
     """
-    match name:
-        case "constant":
-            return lambda t: lr
-        case "inverse-sqrt":
-            return lambda t: lr / max(t, warmup, 1) ** 0.5
-    raise ValueError(f"unknown schedule {name!r}: choose one of constant, inverse-sqrt")
+    return lambda t: lr / max(t, warmup, 1) ** 0.5

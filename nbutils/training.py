@@ -81,31 +81,13 @@ def batch_loss(model: Callable[..., Any], batch: Batch) -> Tensor:
     return cross_entropy(model(inputs).flatten(0, -2), targets.flatten())  # which leaves −100 out
 
 
-def gradient_scales(
-    model: nn.Module, batch: Batch, *, loss: Callable[[nn.Module, Batch], Tensor] = batch_loss
-) -> dict[str, float]:
-    """Root mean square of each parameter's gradient, by name: the scale of noise that SGD can be compared with.
-
-    >>> net = nn.Linear(2, 1, bias=False)
-    >>> gradient_scales(net, torch.tensor([[1.0, 7.0]]), loss=lambda net, x: net(x).sum())  # ∇ = x: √((1 + 49)/2)
-    {'weight': 5.0}
-    """
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    gradients = torch.autograd.grad(loss(model, batch), list(parameters.values()), allow_unused=True)
-    return {
-        name: 0.0 if g is None else float(g.double().square().mean().sqrt())
-        for name, g in zip(parameters, gradients, strict=True)
-    }
-
-
-def noise_gradients(model: nn.Module, generator: torch.Generator, *, scale: float | Mapping[str, float] = 1.0) -> None:
-    """Put independent normal noise in the place of every gradient; ``scale`` is its deviation, for all or by name."""
-    for name, parameter in model.named_parameters():
+def noise_gradients(model: nn.Module, generator: torch.Generator) -> None:
+    """Put independent normal noise of deviation 1 in the place of every gradient."""
+    for parameter in model.parameters():
         if parameter.requires_grad:
-            std = scale[name] if isinstance(scale, Mapping) else scale
             drawn = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype, device=generator.device)
             # in the parameter's own strides: fused optimizers on CPU read memory as if a gradient had them
-            parameter.grad = torch.empty_like(parameter).copy_(std * drawn)
+            parameter.grad = torch.empty_like(parameter).copy_(drawn)
 
 
 def train(
@@ -116,7 +98,7 @@ def train(
     optimizer: str | Optimizer = "adamw",
     schedule: float | optimizers.Schedule | None = None,
     loss: Callable[[nn.Module, Batch], Tensor] = batch_loss,
-    gradients: str | Mapping[str, float] = "loss",
+    gradients: str = "loss",
     record: Record = Record(),
     device: str = "auto",
     precision: str = "full",
@@ -128,11 +110,10 @@ def train(
     Args:
         batches: whole batches (``batch_loss`` has the forms); a list is gone through again and again.
         optimizer: a name of ``nbutils.optimizers``, or one made over the model's parameters.
-        schedule: learning rate, or a function of the number of steps done (``nbutils.optimizers.schedule``), for all
+        schedule: learning rate, or a function of the number of steps done (``nbutils.optimizers.inverse_sqrt``), for all
             parameters. Without it an optimizer made before keeps its rates, and one made here from a name has 1e-3.
-        gradients: ``noise`` is the null model: the same loop fed pure noise of deviation 1 in the place of ∇L, or of
-            the deviations by parameter that ``gradient_scales`` gives. The batches are then not used, the loss is not
-            computed, and ``projection`` is θ·noise.
+        gradients: ``noise`` is the null model: the same loop fed pure noise of deviation 1 in the place of ∇L. The
+            batches are then not used, the loss is not computed, and ``projection`` is θ·noise.
         device: ``auto``, ``cpu`` or ``cuda``.
         precision: ``bf16`` is autocast, on CUDA only; parameters and sums keep their type.
         seed: of noise and dropout. The one that drew the weights gives noise parallel to some of them: choose another.
@@ -178,7 +159,7 @@ def train(
         for t in tqdm(range(steps), desc="training", disable=not progress):
             optimizer.zero_grad()
             if null:
-                noise_gradients(model, noise, scale=1.0 if isinstance(gradients, str) else gradients)
+                noise_gradients(model, noise)
             else:
                 batch = to_device(next(source), place)
                 with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
@@ -206,12 +187,9 @@ def train(
     return Run(history, layers, kept, pd.DataFrame(measures), settings)
 
 
-def _check(
-    steps: int, gradients: str | Mapping[str, float], precision: str, place: torch.device, snapshots: set[int]
-) -> None:
+def _check(steps: int, gradients: str, precision: str, place: torch.device, snapshots: set[int]) -> None:
     """Refuse what cannot be, before a training begins."""
-    name = gradients if isinstance(gradients, str) else "noise"
-    for what, given, known in (("gradients", name, ("loss", "noise")), ("precision", precision, ("full", "bf16"))):
+    for what, given, known in (("gradients", gradients, ("loss", "noise")), ("precision", precision, ("full", "bf16"))):
         if given not in known:
             raise ValueError(f"unknown {what} {given!r}: choose one of {', '.join(known)}")
     if place.type != "cuda" and precision == "bf16":

@@ -79,14 +79,6 @@ def test_no_position_sees_the_future():
         assert (scores[..., 0, 1:] == -torch.inf).all() and (scores.softmax(-1).triu(1) == 0).all()
 
 
-def test_no_queries_and_keys_is_a_mean_over_what_the_mask_leaves():
-    for mask, expected in (("none", torch.full((7, 7), 1 / 7)), ("causal", (1 / torch.arange(1, 8)).diag() @ MASK)):
-        model = language_model(uniform=True, mask=mask)
-        assert not any("query" in name or "key" in name for name, _ in model.named_parameters())
-        for scores in model.attentions(TOKENS):
-            torch.testing.assert_close(scores.softmax(-1), expected.double().expand(3, 3, 7, 7))
-
-
 MASK = torch.ones(7, 7).tril()
 
 
@@ -190,7 +182,7 @@ def test_attention_is_that_of_torch(mask):
     """Three heads of width 4 against nn.MultiheadAttention; scores are divided by the root of 4."""
     from nbutils.models import SelfAttention
 
-    attention = SelfAttention(12, 3, mask=mask, biases=True, uniform=False).double()
+    attention = SelfAttention(12, 3, mask=mask, biases=True).double()
     x = torch.randn(2, 7, 12, generator=generator(0, "cpu"), dtype=torch.float64)
     other = torch.nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
     parts = (attention.query, attention.key, attention.value)

@@ -9,8 +9,8 @@ from torch import nn
 from nbutils.chapters.counting import Classifier
 from nbutils.devices import generator
 from nbutils.models import CausalLM
-from nbutils.optimizers import OPTIMIZERS, optimizer, schedule
-from nbutils.training import Record, batch_loss, gradient_scales, noise_gradients, train
+from nbutils.optimizers import OPTIMIZERS, inverse_sqrt, optimizer
+from nbutils.training import Record, batch_loss, noise_gradients, train
 from nbutils.trainings.recipes_t5 import small_t5
 
 BATCHES = [torch.randint(0, 13, (6, 9), generator=generator(i, "cpu")) for i in range(3)]
@@ -76,17 +76,14 @@ def test_adamw_and_noise_are_right_in_any_layout(layout):
     assert ours.grad.stride() == torch.empty_like(ours).stride()
 
 
-def test_schedules():
-    t5 = schedule("inverse-sqrt", 1.0, warmup=10_000)
+def test_the_rate_of_t5():
+    t5 = inverse_sqrt(1.0, warmup=10_000)
     assert [t5(0), t5(9_999), t5(40_000)] == [0.01, 0.01, 0.005]
-    assert schedule("constant", 0.1)(77) == 0.1
 
 
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="unknown optimizer 'adam': choose one of sgd, adamw, adafactor"):
         optimizer("adam", [])
-    with pytest.raises(ValueError, match="unknown schedule 'cosine'"):
-        schedule("cosine", 1.0)
 
 
 # the loop
@@ -188,11 +185,11 @@ def test_one_schedule_for_groups_of_different_rates_is_refused():
 
 def test_noise_has_its_scale_and_its_own_seed():
     net = model(dtype=torch.float32)
-    noise_gradients(net, generator(0, "cpu"), scale=3.0)
+    noise_gradients(net, generator(0, "cpu"))
     drawn = torch.cat([p.grad.flatten() for p in net.parameters()])
-    assert drawn.std().item() == pytest.approx(3, rel=0.1) and abs(drawn.mean().item()) < 0.3
+    assert drawn.std().item() == pytest.approx(1, rel=0.1) and abs(drawn.mean().item()) < 0.1
     again = model(dtype=torch.float32)
-    noise_gradients(again, generator(0, "cpu"), scale=3.0)
+    noise_gradients(again, generator(0, "cpu"))
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(net.parameters(), again.parameters(), strict=True))
 
 
@@ -249,17 +246,11 @@ def test_too_few_batches_are_counted():
         train(model(), iter(BATCHES), steps=5, device="cpu", progress=False)
 
 
-def test_frozen_and_unused_parameters_have_no_noise_and_no_gradient():
-    net = nn.ModuleDict({"used": nn.Linear(3, 2), "idle": nn.Linear(3, 2), "frozen": nn.Linear(3, 2)})
+def test_frozen_parameters_have_no_noise():
+    net = nn.ModuleDict({"used": nn.Linear(3, 2), "frozen": nn.Linear(3, 2)})
     net["frozen"].requires_grad_(False)
-    scales = gradient_scales(
-        net, torch.ones(4, 3), loss=lambda net, x: net["used"](net["frozen"](x) @ torch.ones(2, 3)).sum()
-    )
-    assert set(scales) == {"used.weight", "used.bias", "idle.weight", "idle.bias"}
-    assert scales["idle.weight"] == scales["idle.bias"] == 0 and scales["used.bias"] == 4
-    noise_gradients(net, generator(0, "cpu"), scale=scales)
+    noise_gradients(net, generator(0, "cpu"))
     assert all((p.grad is None) == name.startswith("frozen") for name, p in net.named_parameters())
-    assert (net["idle"].weight.grad == 0).all() and (net["used"].weight.grad != 0).all()
 
 
 def test_a_record_every_third_step_has_the_rate_and_loss_of_that_step():

@@ -63,7 +63,7 @@ class MeanHead(nn.Module):
             self.register_buffer("embedding", table)
         else:
             self.embedding = nn.Parameter(table)
-        self.attention = models.SelfAttention(2, 1, mask="none", biases=False, uniform=False)
+        self.attention = models.SelfAttention(2, 1, mask="none", biases=False)
         weights = {
             "query": [[float(flat != "query"), 0.0], [0.0, 0.0]],
             "key": [[0.0, 0.0] if flat == "key" else [1.0, gap / math.sqrt(2)], [0.0, 0.0]],

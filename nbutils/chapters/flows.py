@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import nnls
 from torch import Tensor
 from torch.func import functional_call
 
@@ -80,8 +79,8 @@ def separable(
         x ``(networks, examples, n_in)`` and y ``(networks, examples)``, ±1, float64.
 
     >>> x, y = separable(1, 9, 3, gap=0.5, generator=torch.Generator().manual_seed(0))
-    >>> max_margin(x[0], y[0]) > 0.5
-    True
+    >>> x.shape, y.unique().tolist()
+    (torch.Size([1, 9, 3]), [-1.0, 1.0])
     """
     normal = torch.randn(networks, 1, n_in, generator=generator, dtype=torch.float64)
     normal = torch.nn.functional.normalize(normal, dim=-1)
@@ -181,22 +180,21 @@ def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e
 def descent(margins: Margins, theta: Tensor, steps: Sequence[int], rate: float, *, scale: str = "plain") -> Path:
     """Gradient descent after given numbers of steps (increasing).
 
-    ``scale``: ``plain`` steps −η∇L; ``polyak`` steps −ηL∇L/‖∇L‖², Euler's method for the flow with log 1/L as its clock
-    and steps of η; ``normalised`` steps −η∇L/‖∇L‖. The time is Σ of what multiplies ∇L, kept as its logarithm.
+    ``scale``: ``plain`` steps −η∇L, or ``normalised`` steps −η∇L/‖∇L‖. The time is Σ of what multiplies ∇L, kept as
+    its logarithm.
 
     >>> start = torch.ones(1, 1, dtype=torch.float64)
     >>> descent(lambda theta: theta, start, [9], 0.1, scale="normalised").norm.round(9)  # nine steps of length η
     array([[1.9]])
     """
-    if scale not in ("plain", "polyak", "normalised"):
-        raise ValueError(f"unknown scale {scale!r}: choose plain, polyak or normalised")
+    if scale not in ("plain", "normalised"):
+        raise ValueError(f"unknown scale {scale!r}: choose plain or normalised")
     theta, points = theta.detach().clone(), []
     log_t = torch.full(theta.shape[:1], -math.inf, dtype=theta.dtype)
     length, wanted = torch.zeros_like(log_t), set(steps)
     for i in range(1, max(steps) + 1):
         ell, grad, _ = gradient(margins, theta)
-        size = grad.norm(dim=1)
-        log_c = {"plain": 0 * ell, "polyak": -ell - 2 * size.log(), "normalised": -ell - size.log()}[scale]
+        log_c = 0 * ell if scale == "plain" else -ell - grad.norm(dim=1).log()
         log_c = log_c + math.log(rate)
         delta = torch.exp(log_c + ell)[:, None] * grad  # ∇L = L∇ℓ
         theta = theta - delta
@@ -240,15 +238,3 @@ def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Estim
     moved = slopes(slice(None, half)) - slopes(slice(-half, None))
     drift = max(abs(moved).mean(), 2.5 * abs(moved.mean()))
     return intervals.mean(each, level, widen=float(drift), least=2)
-
-
-def max_margin(x: ArrayLike, y: ArrayLike) -> float:
-    """Largest margin of a linear classifier of norm 1 without bias: the distance of the origin to the hull of y·x.
-
-    >>> round(max_margin([[3.0, 0.0], [0.0, 4.0]], [1, 1]), 6)  # 3 · 4 / 5
-    2.4
-    """
-    z = np.asarray(x, dtype=np.float64) * np.asarray(y, dtype=np.float64)[:, None]
-    big = 1e6 * np.abs(z).max()  # a heavy row forces the weights to sum to 1
-    weights, _ = nnls(np.vstack([z.T, np.full(len(z), big)]), np.append(np.zeros(z.shape[1]), big))
-    return float(np.linalg.norm(weights / weights.sum() @ z))

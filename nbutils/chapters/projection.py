@@ -158,7 +158,6 @@ class Plain(NamedTuple):
 
     total: float  # θ·∇L
     cosine: float  # θ·∇L / (‖θ‖‖∇L‖)
-    last_norm: float  # the part of θ·∇L that the gain and the shift of the last layer norm have; 0 without one
 
 
 def by_autograd(module: nn.Module, inputs: Tensor, c: float, labels: ArrayLike, *, scale_inputs: bool = True) -> Plain:
@@ -167,17 +166,15 @@ def by_autograd(module: nn.Module, inputs: Tensor, c: float, labels: ArrayLike, 
     >>> net = nn.Linear(1, 2, bias=False)
     >>> net.weight.data = torch.tensor([[3.0], [1.0]]).log()  # logits ln 3 and 0, so p = (3/4, 1/4)
     >>> [round(value, 4) for value in by_autograd(net, torch.ones(1, 1), 1.0, [0])]  # −(ln 3)/4 and −1/√2
-    [-0.2747, -0.7071, 0.0]
+    [-0.2747, -0.7071]
     """
     theta = {name: (c * value.detach()).requires_grad_() for name, value in module.named_parameters()}
     logits = functional_call(module, theta, (c * inputs if scale_inputs else inputs,)).flatten(0, -2)
     loss = nn.functional.cross_entropy(logits, torch.as_tensor(labels, device=logits.device))
     gradients = torch.autograd.grad(loss, list(theta.values()), materialize_grads=True)
-    pairs = zip(theta.items(), gradients, strict=True)
-    dots = {name: float((p.detach().double() * g.double()).sum()) for (name, p), g in pairs}
-    last = {name.rpartition(".")[2]: dot for name, dot in dots.items()}  # of each kind of parameter
-    total = sum(dots.values())
-    return Plain(total, total / (norm(theta) * norm(gradients)), last.get("gain", 0.0) + last.get("shift", 0.0))
+    pairs = zip(theta.values(), gradients, strict=True)
+    total = sum(float((p.detach().double() * g.double()).sum()) for p, g in pairs)
+    return Plain(total, total / (norm(theta) * norm(gradients)))
 
 
 def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:

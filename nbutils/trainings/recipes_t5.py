@@ -73,7 +73,7 @@ def t5(draw: int = 0, *, null: bool = False, profile: str, seed: int, device: st
         batches,
         steps=steps,
         optimizer="adafactor",
-        schedule=optimizers.schedule("inverse-sqrt", 1.0, warmup=warmup),
+        schedule=optimizers.inverse_sqrt(1.0, warmup=warmup),
         gradients="noise" if null else "loss",
         record=training.Record(by_layer=str if null else True, snapshots=range(0, steps + 1, steps // parts)),
         device=device,
