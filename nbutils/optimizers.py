@@ -27,8 +27,8 @@ def optimizer(name: str, params: Iterable[Tensor], lr: float = 1e-3, **options: 
     ==================  ==========================================================================================
 
     T5's Adafactor (Shazeer and Stern 2018; ``transformers`` has the update): clipping threshold 1, β₂ = 1 − t^−0.8,
-    ε₁ = 1e-30, ε₂ = 1e-3, no momentum, no weight decay. Its rate is relative: with ``inverse_sqrt(1.0, warmup=10_000)`` it
-    is T5's own. Matrices are factored, vectors are not.
+    ε₁ = 1e-30, ε₂ = 1e-3, no momentum, no weight decay. Its rate is relative: with
+    ``inverse_sqrt(1.0, warmup=10_000)`` it is T5's own. Matrices are factored, vectors are not.
 
     Raises:
         ValueError: unknown name.

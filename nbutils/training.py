@@ -110,7 +110,7 @@ def train(
     Args:
         batches: whole batches (``batch_loss`` has the forms); a list is gone through again and again.
         optimizer: a name of ``nbutils.optimizers``, or one made over the model's parameters.
-        schedule: learning rate, or a function of the number of steps done (``nbutils.optimizers.inverse_sqrt``), for all
+        schedule: learning rate, or a function of the number of steps done (``optimizers.inverse_sqrt``), for all
             parameters. Without it an optimizer made before keeps its rates, and one made here from a name has 1e-3.
         gradients: ``noise`` is the null model: the same loop fed pure noise of deviation 1 in the place of ∇L. The
             batches are then not used, the loss is not computed, and ``projection`` is θ·noise.
