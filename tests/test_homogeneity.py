@@ -21,7 +21,6 @@ from nbutils.homogeneity import (
     explain,
     measure_degree,
     one_minus_cosine,
-    scaling_error,
 )
 
 # --- Inputs, outputs, notes -------------------------------------------------------------------------------------------
@@ -136,7 +135,6 @@ def test_measuring_leaves_the_module_as_it_is():
     x, before = torch.randn(5, 4, 4)[0], copy.deepcopy(net.state_dict())
     fused = torch.backends.mha.get_fastpath_enabled()
     measure_degree(net, x, [1, 10])
-    scaling_error(net, x, [1, 10], k=1)
     assert net.training and torch.backends.mha.get_fastpath_enabled() is fused
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
     assert {tensor.dtype for tensor in net.parameters()} == {torch.float32}
@@ -166,21 +164,6 @@ def test_a_derivative_that_is_not_of_the_outputs_is_warned_of(function, euler, t
         measured = measure_degree(net, x, [1, 3], k_in=1)
     assert measured.euler[0] == pytest.approx(euler, abs=1e-6) and measured.residual[0] < 1e-6
     assert measured.log_ratio[0] == pytest.approx(true, abs=1e-6) and caught[0].filename == __file__
-
-
-@pytest.mark.parametrize("given", [{}, {"k": 2, "reference": 2.0}, {"reference": 50.0}])
-def test_scaling_error_of_a_bias_is_its_size(given):
-    """f = W x + b, and f(rθ)/r² = W x + b/r: then f(cθ) − c² f(rθ)/r² = (c − c²/r) b, and its direction is another."""
-    net, (x,) = build(lambda: linear(4, 3, bias=True), X)
-    table, reference = scaling_error(net, x, [1, 2, 10], k_in=1, **given), given.get("reference", 1.0)
-    b, c = net.bias.detach().double(), torch.tensor([1.0, 2.0, 10.0]).double()
-    want = ((c - c**2 / reference).abs() * b.abs().max()).tolist()
-    assert table.absolute.to_numpy() == pytest.approx(want, rel=1e-9, abs=1e-12)
-    assert (table.relative * table.scale**2).to_numpy() == pytest.approx(want, rel=1e-9, abs=1e-12)
-    with torch.no_grad():
-        f = net.double()(x.double())
-    angle = one_minus_cosine(f.flatten(), (f - b * (1 - 1 / reference)).flatten())
-    assert table.one_minus_cosine[0] == pytest.approx(float(angle), abs=1e-12)
 
 
 @given(st.floats(1e-12, 3.1), st.floats(1e-150, 1e150), st.integers(0, 100))

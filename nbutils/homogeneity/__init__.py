@@ -2,14 +2,13 @@
 
 A value v has degree k if v(cθ) = c^k v(θ) for all c > 0. Here c multiplies *every* parameter, frozen ones too, and
 c^``k_in`` every input. ``degree`` runs a module once and carries degrees along, ``explain`` shows them;
-``measure_degree`` and ``scaling_error`` look at numbers instead. All take the same ``inputs`` and ``k_in``.
+``measure_degree`` looks at numbers instead. All take the same ``inputs`` and ``k_in``.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -24,7 +23,7 @@ from nbutils.homogeneity.measure import measure_degree, one_minus_cosine, plain,
 
 __all__ = [
     "EVERY", "Algebra", "EpsilonWarning", "NoRule", "NotHomogeneous", "degree", "explain", "measure_degree",
-    "one_minus_cosine", "rule", "scalable", "scaling_error",
+    "one_minus_cosine", "rule", "scalable",
 ]  # fmt: skip
 
 
@@ -123,34 +122,3 @@ def explain(module: nn.Module, inputs: Any, k_in: Any = 0, approximate: bool = F
         for row in algebra.rows
     ]
     return pd.DataFrame(table, columns=COLUMNS, dtype=object)
-
-
-def scaling_error(
-    module: nn.Module,
-    inputs: Any,
-    scales: Sequence[float],
-    k: float | None = None,
-    *,
-    k_in: Any = 0,
-    reference: float = 1.0,
-) -> pd.DataFrame:
-    """The error of Definition 4 against c: how far f(cθ) is from c^k f(θ).
-
-    ``absolute`` is the largest such error over the outputs, ``relative`` that over c^k, ``one_minus_cosine`` the angle
-    between f(cθ) and f(θ), for which k does not matter. With another ``reference`` r, f(rθ)/r^k stands for f(θ): with a
-    large r it is close to the limit. k is the asymptotic ``degree`` unless given; the rest as in ``measure_degree``.
-
-    >>> net = nn.Linear(1, 1).requires_grad_(False)
-    >>> net.weight[:], net.bias[:] = 1, 1
-    >>> scaling_error(net, torch.ones(1), [1, 10], k_in=1)[["absolute", "relative"]].values.tolist()  # c² + c: 2c²
-    [[0.0, 0.0], [90.0, 0.9]]
-    """
-    k = float(degree(module, inputs, k_in, approximate=True) if k is None else k)
-    rows = []
-    with scalable(module, inputs, k_in) as output, torch.no_grad():
-        start = output(float(reference)) / float(reference) ** k
-        for c in map(float, scales):
-            f = output(c)
-            error = float((f - c**k * start).abs().max())
-            rows.append((c, error, error / c**k, float(one_minus_cosine(f, start))))
-    return pd.DataFrame(rows, columns=["scale", "absolute", "relative", "one_minus_cosine"])
