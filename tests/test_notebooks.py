@@ -100,7 +100,7 @@ def test_runs_in_smoke_and_every_check_is_recorded(chapter, smoke):
 
 
 def test_no_stray_values_are_shown(chapter, smoke):
-    """A cell that ends in a check ends in a semicolon: readers need no `True`."""
+    """Readers need no `True`."""
     cells = nbformat.read(smoke / "seed-0" / f"{chapter}.ipynb", as_version=4).cells
     outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
     assert not {"True", "False", "None"} & {data.get("text/plain") for data in outputs}

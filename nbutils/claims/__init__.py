@@ -45,10 +45,8 @@ class Ledger:
     99-none, profile smoke on cpu
     >>> claims.check("square-root-growth", "exponent", 0.52, (0.45, 0.55), kind="derived")
     ✓ square-root-growth (stated) exponent: 0.52; band [0.45, 0.55]
-    True
     >>> claims.check_population("square-root-growth", "of nine", [3, 1, 4, 1, 5, 9, 2, 6, 5], (1, 6))
     ✓ square-root-growth (stated) of nine: median of 9: 4, interval [1, 6]; band [1, 6]
-    True
     """
 
     def __init__(self, chapter: str, *, profile: str, seed: int, device: str) -> None:
@@ -76,7 +74,7 @@ class Ledger:
         expected: float | None = None,
         claimed: float | None = None,
         n: int | None = None,
-    ) -> bool:
+    ) -> None:
         """Check that ``measured`` lies in ``band`` (ends included; None is no bound).
 
         A counterexample names the value that the paper ``claimed``; its band must exclude that value, so that the check
@@ -88,7 +86,7 @@ class Ledger:
                 pass, an empirical check that does not name its ``n``.
         """
         record = Record(claim, name, role, "band", kind, finite(measured), finite(expected), band, claimed=claimed, n=n)
-        return self._keep(record, _inside(measured, *band))
+        self._keep(record, _inside(measured, *band))
 
     def check_all(
         self,
@@ -101,7 +99,7 @@ class Ledger:
         at_least: float | None = None,
         at_most: float | None = None,
         n: int | None = None,
-    ) -> bool:
+    ) -> None:
         """Check that all of many values lie between ``at_least`` and ``at_most``; measured is the one nearest an edge.
 
         Without either the values are margins, right side − left side of an inequality, and at least 0. Leave room for
@@ -117,7 +115,7 @@ class Ledger:
             room = np.fmin(values - low, high - values)
         worst = float(values[np.argmin(room)]) if values.size else math.nan  # a NaN is the least of all
         record = Record(claim, name, role, form, kind, finite(worst), band=(low, high), n=n, samples=values.size)
-        return self._keep(record, low <= worst <= high)
+        self._keep(record, low <= worst <= high)
 
     def check_mean(
         self,
@@ -129,7 +127,7 @@ class Ledger:
         resolution: float,
         role: str = "stated",
         claimed: float | None = None,
-    ) -> bool:
+    ) -> None:
         """Check that the mean over independent replicates is the one that theory gives, ``expected``; a derived check.
 
         The band is the theory give or take the sampling error that the replicates themselves show: Student's two-sided
@@ -145,7 +143,7 @@ class Ledger:
         vague = role == "counterexample" and claimed is not None and _inside(claimed, *band)
         holds = _inside(found.value, *band) and half <= resolution and not vague
         record = Record(claim, name, role, "mean", "derived", finite(found.value), float(expected), band)
-        return self._keep(replace(record, n=found.n, resolution=resolution, claimed=claimed), holds)
+        self._keep(replace(record, n=found.n, resolution=resolution, claimed=claimed), holds)
 
     def check_population(
         self,
@@ -157,7 +155,7 @@ class Ledger:
         statistic: str = "median",
         role: str = "stated",
         claimed: float | None = None,
-    ) -> bool:
+    ) -> None:
         """Check a statement on a population of trainings or networks; an empirical check.
 
         ``values``: one number a training, or true and false for a ``share``. It holds if the 95 % interval of the
@@ -172,13 +170,13 @@ class Ledger:
         interval = finite(found.low), finite(found.high)
         holds = _inside(found.low, *band) and _inside(found.high, *band)
         record = Record(claim, name, role, "population", "empirical", finite(found.value), band=band, claimed=claimed)
-        return self._keep(replace(record, n=found.n, statistic=statistic, interval=interval), holds)
+        self._keep(replace(record, n=found.n, statistic=statistic, interval=interval), holds)
 
     def leave_open(self, claim: str, reason: str) -> None:
         """Say that this run cannot test the claim, and why. Never counted as passed."""
         self._keep(Record(claim, "open", "open", "open", reason=reason))
 
-    def _keep(self, record: Record, holds: bool = False) -> bool:
+    def _keep(self, record: Record, holds: bool = False) -> None:
         """Complete a record, show it, and leave it in the notebook's output."""
         if record.band:
             low, high = (None if end is None or math.isinf(end) else float(end) for end in record.band)
@@ -195,7 +193,6 @@ class Ledger:
         if self._kept:
             with open(self._kept, "a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record.as_dict(), ensure_ascii=False) + "\n")
-        return bool(record.holds)
 
 
 def _announcement(run: Mapping[str, Any]) -> str:
