@@ -5,7 +5,6 @@ PY := $(VENV)/bin/python
 SEED ?= 0
 A ?= _build/smoke
 B ?=
-REPORT ?=
 PROFILE ?= smoke
 CHAPTERS ?=
 JOBS ?=
@@ -27,7 +26,7 @@ help:
 	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=05-t5 for some, SEED=7, JOBS=4)"
 	@echo "make test       environment, unit tests, all chapters in the smoke profile, the built pages checked"
 	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
-	@echo "make report     what a run has lost against another (A=_build/smoke B=other/metrics.json, REPORT='--json f')"
+	@echo "make report     what a run has lost against another (A=_build/smoke B=other/metrics.json)"
 	@echo "make pdf        the whole book as one PDF, printed by a Chromium: _build/book/norm-growth.pdf"
 	@echo "make notebooks  book/notebooks from the sources; make lint (ruff, mypy); make clean"
 	@echo "also            PYTHON=python3.12 makes .venv with that Python; DEVICE=cuda and TIME_LIMIT=7200 (seconds a notebook) for runs;"
@@ -79,7 +78,7 @@ test-all: env-test
 	$(PY) -m pytest
 
 report: env
-	@$(PY) -m workflow report "$(A)" "$(B)" $(REPORT)
+	@$(PY) -m workflow report "$(A)" "$(B)"
 
 pdf: env
 	@$(PY) -m workflow pdf --check

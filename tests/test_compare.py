@@ -15,25 +15,14 @@ from workflow.__main__ import main
 SAME = set()
 
 
-def a_run(first=None, *, every=None, count=40, drop=0, cost=None, verdict="confirmed", **run):
-    """A golden run of 40 checks in two chapters; ``first`` changes the first ``count``, ``every`` is the ground."""
-    ground = {"kind": "exact", "role": "stated", "measured": 0.5, "band": [0.0, 1.0], "holds": True, "n": 9} | (
-        every or {}
-    )
+def a_run(first=None, *, count=40, drop=0, cost=None, verdict="confirmed", **run):
+    """A golden run of 40 checks in two chapters; ``first`` changes the first ``count``."""
+    ground = {"kind": "exact", "role": "stated", "measured": 0.5, "band": [0.0, 1.0], "holds": True}
     names = [{"chapter": f"0{1 + i // 20}-x", "claim": "one", "check": f"check {i}"} for i in range(40)]
     records = [ground | name | (first or {} if i < count else {}) for i, name in enumerate(names)]
     costs = {"cpu_seconds": 60.0, "peak_mb": 1000.0} | (cost or {})
-    bad = [each for each in records if each["holds"] is False]
-    problems = [{"chapter": x["chapter"], "claim": "one", "what": f"does not hold: {x['check']}"} for x in bad]
-    facts = {"green": not bad, "hardware": "h", "versions": {"torch": "2"}, "seed": 0} | run
-    facts["notebooks"] = [{"chapter": "01-x", **costs}]
-    return {
-        "version": compare.VERSION,
-        "run": facts,
-        "records": records[drop:],
-        "verdicts": {"one": verdict},
-        "problems": problems,
-    }
+    facts = {"hardware": "h", "versions": {"torch": "2"}, "seed": 0, "notebooks": [{"chapter": "01-x", **costs}]} | run
+    return {"version": compare.VERSION, "run": facts, "records": records[drop:], "verdicts": {"one": verdict}}
 
 
 def red(a, b):
@@ -41,7 +30,6 @@ def red(a, b):
 
 
 OTHER = {"first": {"measured": 2.0, "holds": False}, "count": 1}
-MEAN = {"resolution": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -49,18 +37,11 @@ MEAN = {"resolution": 0.1}
     [
         ({}, {}, SAME, SAME),
         ({}, {"verdict": "partly confirmed"}, {"verdicts"}, {"verdicts"}),
-        ({}, OTHER, {"checks", "problems"}, {"checks", "problems"}),
+        ({}, OTHER, {"checks"}, {"checks"}),
         (OTHER, OTHER, SAME, SAME),
-        (OTHER, OTHER | {"count": 2}, {"checks", "problems"}, {"checks", "problems"}),
+        (OTHER, OTHER | {"count": 2}, {"checks"}, {"checks"}),
         ({}, {"first": {"measured": None, "holds": None}}, SAME, SAME),
         ({}, {"drop": 1}, {"lost"}, SAME),
-        ({}, {"first": {"band": [0.0, 1.0001]}, "count": 1}, {"bands"}, SAME),
-        ({}, {"first": {"band": [0.0, None]}, "count": 1}, {"bands"}, SAME),
-        ({}, {"first": {"band": [0.1, 1.1]}, "count": 1}, {"bands"}, {"bands"}),
-        ({"every": MEAN}, {"every": MEAN | {"band": [-9.0, 9.0]}}, SAME, SAME),
-        ({"every": MEAN}, {"every": {"resolution": 0.1001}}, {"bands"}, SAME),
-        ({}, {"first": {"n": 8}, "count": 1}, {"samples"}, SAME),
-        ({}, {"first": {"n": None}, "count": 1}, {"samples"}, SAME),
         ({}, {"cost": {"cpu_seconds": 90.0}}, SAME, SAME),
         ({}, {"cost": {"cpu_seconds": 90.1}}, {"time"}, SAME),
         ({"cost": {"cpu_seconds": 10.0}}, {"cost": {"cpu_seconds": 20.0}}, SAME, SAME),
@@ -69,18 +50,13 @@ MEAN = {"resolution": 0.1}
         ({}, {"cost": {"peak_mb": 1300.1}}, {"memory"}, SAME),
         ({"cost": {"peak_mb": 500.0}}, {"cost": {"peak_mb": 700.0}}, SAME, SAME),
         ({}, {"cost": {"cpu_seconds": 900.0, "peak_mb": 9000.0}, "hardware": "another"}, SAME, SAME),
-        ({}, {"green": False}, {"problems"}, {"problems"}),
     ],
 )  # fmt: skip
 def test_what_is_red(a, b, forth, back):
     a, b = a_run(**a), a_run(**b)
     assert (red(a, b), red(b, a)) == (forth, back)
     assert red(a, a) == red(b, b) == SAME, "nothing is new against itself, red or green"
-    for found in (compare.compare(a, b), compare.compare(b, a)):
-        assert found.differ == bool({"verdicts", "checks"} & {each.kind for each in found.findings})
-        assert compare.conclusion(found).startswith("RED: " if found.red else "GREEN: ")
-    alike = "GREEN: " + ("the same verdicts" if a["run"]["green"] else "nothing new, both are red alike")
-    assert compare.conclusion(compare.compare(a, a)) == f"{alike}; 0 measured value(s) differ"
+    assert compare.conclusion(compare.compare(a, a)) == "GREEN: the same verdicts; 0 measured value(s) differ"
 
 
 def test_what_a_run_was_made_with_and_new_checks_are_shown():
@@ -119,14 +95,12 @@ def test_a_move_is_in_units_of_the_checks_own_scale(record, distance, unit):
     assert compare.compare(b, b).moved == compare.compare(a, a).moved == []
 
 
-def test_the_command_ends_with_one_line_and_writes_json(tmp_path, capsys):
+def test_the_command_ends_with_one_line(tmp_path, capsys):
     files = {name: tmp_path / f"{name}.json" for name in ("a", "b")}
     files["a"].write_text(json.dumps(a_run()))
     files["b"].write_text(json.dumps(a_run(drop=20, cost={"cpu_seconds": 600.0})))
-    assert main(["report", *map(str, files.values()), "--json", str(tmp_path / "j")]) == 1
+    assert main(["report", *map(str, files.values())]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "RED: lost: 20, time: 2"
-    found = json.loads((tmp_path / "j").read_text())
-    assert found["red"] and sum(each["red"] for each in found["findings"]) == 22
     assert main(["report", str(files["a"]), str(files["a"])]) == 0
     assert capsys.readouterr().out.endswith("GREEN: the same verdicts; 0 measured value(s) differ\n")
     other = (json.dumps({"run": {}, "records": [], "verdicts": {}} | more) for more in ({}, {"version": 9}))

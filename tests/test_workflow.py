@@ -204,27 +204,6 @@ def unshare(*kinds):
     return words
 
 
-@pytest.mark.parametrize(
-    ("trouble", "repair", "reason"),
-    [
-        ("mkdir -p _build; mount -t tmpfs -o size=1m none _build", "umount _build", "No space left on device"),
-        ("mkdir -p _build; mount --bind _build _build; mount -o remount,ro,bind _build", "umount _build", "Read-only"),
-    ],
-    ids=["a disk that fills up", "a folder that cannot be written"],
-)
-def test_a_disk_without_room(project, trouble, repair, reason):
-    """In a mount namespace, which goes with the test; root ignores permission bits."""
-    write(project, 'print("x" * 3_000_000)\n' + check())
-    run = f'"{sys.executable}" -m workflow run --profile smoke >{{0}}.txt 2>&1; echo $? >{{0}}.rc'
-    script = "\n".join([trouble, run.format("first"), repair, run.format("second")])
-    words = [*unshare("--mount"), "sh", "-uc", script]
-    subprocess.run(words, cwd=project, env=environment(), check=True, timeout=600)
-    first, second = ((project / f"{name}.txt").read_text().strip().splitlines() for name in ("first", "second"))
-    assert (project / "first.rc").read_text().strip() in "12" and reason in "\n".join(first[-4:]), first[-10:]
-    assert not [line for line in first if line.startswith("GREEN")]
-    assert (project / "second.rc").read_text().strip() == "0" and "GREEN: 2 checks hold" in second[-1], second[-10:]
-
-
 def kernel(folder, code):
     """A kernel specification ``python3`` that starts ``code`` in the place of a kernel."""
     target = folder / "kernels" / "python3"

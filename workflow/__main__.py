@@ -24,7 +24,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = commands.add_parser("report", help="compare two runs: red for what B has lost against A")
     command.add_argument("a", type=Path, help="a metrics.json, or a folder that has one")
     command.add_argument("b", type=Path)
-    command.add_argument("--json", type=Path, metavar="FILE", help="write what differs as JSON, too")
     command = commands.add_parser("pdf", help="the rendered pages as one PDF")
     command.add_argument("--profile", default="book")
     command.add_argument("--check", action="store_true", help="only look for the browser that prints")
@@ -48,7 +47,7 @@ def _do(options: argparse.Namespace) -> int:
         case "report":
             from workflow import compare
 
-            return compare.run(options.a, options.b, options.json)
+            return compare.run(options.a, options.b)
         case "pdf":
             from workflow.pages import pdf
 

@@ -17,7 +17,7 @@ VERSION = 1  # of metrics.json: book/_static/metrics.schema.json
 MOVED = 15  # rows in the table of checks that moved most
 SEEDS = 8  # fresh seeds that give a standard deviation, at least
 COSTS = {"time": ("cpu_seconds", 1.5, 10.0), "memory": ("peak_mb", 1.3, 200.0)}  # red factor; below the last: noise
-KINDS = ("problems", "verdicts", "checks", "lost", "bands", "samples", *COSTS, "new", "made with")
+KINDS = ("verdicts", "checks", "lost", *COSTS, "new", "made with")
 
 Metrics = Mapping[str, Any]
 
@@ -46,11 +46,6 @@ class Comparison(NamedTuple):
 
     findings: list[Finding]
     moved: list[Move]  # the farthest first
-
-    @property
-    def differ(self) -> bool:
-        """Whether a verdict differs, or a check holds in one run only."""
-        return bool(self.of("verdicts", "checks"))
 
     def of(self, *kinds: str) -> list[Finding]:
         """The findings of these kinds; ``lost`` and ``new`` are the checks of one run alone."""
@@ -92,29 +87,15 @@ def compare(a: Metrics, b: Metrics) -> Comparison:
     of_a, of_b = by_name(a), by_name(b)
     both = [(of_a[key], of_b[key]) for key in of_a if key in of_b]
     findings = [
-        *_problems(a, b),
         *_changed("verdicts", a["verdicts"], b["verdicts"]),
         *(_finding("lost", record, record.measured, "–") for key, record in of_a.items() if key not in of_b),
-        *(found for pair in both for found in _losses(*pair)),
+        *(_finding("checks", x, x.measured, y.measured) for x, y in both if x.fails != y.fails),
         *(found for kind in COSTS for found in _cost(kind, a["run"], b["run"])),
         *(_finding("new", record, "–", record.measured, red=False) for key, record in of_b.items() if key not in of_a),
         *_changed("made with", _made_with(a["run"]), _made_with(b["run"]), red=False),
     ]
     moved = [move for move in (Move(x, y, *_distance(x, y)) for x, y in both) if move.distance > 0]
     return Comparison(findings, sorted(moved, key=lambda move: -move.distance))
-
-
-def _problems(a: Metrics, b: Metrics) -> Iterator[Finding]:
-    """Why a run is red by itself. What both are red for is nothing new; a run that does not say is red in any case."""
-    of_a, of_b = (
-        {": ".join(filter(None, (each["chapter"], each["claim"], each["what"]))) for each in run.get("problems", ())}
-        or (set() if run["run"].get("green") else {"red without a reason"})
-        for run in (a, b)
-    )
-    silent = any("green" not in run["run"] for run in (a, b))
-    for problem in sorted(of_a | of_b):
-        x, y = ("red" if problem in problems else "–" for problems in (of_a, of_b))
-        yield Finding("problems", problem, x, y, red=silent or x != y)
 
 
 def _changed(kind: str, a: Mapping[str, Any], b: Mapping[str, Any], red: bool = True) -> Iterator[Finding]:
@@ -144,30 +125,6 @@ def _ends(record: Record) -> tuple[float, float]:
     return _number(low, -math.inf), _number(high, math.inf)
 
 
-def _room(record: Record) -> float:
-    """From the measured value to the nearest end of its band; below 0 outside of it."""
-    value, (low, high) = _number(record.measured), _ends(record)
-    return min(value - low, high - value)
-
-
-def _losses(a: Record, b: Record) -> Iterator[Finding]:
-    """A check that holds in one run only, a band that lets more pass, fewer samples.
-
-    The band of a mean follows its data; it has a ``resolution`` in its place.
-    """
-    if a.fails != b.fails:
-        yield _finding("checks", a, a.measured, b.measured)
-    of_a, of_b = _number(a.resolution, math.inf), _number(b.resolution, math.inf)
-    if of_a != of_b:
-        yield _finding("bands", a, f"resolution {of_a:.5g}", f"resolution {of_b:.5g}", red=of_b > of_a)
-    elif of_a == math.inf and a.band != b.band:
-        (low_a, high_a), (low_b, high_b) = _ends(a), _ends(b)
-        yield _finding("bands", a, format_band(a), format_band(b), red=not (low_b >= low_a and high_b <= high_a))
-    for x, y in ((a.n, b.n), (a.samples, b.samples)):
-        if x is not None and (y is None or y < x):
-            yield _finding("samples", a, x, y)
-
-
 def _cost(kind: str, a: Metrics, b: Metrics) -> Iterator[Finding]:
     """Chapters that cost more than a factor times as much, and the time of all; red on the same hardware."""
     field, factor, noise = COSTS[kind]
@@ -180,21 +137,17 @@ def _cost(kind: str, a: Metrics, b: Metrics) -> Iterator[Finding]:
             yield Finding(kind, chapter, f"{x:.0f}", f"{y:.0f}", a.get("hardware") == b.get("hardware"))
 
 
-def _scale(record: Record) -> tuple[float, str]:
-    """One step of a check: its sd over fresh seeds, else half of its band, else its room to the one edge; or NaN.
-
-    The sd of an exact check is rounding alone and no scale, nor is that of fewer than eight seeds.
-    """
-    low, high = _ends(record)
-    seeds = record.baseline if record.kind in ("derived", "empirical") else None
-    steps = {"sd": seeds["sd"]} if seeds and seeds["n"] >= SEEDS else {}
-    steps |= {"half band": (high - low) / 2, "room to the edge": abs(_room(record))}
-    return next(((size, unit) for unit, size in steps.items() if math.isfinite(size)), (math.nan, "nothing"))
-
-
 def _distance(a: Record, b: Record) -> tuple[float, str]:
-    """How far a check moved, in which unit. What has no scale, or is no number in one run only, moved without bound."""
-    (size, unit), x, y = _scale(a), _number(a.measured), _number(b.measured)
+    """How far a check moved, in steps of its own: its sd over fresh seeds, else half its band, else its room in it.
+
+    The sd of an exact check is rounding alone, and that of fewer than eight seeds is none. Without a step, or where
+    only one run has a number, it moved without bound.
+    """
+    x, y, (low, high) = _number(a.measured), _number(b.measured), _ends(a)
+    seeds = a.baseline if a.kind in ("derived", "empirical") else None
+    steps = {"sd": seeds["sd"]} if seeds and seeds["n"] >= SEEDS else {}
+    steps |= {"half band": (high - low) / 2, "room to the edge": abs(min(x - low, high - x))}
+    size, unit = next(((size, unit) for unit, size in steps.items() if math.isfinite(size)), (math.nan, "nothing"))
     if x == y or (math.isnan(x) and math.isnan(y)):
         return 0.0, unit
     return (abs(y - x) / size if math.isfinite(y - x) and size > 0 else math.inf), unit
@@ -214,7 +167,7 @@ def markdown(found: Comparison, a: str, b: str) -> str:
         (x.chapter, *x.key, format_number(x.measured), format_number(y.measured), format_band(x), f"{far:.2g}", unit)
         for x, y, far, unit in found.moved[:MOVED]
     ]
-    return f"""## {a} (A) and {b} (B): {"they differ" if found.differ else "the same verdicts"}
+    return f"""## {a} (A) and {b} (B)
 
 {table(["what", "where", "A", "B", ""], differences)}
 
@@ -229,16 +182,12 @@ def conclusion(found: Comparison) -> str:
     counts = {kind: sum(each.red for each in found.of(kind)) for kind in KINDS}
     if found.red:
         return f"RED: {', '.join(f'{kind}: {count}' for kind, count in counts.items() if count)}"
-    same = "nothing new, both are red alike" if found.of("problems") else "the same verdicts"
-    return f"GREEN: {same}; {len(found.moved)} measured value(s) differ"
+    return f"GREEN: the same verdicts; {len(found.moved)} measured value(s) differ"
 
 
-def run(a: Path, b: Path, as_json: Path | None = None) -> int:
-    """Print the comparison of two runs, and write it where asked; 1 where it is red, else 0."""
+def run(a: Path, b: Path) -> int:
+    """Print the comparison of two runs; 1 where it is red, else 0."""
     found = compare(load(a), load(b))
     print(markdown(found, str(a), str(b)))
-    if as_json:
-        facts = {"a": str(a), "b": str(b), "red": found.red, "findings": [each._asdict() for each in found.findings]}
-        as_json.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(conclusion(found))
     return int(found.red)
