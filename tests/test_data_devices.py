@@ -1,6 +1,5 @@
 """Tables, profiles and devices: what bad input says."""
 
-import os
 import statistics
 import subprocess
 import sys
@@ -112,20 +111,3 @@ def test_devices_are_named_as_they_are_shown_to_this_process(monkeypatch, shown,
     if shown is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     assert devices.cuda_names() == names
-
-
-@pytest.mark.parametrize(("lines", "name"), [("vendor_id: x\nmodel name\t: A Processor\n", "A Processor"),
-                                             ("hart: 0\n", "riscv64"), (None, "riscv64")])  # fmt: skip
-def test_a_machine_is_named_by_its_processor_or_at_least_its_kind(tmp_path, monkeypatch, lines, name):
-    if lines:
-        (tmp_path / "cpuinfo").write_text(lines)
-    monkeypatch.setattr("builtins.open", lambda *_, **__: (tmp_path / "cpuinfo").open(encoding="utf-8"))
-    monkeypatch.setattr("platform.processor", lambda: "")
-    monkeypatch.setattr("platform.machine", lambda: "riscv64")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5, 7}, raising=False)
-    assert devices.hardware("cpu") == f"{name} (3 cores)"
-
-
-def test_what_is_not_installed_has_no_version_and_the_next_one_has(monkeypatch):
-    monkeypatch.setattr(devices, "PACKAGES", ("no-such-package-here", "numpy"))
-    assert list(devices.versions()) == ["python", "numpy"] and devices.versions()["numpy"] == np.__version__
