@@ -11,6 +11,7 @@ from nbutils import devices
 from workflow import sources, write_atomically
 
 FILE = Path(__file__).with_name("kept.json")
+RATIOS = ("ratio", "low", "high")
 NONE = "No measurement of today's code is kept: `make -C maintenance bench` makes one."
 
 
@@ -33,23 +34,14 @@ def keep(rows: Iterable[dict[str, Any]], file: Path = FILE) -> None:
     write_atomically(file, json.dumps({"pairs": list(found.values())}, indent=1, ensure_ascii=False) + "\n")
 
 
-def number(x: float) -> str:
-    """Three digits, no exponent.
-
-    >>> [number(x) for x in (12345.6, 28.06, 0.83333)]
-    ['12,300', '28.1', '0.833']
-    """
-    return f"{float(f'{x:.3g}'):,.0f}" if x >= 100 else f"{x:.3g}"
-
-
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Ours against the plain way as Markdown: how many times less time, the bound, and whether it holds."""
     if not rows:
         return NONE
     lines = ["| what | times faster | quartiles | at least | |", "|---|---:|---|---:|---|"]
     for row in rows:
+        ratio, low, high = (f"{row[name]:,.0f}" if row[name] >= 100 else f"{row[name]:.3g}" for name in RATIOS)
         verdict = ("holds" if row["holds"] else "**does not hold**") + (", and slower" if row["ratio"] < 1 else "")
-        spread = f"{number(row['low'])} to {number(row['high'])}"
-        lines.append(f"| {row['what']} | {number(row['ratio'])} | {spread} | {number(row['bound'])} | {verdict} |")
+        lines.append(f"| {row['what']} | {ratio} | {low} to {high} | {row['bound']} | {verdict} |")
     places = {f"{row['hardware']}, torch {row['versions']['torch']}": None for row in rows}
     return "\n".join([*lines, "", f"Measured on {'; and on '.join(places)}."])
