@@ -77,7 +77,8 @@ def origin(claim: dict[str, Any]) -> str:
     """Where in the paper a claim stands, in both versions; a question of ours says so."""
     if claim.get("ours"):
         return "our question"
-    return "; published ".join(filter(None, [claim["source"], claim.get("published")]))
+    first = claim["source"] if claim["source"].startswith(("published", "released")) else f"preprint {claim['source']}"
+    return "; published ".join(filter(None, [first, claim.get("published")]))
 
 
 def version(claim: dict[str, Any]) -> str:
