@@ -321,7 +321,8 @@ def test_a_list_of_claims_that_is_wrong_is_refused_and_says_where(tmp_path, text
             for one in ("prop2", "theorem9", "any-network")
         ),
         ("theorem7", "theorem8", "both need the condition of Lemma 5, and hold on inputs of exact degree without it"),
-        ("definition4", "lemma4", "both fail with one bound for all c and degrees from 1 on, and hold relative to c^k"),
+        ("lemma4", "encoder-published", "both hold relative to c^k, and fall literally with the definition"),
+        ("theorem5", "encoder-published", "both hold on compact sets of directions without a tie"),
         ("encoder-degree", "encoder-published", "the same induction, relative to c, with and without residual"),
     ],
 )
