@@ -3,7 +3,7 @@
 ``lm-P-S`` has layer norm in place P (residual-post, the released code's pre-norm; post; pre) and gradients S: of text,
 of shuffled tokens, or noise. All else is the recipe of the published appendix A and of the released code: twelve layers
 whose ReLU layer is narrower than the stream, torch's initial values, a mask that multiplies scores, AdamW with a decay
-of 0.01, no dropout.
+of 0.01, no dropout. ``lm-usual-P`` learns text with the usual mask, scores of −∞.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def size(profile: str) -> Size:
     )
 
 
-def network(of: Size, placement: str, generator: Generator | None = None) -> CausalLM:
+def network(of: Size, placement: str, generator: Generator | None = None, *, mask: str = "multiplicative") -> CausalLM:
     """One of the shared language models, untrained.
 
     >>> net = network(size("smoke"), "post")
@@ -71,12 +71,14 @@ def network(of: Size, placement: str, generator: Generator | None = None) -> Cau
     from nbutils.models import CausalLM
 
     return CausalLM(
-        of.vocab, of.dim, of.depth, of.heads, of.length, placement=placement, mask="multiplicative", tied=False,
+        of.vocab, of.dim, of.depth, of.heads, of.length, placement=placement, mask=mask, tied=False,
         hidden=2 * of.dim // 3, init_std="standard", generator=generator,
     )  # fmt: skip
 
 
-def population(placement: str, source: str, *, profile: str, seed: int, device: str) -> Run:
+def population(
+    placement: str, source: str, mask: str = "multiplicative", *, profile: str, seed: int, device: str
+) -> Run:
     """Train nine of the shared language models together.
 
     Networks of one draw start alike, wherever they are fed from, and read the same places of text and of shuffled text.
@@ -98,7 +100,7 @@ def population(placement: str, source: str, *, profile: str, seed: int, device: 
     tokens, dev = (text.tokens(part, tokenizer) for part in (corpus.train, corpus.dev))
     held = next(text.random_windows(dev, of.dev, of.length + 1, devices.generator(0, "cpu"))).to(place)
     starts = [seed + 1_000_000 * draw for draw in range(DRAWS)]
-    nets = [network(of, placement, devices.generator(start, "cpu")).to(place) for start in starts]
+    nets = [network(of, placement, devices.generator(start, "cpu"), mask=mask).to(place) for start in starts]
     theta, names = together.stacked(nets), [name for name, _ in nets[0].named_parameters()]
     if source == "shuffled":
         tokens = tokens[torch.randperm(len(tokens), generator=devices.generator(seed, "cpu"))]
@@ -121,7 +123,8 @@ def population(placement: str, source: str, *, profile: str, seed: int, device: 
         history.append({"step": t} | ({} if step.losses is None else {"loss": float(step.losses.mean())}))
         if t in kept:
             look(t)
-    more = {"placement": placement, "gradients": source, "lr": RATE / of.dim, "corpus": corpus.source, "seed": seed}
+    more = {"placement": placement, "mask": mask, "gradients": source, "lr": RATE / of.dim}
+    more |= {"corpus": corpus.source, "seed": seed}
     more["parameters"] = sum(w[0].numel() for w in theta)
     return training.Run(pd.DataFrame(history), snapshots=ends, measures=pd.DataFrame(rows), settings=asdict(of) | more)
 
@@ -203,4 +206,6 @@ RECIPES: Mapping[str, Callable[..., Run]] = {
     f"lm-{placement}-{source}": partial(population, placement, source)
     for placement, source in itertools.product(PLACEMENTS, SOURCES)
     if (placement, source) != ("post", "shuffled")  # post-norm collapses on text as well
+} | {
+    f"lm-usual-{placement}": partial(population, placement, "text", "causal") for placement in ("residual-post", "pre")
 }
