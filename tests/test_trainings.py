@@ -20,8 +20,9 @@ def runs():
 
 
 def test_the_shared_trainings():
-    """Language models in three placements on text, shuffled text and noise; T5, its draws and noise."""
+    """Language models in three placements, fed three ways, and in two with the usual mask; T5, its draws and noise."""
     lms = [f"lm-{p}-{s}" for p in ("residual-post", "post", "pre") for s in ("text", "shuffled", "noise")]
+    lms += ["lm-usual-residual-post", "lm-usual-pre"]
     t5 = ["t5-own", "t5-null", *(f"t5-own-{d}" for d in range(2, 10))]
     assert sorted(trainings.names()) == sorted([*(name for name in lms if name != "lm-post-shuffled"), *t5])
     with pytest.raises(ValueError, match="no shared training matches 'gpt'"):
