@@ -137,7 +137,8 @@ def train(
     source, noise = endless(batches), devices.generator(seed, place.type)
     by = layer_of if record.by_layer is True else record.by_layer or None
     tracker = NormTracker(model.named_parameters(), every=record.every, by=by, gradients=True)
-    rows: list[dict[str, Any]] = [{"step": 0, "loss": float("nan"), "lr": float("nan")}]
+    rows: list[dict[str, float]] = [{"step": 0, "lr": float("nan")}]
+    losses: list[Tensor] = []
     kept: dict[int, dict[str, Tensor]] = {}
     measures: list[dict[str, float]] = []
 
@@ -170,16 +171,16 @@ def train(
                 for group in optimizer.param_groups:
                     group["lr"] = rate(t)
             optimizer.step()
-            tracker.after()
+            tracker.after(stepped=True)
             if tracker.steps % record.every == 0:
-                # a tensor until the end: a GPU is not waited for
-                of_step = float("nan") if null else value.detach()
-                rows.append({"step": tracker.steps, "loss": of_step, "lr": _rate(optimizer)})
+                rows.append({"step": tracker.steps, "lr": _rate(optimizer)})
+                losses += [] if null else [value.detach()]  # tensors until the end: a GPU is not waited for
             look(t + 1)
     optimizer.zero_grad()
     measured = tracker.history().drop(columns="cos_similarity")
     total = measured["layer"] == "total"
-    rows = [row | {"loss": float(row["loss"])} for row in rows]
+    of_steps = torch.stack(losses).flatten().tolist() if losses else [float("nan")] * (len(rows) - 1)
+    rows = [row | {"loss": value} for row, value in zip(rows, [float("nan"), *of_steps], strict=True)]
     history = pd.DataFrame(rows).merge(measured[total], on="step")[list(COLUMNS)]
     layers = measured[~total].reset_index(drop=True) if record.by_layer else pd.DataFrame()
     settings = {"optimizer": type(optimizer).__name__, "steps": steps, "gradients": "noise" if null else "loss"}

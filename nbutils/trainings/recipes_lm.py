@@ -107,7 +107,7 @@ def population(
     windows = _windows(tokens, of, starts)
     gradients = _noise(seed + NOISE) if source == "noise" else together.loss_gradients(nets[0], windows)
     adamw = partial(optimizers.optimizer, "adamw", lr=RATE / of.dim, weight_decay=DECAY)
-    history: list[dict[str, float]] = [{"step": 0}]
+    losses: list[Tensor] = []  # a mean a step, on the device until the end
     rows: list[dict[str, float]] = []
     ends: dict[int, dict[str, Tensor]] = {}
 
@@ -120,13 +120,16 @@ def population(
     look(0)
     kept = set(log_steps(of.steps, of.looks))
     for t, step in enumerate(together.train_together(theta, gradients, adamw, of.steps, name="training"), 1):
-        history.append({"step": t} | ({} if step.losses is None else {"loss": float(step.losses.mean())}))
+        losses += [] if step.losses is None else [step.losses.mean()]
         if t in kept:
             look(t)
     more = {"placement": placement, "mask": mask, "gradients": source, "lr": RATE / of.dim}
     more |= {"corpus": corpus.source, "seed": seed}
     more["parameters"] = sum(w[0].numel() for w in theta)
-    return training.Run(pd.DataFrame(history), snapshots=ends, measures=pd.DataFrame(rows), settings=asdict(of) | more)
+    history = pd.DataFrame({"step": range(of.steps + 1)})
+    if losses:
+        history["loss"] = [float("nan"), *torch.stack(losses).tolist()]
+    return training.Run(history, snapshots=ends, measures=pd.DataFrame(rows), settings=asdict(of) | more)
 
 
 def _windows(tokens: Tensor, of: Size, starts: Sequence[int]) -> Iterator[Tensor]:
