@@ -165,6 +165,10 @@ class Generator(torch.Generator):
 
     device = None
 
+    def manual_seed(self, seed: int) -> Generator:  # as from CUDA, other numbers than from the CPU's
+        super().manual_seed(seed + 1 if self.device.type == "cuda" else seed)
+        return self
+
 
 def device(stack: ExitStack) -> None:
     """Until ``stack`` is left, this process has a CUDA device. Torch does not quite forget it: use a process for it."""

@@ -101,7 +101,6 @@ def train(
     gradients: str = "loss",
     record: Record = Record(),
     device: str = "auto",
-    precision: str = "full",
     seed: int = 0,
     progress: bool = True,
 ) -> Run:
@@ -115,13 +114,11 @@ def train(
         gradients: ``noise`` is the null model: the same loop fed pure noise of deviation 1 in the place of ∇L. The
             batches are then not used, the loss is not computed, and ``projection`` is θ·noise.
         device: ``auto``, ``cpu`` or ``cuda``.
-        precision: ``bf16`` is autocast, on CUDA only; parameters and sums keep their type.
-        seed: of noise and dropout. The one that drew the weights gives noise parallel to some of them: choose another.
-            Torch's global generators are as before afterwards.
+        seed: of noise, drawn on the CPU, and of dropout, drawn on the device. The one that drew the weights gives noise
+            parallel to some of them: choose another. Torch's global generators are as before afterwards.
 
     Raises:
-        ValueError: an unknown name, a setting that needs CUDA, too few batches, one schedule for parameter groups of
-            different rates.
+        ValueError: an unknown name, too few batches, one schedule for parameter groups of different rates.
 
     >>> net, batches = nn.Linear(2, 1, bias=False), [torch.tensor([[3.0, 4.0]])]
     >>> options = {"optimizer": "sgd", "schedule": 0.1, "device": "cpu", "progress": False}
@@ -131,10 +128,10 @@ def train(
     """
     place = torch.device(devices.resolve(device))
     wanted, null = set(record.snapshots), gradients != "loss"
-    _check(steps, gradients, precision, place, wanted)
+    _check(steps, gradients, wanted)
     model.to(place)
     optimizer, rate = _optimizer(model, optimizer, schedule)
-    source, noise = endless(batches), devices.generator(seed, place.type)
+    source, noise = endless(batches), devices.generator(seed, "cpu")
     by = layer_of if record.by_layer is True else record.by_layer or None
     tracker = NormTracker(model.named_parameters(), every=record.every, by=by, gradients=True)
     rows: list[dict[str, float]] = [{"step": 0, "lr": float("nan")}]
@@ -163,8 +160,7 @@ def train(
                 noise_gradients(model, noise)
             else:
                 batch = to_device(next(source), place)
-                with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-                    value = loss(model, batch)
+                value = loss(model, batch)
                 value.backward()
             tracker.before()
             if rate is not None:
@@ -184,19 +180,14 @@ def train(
     history = pd.DataFrame(rows).merge(measured[total], on="step")[list(COLUMNS)]
     layers = measured[~total].reset_index(drop=True) if record.by_layer else pd.DataFrame()
     settings = {"optimizer": type(optimizer).__name__, "steps": steps, "gradients": "noise" if null else "loss"}
-    settings |= {"every": record.every, "precision": precision, "seed": seed, "device": place.type}
+    settings |= {"every": record.every, "seed": seed, "device": place.type}
     return Run(history, layers, kept, pd.DataFrame(measures), settings)
 
 
-def _check(steps: int, gradients: str, precision: str, place: torch.device, snapshots: set[int]) -> None:
+def _check(steps: int, gradients: str, snapshots: set[int]) -> None:
     """Refuse what cannot be, before a training begins."""
-    for what, given, known in (("gradients", gradients, ("loss", "noise")), ("precision", precision, ("full", "bf16"))):
-        if given not in known:
-            raise ValueError(f"unknown {what} {given!r}: choose one of {', '.join(known)}")
-    if place.type != "cuda" and precision == "bf16":
-        raise ValueError(
-            f"precision='bf16' is for CUDA and this run is on {place.type}: leave it out, or use device='cuda'"
-        )
+    if gradients not in ("loss", "noise"):
+        raise ValueError(f"unknown gradients {gradients!r}: choose one of loss, noise")
     if outside := sorted(step for step in snapshots if not 0 <= step <= steps):
         raise ValueError(f"snapshots at {', '.join(map(str, outside))} are outside of 0 … {steps}")
 

@@ -230,8 +230,6 @@ def test_measures_at_snapshots_do_not_disturb():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"precision": "bf16"}, "precision='bf16' is for CUDA and this run is on cpu"),
-        ({"precision": "fp8"}, "unknown precision 'fp8'"),
         ({"gradients": "none"}, "unknown gradients 'none'"),
         ({"record": {"snapshots": (20, 13, 5, -1, 0, 12)}}, "snapshots at -1, 13, 20 are outside of 0 … 12"),
     ],
