@@ -184,13 +184,20 @@ def device(stack: ExitStack) -> None:
     stack.enter_context(Functions())
 
 
-def execute(chapter: str, profile: str, seed: int) -> None:
+def execute(chapter: str, profile: str, seed: int, device: str = "cuda") -> None:
     """A chapter's code cells in this process."""
     names: dict[str, Any] = {"__name__": "__main__"}
     for number, code in enumerate(book.code_cells(chapter), 1):
         exec(compile(code, f"cell {number} of {chapter}", "exec"), names)
         if "device" in names and "claims" not in names:  # the cell of parameters
-            names |= {"profile": profile, "seed": seed, "device": "cuda"}
+            names |= {"profile": profile, "seed": seed, "device": device}
+
+
+def quietly(folder: str) -> None:
+    """No windows, and what chapters write goes to a folder."""
+    (BUILD / folder).mkdir(parents=True, exist_ok=True)
+    os.chdir(BUILD / folder)
+    os.environ |= {"MPLBACKEND": "agg", "NBUTILS_BOOK": "1"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -199,9 +206,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--profile", default="smoke")
     parser.add_argument("--seed", type=int, default=0)
     options, found = parser.parse_args(argv), list[str]()
-    (BUILD / "pretend").mkdir(parents=True, exist_ok=True)
-    os.chdir(BUILD / "pretend")
-    os.environ |= {"NBUTILS_RESULTS": os.getcwd(), "MPLBACKEND": "agg", "NBUTILS_BOOK": "1"}
+    quietly("pretend")
+    os.environ["NBUTILS_RESULTS"] = os.getcwd()
     for chapter in options.chapters or book.chapters():
         started, why = time.time(), ""
         waited.clear()

@@ -51,13 +51,13 @@ def size(profile: str) -> Size:
     """Sizes of the shared language models.
 
     >>> size("gpu").depth, size("gpu").dim
-    (12, 192)
+    (12, 96)
     """
     return choose(
         profile,
         smoke=Size(300, 24, 4, 16, 8, steps=60, dev=16, text=150_000, looks=6),
         book=Size(512, 48, 4, 32, 8, steps=200, dev=12, text=400_000, looks=12),
-        gpu=Size(8192, 192, 12, 64, 16, steps=1000, dev=12, text=8_000_000, looks=12),
+        gpu=Size(1024, 96, 8, 64, 16, steps=300, dev=12, text=2_000_000, looks=12),
     )
 
 
