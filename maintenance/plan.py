@@ -14,7 +14,8 @@ import time
 import traceback
 import weakref
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
+from io import StringIO
 from unittest.mock import patch
 
 import pandas as pd
@@ -33,7 +34,7 @@ CARDS = {"T4": (8.1e12, 300e9, 12e-6), "A100": (19.5e12, 1555e9, 8e-6), "H100": 
 MEMORY = 15.0  # GB of a T4, as Colab gives it
 COUNTED = ("launches", "flops", "bytes", "cpu")
 
-count: Counter[str] = Counter()  # of these, and the seconds of pretending
+count: Counter[str] = Counter()  # of these, and seconds: of pretending, of torch itself, of the CPU's work left out
 live: Counter[int] = Counter()  # tensors by memory
 held = Counter()
 operate, train, train_together = pretend.operate, training.train, together.train_together
@@ -55,7 +56,7 @@ def counting(func, args, kwargs):
         live[memory._cdata] += 1
         weakref.finalize(x, release, memory._cdata, memory.nbytes())
     held["peak"] = max(held["peak"], held["now"])
-    count["pretending"] += time.process_time() - began if made or launched else 0
+    count["pretending" if made or launched else "cpu"] += time.process_time() - began
     return out
 
 
@@ -64,31 +65,37 @@ def release(memory, size):
     held["now"] -= 0 if live[memory] else size
 
 
-def now():
-    return count | Counter(cpu=count["cpu"] + time.process_time() - count["pretending"])
+def apart(work, *args):
+    """What is done apart from the CPU's own work, which here is torch's on a pretend device; and what it counted."""
+    before, began = count.copy(), time.process_time()
+    result = work(*args)
+    spent = {what: count[what] - before[what] for what in (*COUNTED, "pretending")}
+    count["torch"] += time.process_time() - began - spent["cpu"] - spent["pretending"]
+    return result, spent
 
 
-def repeat(before, after, times):
-    """Count what was done between as often again."""
-    count.update({what: (after[what] - before[what]) * times for what in COUNTED})
+def repeat(spent, times):
+    count.update({what: spent[what] * times for what in COUNTED[:3]} | {"again": spent["cpu"] * times})
 
 
 def some_together(theta, gradients, optimizer, steps, **options):
     run = train_together(theta, gradients, optimizer, min(steps, STEPS), **options)
-    for _ in range(min(steps, STEPS)):
-        before, step, after = now(), next(run), now()
-        yield step
-    for _ in range(steps - STEPS):
-        repeat(before, after, 1)
+    for t in range(steps):
+        if t < STEPS:
+            step, spent = apart(next, run)
+        else:
+            repeat(spent, 1)
         yield step
 
 
 def some_steps(model, batches, *, steps, record=None, **options):
     record, made, marks = record or training.Record(), min(steps, STEPS), []
     few = training.Record(record.every if record.every <= made else 1, record.by_layer)
-    with patch.object(torch.optim.Optimizer, "zero_grad", lambda *a, **k: (marks.append(now()), zero_grad(*a, **k))):
-        run = train(model, batches, steps=made, record=few, **options)
-    repeat(*marks[-2:], steps - made)
+    with patch.object(
+        torch.optim.Optimizer, "zero_grad", lambda *a, **k: (marks.append(count.copy()), zero_grad(*a, **k))
+    ):
+        run, _ = apart(lambda: train(model, batches, steps=made, record=few, **options))
+    repeat({what: marks[-1][what] - marks[-2][what] for what in COUNTED}, steps - made)
     rest, tables, rows = range(made + 1, steps + 1), [], []
     for table in (run.history, run.layers):
         last = table[table["step"] == made] if len(table) else table
@@ -105,10 +112,9 @@ def some_steps(model, batches, *, steps, record=None, **options):
 
 def measured_once(model, windows, *, found={}):  # noqa: B006
     if windows.shape in found:
-        repeat(*found[windows.shape][1:], 1)
+        repeat(found[windows.shape][1], 1)
     else:
-        before, result = now(), measured(model, windows)
-        found[windows.shape] = result, before, now()
+        found[windows.shape] = apart(measured, model, windows)
     return found[windows.shape][0]
 
 
@@ -119,6 +125,7 @@ def cost(name, work):
     began = time.process_time()
     with ExitStack() as stack:
         pretend.device(stack)
+        stack.enter_context(redirect_stdout(StringIO()))
         stack.enter_context(patch.object(pretend, "operate", counting))
         stack.enter_context(patch.object(training, "train", some_steps))
         stack.enter_context(patch.object(together, "train_together", some_together))
@@ -128,7 +135,7 @@ def cost(name, work):
         except Exception:
             traceback.print_exc()
             name += " (broken off)"
-    cpu = now()["cpu"] - began
+    cpu = time.process_time() - began - count["pretending"] - count["torch"] + count["again"]
     row = {"of": name, "launches": count["launches"], "GFLOP": count["flops"] / 1e9, "GB moved": count["bytes"] / 1e9}
     row |= {"peak GB": held["peak"] / 1e9, "CPU s": cpu}
     for card, (flops, traffic, launch) in CARDS.items():
