@@ -256,6 +256,19 @@ NO_HINT = """() => [...document.querySelectorAll("main table")].flatMap(table =>
   const hinted = hidden && getComputedStyle(box).backgroundImage.includes("gradient");
   return hidden && !hinted ? [table.className + ": " + table.textContent.trim().slice(0, 60)] : [];
 })"""
+# Lines and points of a drawing that lie under one of its legends.
+HIDDEN = """svg => {
+  document.body.innerHTML = svg;
+  const boxes = [...document.querySelectorAll("[id^=legend]")].map(legend => legend.getBoundingClientRect());
+  const under = (x, y) => boxes.some(b => b.left + 2 < x && x < b.right - 2 && b.top + 2 < y && y < b.bottom - 2);
+  const along = path => Array.from({length: 401}, (_, i) =>
+    path.getPointAtLength(path.getTotalLength() * i / 400).matrixTransform(path.getScreenCTM()));
+  const drawn = kind => [...document.querySelectorAll(`[id^=axes] > :is([id^=line2d], [id*=Collection]) ${kind}`)];
+  const lines = drawn("path[clip-path]").filter(path => along(path).some(p => under(p.x, p.y)));
+  const marks = drawn("use").map(mark => mark.getBoundingClientRect())
+    .filter(b => under((b.left + b.right) / 2, (b.top + b.bottom) / 2));
+  return [...lines.map(line => line.closest("[id]").id), ...(marks.length ? [`${marks.length} points`] : [])];
+}"""
 AXE = """async ([rules, ...leave]) => {
   const options = {resultTypes: ["violations"], preload: false, ...(rules ? {runOnly: rules} : {})};
   const found = await axe.run({exclude: [["mjx-container"], ...leave.map(x => [x])]}, options);
@@ -415,6 +428,13 @@ def test_scorecard_is_cards_on_a_phone(window):
     assert page.get_by_role("columnheader").all_inner_texts()[-4:] == [*tops]
     label = "e => getComputedStyle(e.querySelector('td:last-child'), '::before').content"
     assert "kind of evidence" in first.evaluate(label)
+
+
+def test_no_legend_lies_on_what_is_drawn(browser, html):
+    page = browser.new_page()
+    drawn = sorted(path for path in (html / "_static" / "figures").glob("fig-*.svg") if "-dark" not in path.stem)
+    found = {path.stem: page.evaluate(HIDDEN, path.read_text(encoding="utf-8")) for path in drawn}
+    assert len(found) > len(CARDS) and {name: under for name, under in found.items() if under} == {}
 
 
 @pytest.mark.slow
