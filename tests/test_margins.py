@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.special import expit, logit
 
@@ -128,19 +128,3 @@ def test_descent_is_gradient_descent():
     assert seen.margins.shape == (3, 2, 30)
     np.testing.assert_array_equal(seen.accuracy, (seen.margins > 0).sum(2) / 30)
     np.testing.assert_allclose(seen.projection, projection(seen.margins, 2).mean(-1), atol=1e-12)
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.integers(0, 1000), st.integers(1, 4))
-def test_separating_direction(seed, d):
-    rng = np.random.default_rng(seed)
-    x, v = rng.normal(size=(20, d)), rng.normal(size=d)
-    y = (x @ v > 0).astype(float)
-    assert margins.separating_direction(x, y)[0] > 0
-    both = np.concatenate([x, x]), np.concatenate([y, 1 - y])  # every input with both labels
-    assert margins.separating_direction(*both)[0] < 1e-9
-    # a contradictory pair across the rest leaves a direction
-    wide = np.zeros((22, d + 1))
-    wide[:20, :d], wide[20:, d] = x, 1
-    value, direction = margins.separating_direction(wide, np.append(y, [0, 1]))
-    assert value > 0 and abs(direction[d]) < 1e-9

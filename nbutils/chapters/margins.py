@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq, linprog
+from scipy.optimize import brentq
 from scipy.special import expit, lambertw
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -173,26 +173,3 @@ def descend(
 def _per_run(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     products = (x.double() * y.double() for x, y in zip(a, b, strict=True))
     return sum((product.flatten(1).sum(1) for product in products), start=torch.zeros(()))
-
-
-def separating_direction(inputs: ArrayLike, labels: ArrayLike) -> tuple[float, Array]:
-    """Whether the loss of a linear model has no minimum: a direction with no negative margin and some positive ones.
-
-    Such a direction exists, and the norm grows without limit, unless the data overlap (Albert and Anderson 1984, who
-    call it complete or quasi-complete separation).
-
-    Args:
-        inputs, labels: ``(n, n_in)``, and ``(n,)`` of 0 and 1.
-
-    Returns:
-        The sum of margins of the best direction v with all entries in [−1, 1] and no negative margin, 0 if the data
-        overlap; and v.
-
-    >>> separating_direction([[1.0, 0.0], [0.0, -1.0]], [1, 0])
-    (2.0, array([1., 1.]))
-    >>> separating_direction([[1.0], [1.0]], [1, 0])[0]  # they overlap
-    0.0
-    """
-    z = (2 * np.asarray(labels, dtype=np.float64) - 1)[:, None] * np.asarray(inputs, dtype=np.float64)
-    found = linprog(-z.sum(0), A_ub=-z, b_ub=np.zeros(len(z)), bounds=(-1, 1))
-    return max(0.0, -float(found.fun)), found.x
