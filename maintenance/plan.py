@@ -43,12 +43,19 @@ measured, zero_grad = recipes_lm.measured, torch.optim.Optimizer.zero_grad
 
 def counting(func, args, kwargs):
     began, before = time.process_time(), pretend.launched.total()
+    leaves = tree_leaves((args, kwargs))
+    if not any(isinstance(x, pretend.Pretend) or (isinstance(x, torch.device) and pretend._on(x)) for x in leaves):
+        ready = time.process_time()
+        out = func(*args, **kwargs)
+        done = time.process_time()
+        count.update(cpu=done - ready, pretending=ready - began)
+        return out
     out = operate(func, args, kwargs)
     made = [x for x in tree_leaves(out) if isinstance(x, pretend.Pretend)]
-    if launched := pretend.launched.total() > before:
+    if pretend.launched.total() > before:
         flops = flop_registry.get(func.overloadpacket)
         count.update(launches=1, flops=flops(*args, **kwargs, out_val=out) if flops else 0)
-        moved = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)] + made
+        moved = [x for x in leaves if isinstance(x, torch.Tensor)] + made
         count["bytes"] += sum(x.numel() * x.element_size() for x in moved)
     for x in made:
         memory = x.elem.untyped_storage()
@@ -56,7 +63,7 @@ def counting(func, args, kwargs):
         live[memory._cdata] += 1
         weakref.finalize(x, release, memory._cdata, memory.nbytes())
     held["peak"] = max(held["peak"], held["now"])
-    count["pretending" if made or launched else "cpu"] += time.process_time() - began
+    count["pretending"] += time.process_time() - began
     return out
 
 
@@ -107,7 +114,7 @@ def some_steps(model, batches, *, steps, record=None, **options):
                 rows.append({"step": s} | dict(record.on_snapshot(s, model) or {}))
         else:
             kept[s] = {name: w * (1 + s / steps) for name, w in weights.items()}  # apart: somebody divides by distances
-    return training.Run(*tables, kept, pd.DataFrame(rows), run.settings)
+    return training.Run(*tables, kept, pd.DataFrame(rows), run.settings | {"steps": steps})
 
 
 def measured_once(model, windows, *, found={}):  # noqa: B006
