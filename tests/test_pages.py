@@ -264,7 +264,8 @@ HIDDEN = """svg => {
   const along = path => Array.from({length: 401}, (_, i) =>
     path.getPointAtLength(path.getTotalLength() * i / 400).matrixTransform(path.getScreenCTM()));
   const drawn = kind => [...document.querySelectorAll(`[id^=axes] > :is([id^=line2d], [id*=Collection]) ${kind}`)];
-  const lines = drawn("path[clip-path]").filter(path => along(path).some(p => under(p.x, p.y)));
+  const lines = drawn("path[clip-path]").filter(path => path.getTotalLength())
+    .filter(path => along(path).some(p => under(p.x, p.y)));
   const marks = drawn("use").map(mark => mark.getBoundingClientRect())
     .filter(b => under((b.left + b.right) / 2, (b.top + b.bottom) / 2));
   return [...lines.map(line => line.closest("[id]").id), ...(marks.length ? [`${marks.length} points`] : [])];
