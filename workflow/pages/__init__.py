@@ -53,6 +53,8 @@ def render(template: str, **values: Any) -> str:
 TIDY = (
     (r"<(?:script|link)[^>]*/fontawesome\.js[^>]*>(?:</script>)?", ""),  # 1.5 MB; the icons are a font, too
     ('<div role="list" class="citation-list">', '<div class="citation-list">'),  # its children are no list items
+    # a second title and contents, for paper: what search would show of each page
+    (r'<div id="jb-print-docs-body"(?:(?!<div id="searchbox">)[\s\S])*', ""),
     ("fab fa-github", "fas fa-code-branch"),  # one icon is not worth a font of 118 kB
 )
 MATHJAX = re.compile(r"<script [^>]*/mathjax/[^>]*></script>")
