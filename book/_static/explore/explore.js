@@ -156,7 +156,7 @@
     controls: [
       { name: "second", label: "score of key 2", min: -1, max: 2, step: 0.05, value: -0.3, show: two },
       { name: "exponent", label: "scale c", min: 0, max: 2, step: 0.05, value: 0.5, show: (x) => short(10 ** x) },
-      { name: "mask", label: "mask", options: ["none", "future at −∞", "future × 0"] },
+      { name: "mask", label: "mask", options: ["future × 0", "future at −∞", "none"] },
     ],
     draw({ second, exponent, mask }) {
       const scores = [-0.5, second, -0.1, -0.2, 2, -0.4], c = 10 ** exponent, here = 4; // later keys are the future
