@@ -165,7 +165,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _saved(options: argparse.Namespace) -> int:
     sentences, source = _sentences(options.text)
-    _needs("transformers", "a saved model", "pip install transformers")
+    _needs("transformers", "a saved model", "pip install 'transformers[torch]'")
     import pandas as pd
     from transformers.utils import logging
 

@@ -12,13 +12,15 @@ HOLDS = Record("one", "a number", "stated", kind="exact", measured=1.0, band=(0.
 OPEN = Record("three", "open", "open", reason="no network")
 
 
-def notebook(folder, *records, error=None):
-    """An executed notebook with these records in its outputs."""
+def notebook(folder, *records, error=None, count=1, end="12:00"):
+    """An executed notebook with these records in its outputs; one that was killed has no count or no end."""
     outputs = [{"output_type": "display_data", "data": {MIME: record.as_dict()}} for record in records]
     if error:
         outputs.append({"output_type": "error", "ename": "KeyError", "evalue": error, "traceback": []})
     path = folder / "out.ipynb"
-    path.write_text(json.dumps({"cells": [{"cell_type": "markdown"}, {"cell_type": "code", "outputs": outputs}]}))
+    cell = {"cell_type": "code", "source": ["x = 1"], "execution_count": count, "outputs": outputs}
+    papermill = {"papermill": {"end_time": end}}
+    path.write_text(json.dumps({"cells": [{"cell_type": "markdown"}, cell], "metadata": papermill}))
     return path
 
 
@@ -40,6 +42,12 @@ def test_a_notebook_that_papermill_ran(tmp_path, capsys, records, error, status,
     assert main(["check", str(notebook(tmp_path, *records, error=error))]) == status
     printed = capsys.readouterr().out
     assert text in printed and ("other seeds" in printed) == (failed("derived") in records)
+
+
+@pytest.mark.parametrize("killed", [{"count": None}, {"end": None}])
+def test_a_notebook_that_was_killed(tmp_path, capsys, killed):
+    assert main(["check", str(notebook(tmp_path, HOLDS, **killed))]) == 1
+    assert "broken off: not all of its cells" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "text"), [("none.ipynb", "no such file"), ("README.md", "is no notebook")])

@@ -142,7 +142,9 @@ def test_another_tokenizer_and_no_transformers(broken, capsys, monkeypatch):
     assert main(["saturation", "words", "--tokenizer", "runs/step1"]) == 0
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert main(["heads", "runs/step1"]) == 2
-    assert "nbutils heads: a saved model needs transformers: pip install transformers" in capsys.readouterr().err
+    assert (
+        "nbutils heads: a saved model needs transformers: pip install 'transformers[torch]'" in capsys.readouterr().err
+    )
 
 
 class Trap:

@@ -165,7 +165,8 @@ def _by_octave(t: Array, rho: Array) -> list[str]:
     names = list(map(named, edges))
     each = zip(names, names[1:], fits.local_exponents(t, rho, edges), strict=False)
     slopes = ", ".join(f"{start}–{end}: {slope:.3f}" for start, end, slope in each)
-    return [f"exponent d ln ρ / d ln t by octave: {slopes}"]
+    rare = " (interpolated where steps are further apart)" if (t[1:] > 2 * t[:-1]).any() else ""
+    return [f"exponent d ln ρ / d ln t by octave{rare}: {slopes}"]
 
 
 def budget(total: pd.DataFrame) -> list[str]:

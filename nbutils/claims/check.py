@@ -16,8 +16,20 @@ def records_of(notebook: Path) -> list[Record]:
 
 
 def _outputs(notebook: Path) -> list[dict[str, Any]]:
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]  # nbformat would check each cell, 15 ms a chapter
+    cells = _read(notebook)["cells"]
     return [output for cell in cells for output in cell.get("outputs", ())]
+
+
+def _read(notebook: Path) -> dict[str, Any]:
+    return dict(json.loads(notebook.read_text(encoding="utf-8")))  # nbformat would check each cell, 15 ms a chapter
+
+
+def _broken_off(notebook: Path) -> bool:
+    """Whether a cell was not run, or papermill did not come to its end: killed, out of memory or disconnected."""
+    node = _read(notebook)
+    waiting = [cell for cell in node["cells"] if cell["cell_type"] == "code" and cell.get("execution_count") is None]
+    papermill = node.get("metadata", {}).get("papermill", {})
+    return any("".join(cell["source"]).strip() for cell in waiting) or papermill.get("end_time", "") is None
 
 
 def judge(notebook: Path) -> tuple[bool, list[str]]:
@@ -34,14 +46,17 @@ def judge(notebook: Path) -> tuple[bool, list[str]]:
         raise ValueError(f"{notebook} is no notebook: give what papermill wrote, an .ipynb") from None
     records = records_of(notebook)
     stopped = [f"{output['ename']}: {output['evalue']}" for output in outputs if output["output_type"] == "error"]
+    broken_off = not stopped and _broken_off(notebook)
     failed = [record for record in records if record.fails]
     lines = [f"  {mark} {record.claim} {text}" for record in failed for mark, text in [line(record)]]
     if any(record.kind != "exact" for record in failed):
         lines.append("  chance fails some checks in one run of many, all but exact ones: try other seeds, -p seed 1")
     if stopped:
         lines.append(f"  stopped at {stopped[0].splitlines()[0]}")
+    if broken_off:
+        lines.append("  broken off: not all of its cells were run to their end")
     if not records:
         lines.append("  no check: it was not executed, or is no chapter of the book")
     left = sum(record.role == "open" for record in records)
     counts = f"{len(records) - left - len(failed)} checks hold, {len(failed)} fail, {left} are left open"
-    return not (failed or stopped) and bool(records), [f"{notebook}: {counts}", *lines]
+    return not (failed or stopped or broken_off) and bool(records), [f"{notebook}: {counts}", *lines]

@@ -101,6 +101,7 @@ class NormTracker:
         given = list({id(p): (name, p) for name, p in reversed(list(named_parameters))}.values())[::-1]
         shards.refuse(given)
         named = [(name, p) for name, p in given if frozen or p.requires_grad]
+        self.attached: list[Any] = []  # optimizers
         self._frozen = [(name, p) for name, p in given if not frozen and not p.requires_grad]
         if complex_ones := [name for name, p in named if p.is_complex()]:
             raise ValueError(f"{complex_ones[0]} is complex: give real parameters, such as torch.view_as_real of it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,13 @@ if TYPE_CHECKING:
 def attach(tracker: NormTracker, optimizer: Any) -> Callable[[], None]:
     """Measure each step of an optimizer from hooks on it; see ``NormTracker.attach``. Returns what takes them off."""
     inner = _innermost(optimizer)
+    if inner in tracker.attached:
+        raise ValueError("this tracker is on this optimizer already: call first what attach() returned")
+    theirs = {id(p) for group in inner.param_groups for p in group["params"]}
+    if theirs.isdisjoint(id(p) for group in tracker._groups for p in group.parameters):
+        text = "the optimizer has none of the tracked parameters: give the tracker those of the model that it trains"
+        warnings.warn(text, stacklevel=3)
+    tracker.attached.append(inner)
 
     def pre(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
@@ -38,6 +46,7 @@ def attach(tracker: NormTracker, optimizer: Any) -> Callable[[], None]:
     handles = [inner.register_step_pre_hook(pre), inner.register_step_post_hook(post)]
 
     def detach() -> None:
+        tracker.attached[:] = [other for other in tracker.attached if other is not inner]
         for handle in handles:
             handle.remove()
 
