@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-COMMANDS = ("alarms", "platforms", "mutants", "plan", "pretend", "same")
+COMMANDS = ("alarms", "platforms", "mutants", "plan", "pretend")
 
 
 def main(argv: Sequence[str]) -> int:

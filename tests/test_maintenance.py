@@ -1,4 +1,4 @@
-"""How the book itself is tested: false alarms, platforms, planted defects, and what stays the same."""
+"""How the book itself is tested: false alarms, platforms, and planted defects."""
 
 import argparse
 import contextlib
@@ -10,7 +10,7 @@ from scipy import stats
 
 import workflow
 from maintenance import __main__ as command
-from maintenance import alarms, mutants, platforms, same
+from maintenance import alarms, mutants, platforms
 from nbutils import claims
 from workflow import Run, report
 from workflow.job import STOPPED
@@ -156,37 +156,13 @@ def test_a_run_is_red_if_one_of_its_chapters_is():
     assert (counts.runs, counts.share) == (2, pytest.approx(1 - (1 - 1 / 4) * (1 - 1 / 2)))
 
 
-def metrics(*measured, made_from="old", holds=True, verdict="confirmed"):
+def metrics(*measured, holds=True):
     """A run of a check in each of some chapters."""
     names = [f"0{i}-x" for i in range(1, len(measured) + 1)]
     records = [{"chapter": name, "claim": "c", "check": "a", "role": "stated", "kind": "exact", "measured": value,
                 "band": [0.0, 2.0], "holds": holds} for name, value in zip(names, measured, strict=True)]  # fmt: skip
     run = {"profile": "smoke", "seed": 0, "device": "cpu", "green": holds}
-    run["notebooks"] = [{"chapter": name, "made_from": made_from} for name in names]
-    return {"version": 1, "run": run, "records": records, "verdicts": {"c": verdict}, "problems": []}
-
-
-def test_same_lists_what_moved_by_a_bit_and_stamps_chapters_of_which_nothing_did(monkeypatch, tmp_path, capsys):
-    """Not one that moved at a second seed, was not measured as A ran it, or is not today's in B."""
-    file = tmp_path / "alarms.json"
-    entries = {f"0{i}-x": {"made_from": "older" if i == 3 else "old", "runs": {}} for i in range(1, 6)}
-    file.write_text(json.dumps({"chapters": entries}))
-    monkeypatch.setattr(same.report, "alarms_file", lambda *_: file)
-    today = {f"0{i}-x": "newer" if i == 4 else "new" for i in range(1, 5)}
-    monkeypatch.setattr(same.sources, "hashes", lambda: today)
-    runs = {"a": metrics(1, 1, 1, 1), "b": metrics(1, 1, 1, 1, made_from="new"),
-            "a2": metrics(2, 2, 2, 2), "b2": metrics(2, 2 + 2**-50, 2, 2, made_from="new")}  # fmt: skip
-    for name, run in runs.items():
-        (tmp_path / name).write_text(json.dumps(run))
-    a, b, a2, b2 = (str(tmp_path / name) for name in runs)
-    assert command.main(["same", "--a", a, "--b", b]) == 0 and json.loads(file.read_text())["chapters"] == entries
-    assert command.main(["same", "--a", a, a2, "--b", b, b2, "--stamp"]) == 1
-    kept_now = json.loads(file.read_text())["chapters"]
-    assert [name for name in entries if kept_now[name] != entries[name]] == ["01-x"]
-    assert kept_now["01-x"]["made_from"] == "new"
-    assert "| 02-x | c | a | measured: 2 -> 2.000000000000001 |" in capsys.readouterr().out
-    other = metrics(1, verdict="refuted")
-    assert [row[:3] for row in same.moved(metrics(1, 1), other)] == [("02-x", "c", "a"), ("", "c", "verdict")]
+    return {"version": 1, "run": run, "records": records, "verdicts": {"c": "confirmed"}, "problems": []}
 
 
 def test_a_platform_counts_where_it_moves_what_no_other_did():

@@ -242,6 +242,20 @@ def test_an_optimizer_of_another_kind_is_refused():
         NormTracker(nn.Linear(2, 2).named_parameters()).attach(object())
 
 
+def test_an_optimizer_of_another_model_is_warned_of_and_one_is_taken_once():
+    nets = [nn.Linear(2, 2) for _ in range(2)]
+    mine, others = (torch.optim.SGD(net.parameters(), 0.1) for net in nets)
+    tracker = NormTracker(nets[0].named_parameters())
+    with pytest.warns(UserWarning, match="none of the tracked parameters") as caught:
+        tracker.attach(others)
+    assert caught[0].filename == __file__
+    detach = tracker.attach(mine)
+    with pytest.raises(ValueError, match="on this optimizer already"):
+        tracker.attach(mine)
+    detach()
+    tracker.attach(mine)
+
+
 def exact_dot(a, b):
     """The sum of products of float32 numbers, which float64 holds exactly, rounded once."""
     return math.fsum((a.double() * b.double()).ravel().tolist())
