@@ -237,6 +237,14 @@ def test_what_cannot_be_tracked_is_refused(arguments, text):
         NormTracker(**{"named_parameters": nn.Linear(2, 2).named_parameters()} | arguments)
 
 
+def test_a_model_gives_its_own_names_and_parameters_without_names_are_refused():
+    model = torch.nn.Linear(2, 1)
+    assert NormTracker(model).layers == NormTracker(model.named_parameters()).layers
+    for nameless in (model.parameters(), model.state_dict()):
+        with pytest.raises(TypeError, match=r"a model or its named_parameters\(\)"):
+            NormTracker(nameless)
+
+
 def test_an_optimizer_of_another_kind_is_refused():
     with pytest.raises(TypeError, match=r"put `with tracker.step\(\):` around"):
         NormTracker(nn.Linear(2, 2).named_parameters()).attach(object())

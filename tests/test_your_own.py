@@ -34,6 +34,13 @@ def llama():
     return LlamaForCausalLM(LlamaConfig(vocab_size=7, **SIZES, **ends)).bfloat16()
 
 
+def t5():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    size = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0}
+    return T5ForConditionalGeneration(T5Config(vocab_size=7, **size))
+
+
 def bert():
     from transformers import BertConfig, BertForMaskedLM
 
@@ -51,11 +58,13 @@ def save(folder, model, seed, size=1.0, words=True):
         part.save_pretrained(folder)
 
 
-def run(mine, *, causal=True, tokenizer_from=None):
-    """All code of the chapter, with the reader's path and kind of model in the lines that ask for them."""
+def run(mine, *, tokenizer_from=None):
+    """All code of the chapter, with the reader's path in the lines that ask for it."""
     cells = [cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
-    answers = {"mine = None ": f"mine = {str(mine)!r} ", "\ncausal = True": f"\ncausal = {causal}"}
-    answers |= {"\ntokenizer_from = None": f"\ntokenizer_from = {tokenizer_from!r}"}
+    answers = {
+        "mine = None ": f"mine = {str(mine)!r} ",
+        "\ntokenizer_from = None": f"\ntokenizer_from = {tokenizer_from!r}",
+    }
     answers |= {'profile = "auto"': 'profile = "smoke"', 'device = "auto"': 'device = "cpu"'}
     space = {"display": print}
     for asked in answers:
@@ -94,17 +103,14 @@ def test_readers_own_series(tmp_path, claimed, capsys):
     assert "only an adapter" in printed and "its weights are those of" in printed
     assert list(space["total"].step) == [1000, 2000, 4000] and space["live"] is None
     assert list(space["means"].index) == [1000, 2000, 4000]  # and no model that the series rejects
-    assert len(space["by_step"]) == 3 * 3 and (space["by_step"].query("layer == 0").raw > 0.9999).all()
-    model = space["models"]["untrained"]
-    assert {p.dtype for m in space["models"].values() for p in m.parameters()} == {torch.float32}
-    assert len(space["control"]) == 3 and type(model).__name__ == "LlamaForCausalLM"
-    assert max(map(len, space["ids"])) == 12 < max(len(text.split()) for text in space["sentences"])
-    assert space["batch"]["attention_mask"][:, 0].all()  # padding is on the right
-    assert space["by_head"].leak.max() == 0 and len(space["by_head"]) == 2 * 4 * 2 * 2
-    last = space["shown"][-1]
-    pairs = list(
-        zip(space["permuted"](space["trained"](last)).parameters(), space["trained"](last).parameters(), strict=True)
-    )
+    assert [len(table) for table in space["by_step"].values()] == [2, 2, 2], "layers without the embedding"
+    last, model = space["last"], space["models"]["untrained"].model
+    assert {p.dtype for one in space["models"].values() for p in one.model.parameters()} == {torch.float32}
+    assert len(space["control"]) == 2 and type(model).__name__ == "LlamaForCausalLM"
+    assert max(map(len, last.sentences)) == 12 < max(len(text.split()) for text in space["sentences"])
+    assert space["by_head"].masked_mass.max() == 0 and len(space["by_head"]) == 2 * 4 * 2 * 2
+    again = space["trained"](space["shown"][-1])
+    pairs = list(zip(space["permuted"](again).model.parameters(), last.model.parameters(), strict=True))
     assert all(torch.equal(p.flatten().sort()[0], q.flatten().sort()[0]) for p, q in pairs)
     assert not all(torch.equal(p, q) for p, q in pairs)
     assert space["measured"].euler.iloc[-1] == pytest.approx(2, abs=1e-3)  # RMSNorm and a matrix
@@ -117,11 +123,20 @@ def test_readers_own_encoder_with_a_falling_norm(tmp_path, claimed, capsys):
     save(tmp_path / "run" / "step0", bert, 0, words=False)
     save(tmp_path / "run" / "step500", bert, 0, size=0.5, words=False)
     tokenizer().save_pretrained(tmp_path / "words")
-    space = run(tmp_path / "run", causal=False, tokenizer_from=str(tmp_path / "words"))
+    space = run(tmp_path / "run", tokenizer_from=str(tmp_path / "words"))
     printed = capsys.readouterr().out
     assert "own_slope = –" in printed and "own_share = –" in printed and "nan" not in printed
-    assert type(space["models"]["trained"]).__name__ == "BertModel" and len(space["means"]) == 2
-    assert space["allowed"][-1, 0].all() and space["by_head"].leak.max() == 0  # both ways
+    assert type(space["last"].model).__name__ == "BertModel" and len(space["means"]) == 2
+    assert space["last"].kind == "encoder" and space["by_head"].masked_mass.max() == 0  # both ways
     assert space["by_head"].query("model == 'trained' and c == 1").positions.min() > 1.5
     assert space["measured"].euler.iloc[-1] == pytest.approx(1, abs=1e-2)  # it ends in a LayerNorm
     assert space["threshold"] == pytest.approx((1 / 4 - 1) / (2 * 2e-3 * 500), rel=1e-3)  # G/(2ηTρ₀²)
+
+
+def test_readers_own_encoder_and_decoder(tmp_path, claimed):
+    for step in (500, 1000):
+        save(tmp_path / "run" / f"step{step}", t5, step)
+    space = run(tmp_path / "run")
+    assert list(space["control"].index) == ["encoder 1", "encoder 2", "decoder 1", "decoder 2"]
+    assert {layer for _, _, layer, _ in space["by_head"].index} >= {"encoder 1", "decoder 2"}
+    assert space["by_head"].masked_mass.max() == 0 and space["measured"].euler.notna().all()

@@ -123,12 +123,19 @@ def by_layer(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(counts).assign(positions=layers.positions.mean(), masked=layers.masked_mass.max())
 
 
-def degree(one: Saved, c: float = 1000.0) -> pd.DataFrame:
-    """``homogeneity.measure_degree`` of the first sentence's logits, or of what an encoder ends in, up to ``c``."""
+def first(one: Saved) -> dict[str, torch.Tensor]:
+    """The first sentence as a model takes it, by name, on the CPU."""
     ids = torch.tensor(one.sentences[:1])
-    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if one.kind == TWO else {})
+    return {"input_ids": ids} | ({"decoder_input_ids": ids} if one.kind == TWO else {})
+
+
+def degree(one: Saved, c: float = 1000.0) -> pd.DataFrame:
+    """``homogeneity.measure_degree`` of the first sentence's logits, or of what an encoder ends in, up to ``c``.
+
+    Moves the model to the CPU: not every device has float64.
+    """
     scales = [*(s for s in (1.0, 10.0, 100.0) if s < c), c]
-    return homogeneity.measure_degree(one.model.cpu(), inputs, scales, k_in=0).set_index("scale")
+    return homogeneity.measure_degree(one.model.cpu(), first(one), scales, k_in=0).set_index("scale")
 
 
 def _auto(kind: str) -> Any:

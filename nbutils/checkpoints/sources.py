@@ -38,16 +38,6 @@ class Checkpoint:
         """What a later run knows it by."""
         return self.resolved or self.label, self.stamp
 
-    @property
-    def pretrained(self) -> dict[str, str]:
-        """What ``from_pretrained`` of ``transformers`` takes to load it.
-
-        >>> Checkpoint(1000, "org/name@step1000", "", repo="org/name", commit="8f2e").pretrained
-        {'pretrained_model_name_or_path': 'org/name', 'revision': '8f2e'}
-        """
-        where = {"pretrained_model_name_or_path": str(self.place or self.repo)}
-        return where if self.place else where | {"revision": self.commit}
-
 
 class Skip(NamedTuple):
     """What was not counted, and why."""

@@ -61,8 +61,8 @@ class NormTracker:
     ρ'² = ρ² + ‖δ‖² + 2θ·δ. Where the sum is taken the two are compared: ``identity_error``.
 
     Args:
-        named_parameters: as ``model.named_parameters()`` gives them; one that comes twice is counted once. Those with
-            ``requires_grad=False`` are left out, with a warning should they be trained later.
+        named_parameters: a model, or what ``model.named_parameters()`` gives; one that comes twice is counted once.
+            Those with ``requires_grad=False`` are left out, with a warning should they be trained later.
         frozen: count them as well.
         every: measure at steps ``every``, 2·``every``, …; the others cost nothing.
         by: from a parameter's name to its layer; ``None`` for the total alone.
@@ -71,6 +71,7 @@ class NormTracker:
         check: take the norm from its own sum of squares at every so many measured steps; 1 is always.
 
     Raises:
+        TypeError: no names beside the parameters.
         ValueError: nothing to track, parameters on several devices or meshes, complex ones, shards of FSDP1 or
             ZeRO-3, ``every`` or ``check`` < 1, a layer named ``total``.
 
@@ -88,7 +89,7 @@ class NormTracker:
 
     def __init__(
         self,
-        named_parameters: Iterable[tuple[str, Tensor]],
+        named_parameters: nn.Module | Iterable[tuple[str, Tensor]],
         *,
         every: int = 1,
         by: Callable[[str], str] | None = layer_of,
@@ -98,7 +99,12 @@ class NormTracker:
     ) -> None:
         import torch
 
-        given = list({id(p): (name, p) for name, p in reversed(list(named_parameters))}.values())[::-1]
+        if isinstance(named_parameters, torch.nn.Module):
+            named_parameters = named_parameters.named_parameters()
+        pairs = list(named_parameters)
+        if not all(isinstance(pair, tuple) and isinstance(pair[-1], torch.Tensor) for pair in pairs):
+            raise TypeError("give a model or its named_parameters(): each parameter with its name, to tell its layer")
+        given = list({id(p): (name, p) for name, p in reversed(pairs)}.values())[::-1]
         shards.refuse(given)
         named = [(name, p) for name, p in given if frozen or p.requires_grad]
         self.attached: list[Any] = []  # optimizers
