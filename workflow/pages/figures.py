@@ -10,15 +10,13 @@ from nbformat import NotebookNode
 from workflow.pages import render
 
 SVG = "image/svg+xml"
-# The colours of the book's figures on light pages, and what each is on dark ones.
-TEXT, GROUND, GRID, GREY = "#ced6dd", "#121212", "#343a42", "#9aa4ae"
+# The colours of the book's figures on light pages, and what each is on dark ones; of greys see _grey.
+TEXT, GROUND = "#ced6dd", "#121212"
 DARK = {
-    "#000000": TEXT, "#222222": TEXT, "#ffffff": GROUND, "#e3e3e3": GRID, "#ededed": GRID, "#f0f0f0": GRID,
-    "#595959": GREY, "#666666": GREY, "#808080": GREY, "#999999": GREY, "#a6a6a6": "#7c858e", "#b2b2b2": "#7c858e",
-    "#bfbfbf": "#555e67", "#cccccc": "#555e67", "#0072b2": "#4794e6", "#e69f00": "#e8ac2e", "#009e73": "#2fbf92",
-    "#cc79a7": "#dd95bb", "#56b4e9": "#a9def9", "#d55e00": "#f0803c",
+    "#222222": TEXT, "#0072b2": "#4794e6", "#e69f00": "#e8ac2e", "#009e73": "#2fbf92", "#cc79a7": "#dd95bb",
+    "#56b4e9": "#a9def9", "#d55e00": "#f0803c",
 }  # fmt: skip
-COLOUR = re.compile("|".join(DARK), re.I)
+COLOUR = re.compile(rf"{'|'.join(DARK)}|#([0-9a-f]{{2}})\1\1\b", re.I)
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,20 @@ def dark(svg: str) -> str:
     >>> dark('<svg width="9"><path style="stroke: #0072B2"/></svg>')
     '<svg fill="#ced6dd" width="9"><path style="stroke: #4794e6"/></svg>'
     """
-    svg = COLOUR.sub(lambda found: DARK[found[0].lower()], svg).replace("<svg ", f'<svg fill="{TEXT}" ', 1)
+    svg = COLOUR.sub(lambda found: DARK.get(found[0].lower()) or _grey(int(found[1], 16)), svg)
+    svg = svg.replace("<svg ", f'<svg fill="{TEXT}" ', 1)
     return svg.replace("<image ", '<image filter="invert(1) hue-rotate(180deg)" ')
+
+
+def _grey(lightness: int) -> str:
+    """From the colour of letters, for 0, to that of the ground, for 255: middle greys as clear as on light pages.
+
+    >>> _grey(0), _grey(255)
+    ('#ced6dd', '#121212')
+    """
+    share = (1 - lightness / 255) ** 0.65
+    ends = zip(bytes.fromhex(GROUND[1:]), bytes.fromhex(TEXT[1:]), strict=True)
+    return "#" + "".join(f"{round(low + share * (high - low)):02x}" for low, high in ends)
 
 
 def of_cell(cell: NotebookNode) -> Figure | None:
