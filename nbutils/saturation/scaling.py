@@ -23,7 +23,8 @@ def scaled(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> I
     Raises:
         ValueError: ``c`` is not finite, or a parameter is not finite before scaling.
         TypeError: a parameter is not floating point (a quantised model).
-        OverflowError: a scaled parameter is not finite; the model is left as it was.
+        OverflowError: a scaled parameter is not finite, or a norm read a vector whose square is not, and so took it
+            for 0. The model is left as it was.
 
     >>> layer = nn.Linear(2, 2)
     >>> with scaled(layer, 1000.0):
@@ -51,6 +52,12 @@ def scaled(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> I
     if dtype is not None:
         pairs += [(buffer, buffer.to(dtype)) for buffer in model.buffers() if buffer.is_floating_point()]
     kept = [(tensor, tensor.data) for tensor, _ in pairs]  # set aside, never written to
+    overflowed: list[Tensor] = []
+    hooks = [
+        part.register_forward_pre_hook(lambda _, args: overflowed.extend(map(_squares_overflow, args[:1])))
+        for part in model.modules()
+        if "Norm" in type(part).__name__
+    ]
     try:
         for tensor, other in pairs:
             tensor.data = other
@@ -58,6 +65,17 @@ def scaled(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> I
     finally:
         for tensor, old in kept:
             tensor.data = old
+        for hook in hooks:
+            hook.remove()
+    if overflowed and torch.stack(overflowed).any():
+        why = f"a norm reads a vector at c = {c:g} whose square overflows, and would take it for 0"
+        raise OverflowError(f"{why}. Take a smaller c, or dtype=torch.float64")
+
+
+def _squares_overflow(x: Tensor) -> Tensor:
+    """Whether a row's sum of squares is infinite in the precision of a norm: float32 at least."""
+    wide = x.detach() if x.dtype == torch.float64 else x.detach().float()
+    return wide.square().sum(-1).isinf().any()
 
 
 @contextmanager
