@@ -323,6 +323,8 @@ def test_a_list_of_claims_that_is_wrong_is_refused_and_says_where(tmp_path, text
         ("theorem7", "theorem8", "both need the condition of Lemma 5, and hold on inputs of exact degree without it"),
         ("lemma4", "encoder-published", "both hold relative to c^k, and fall literally with the definition"),
         ("theorem5", "encoder-published", "both hold on compact sets of directions without a tie"),
+        ("diagnostic", "si-monotone", "both are exact for plain descent, and Adam breaks both"),
+        ("t5-uniform", "t5-layers-sqrt", "both hold of most blocks, and the first and the last bend away"),
         ("encoder-degree", "encoder-published", "the same induction, relative to c, with and without residual"),
     ],
 )
