@@ -10,13 +10,13 @@ from nbformat import NotebookNode
 from workflow.pages import render
 
 SVG = "image/svg+xml"
-# The colours of the book's figures on light pages, and what each is on dark ones; of greys see _grey.
+# The colours of the book's figures on light pages, and what each is on dark ones; of others see _on_dark.
 TEXT, GROUND = "#ced6dd", "#121212"
 DARK = {
     "#222222": TEXT, "#0072b2": "#4794e6", "#e69f00": "#e8ac2e", "#009e73": "#2fbf92", "#cc79a7": "#dd95bb",
     "#56b4e9": "#a9def9", "#d55e00": "#f0803c",
 }  # fmt: skip
-COLOUR = re.compile(rf"{'|'.join(DARK)}|#([0-9a-f]{{2}})\1\1\b", re.I)
+COLOUR = re.compile(r"#[0-9a-f]{6}\b", re.I)
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,24 @@ def dark(svg: str) -> str:
     >>> dark('<svg width="9"><path style="stroke: #0072B2"/></svg>')
     '<svg fill="#ced6dd" width="9"><path style="stroke: #4794e6"/></svg>'
     """
-    svg = COLOUR.sub(lambda found: DARK.get(found[0].lower()) or _grey(int(found[1], 16)), svg)
+    svg = COLOUR.sub(lambda found: DARK.get(found[0].lower()) or _on_dark(found[0]), svg)
     svg = svg.replace("<svg ", f'<svg fill="{TEXT}" ', 1)
     return svg.replace("<image ", '<image filter="invert(1) hue-rotate(180deg)" ')
 
 
-def _grey(lightness: int) -> str:
-    """From the colour of letters, for 0, to that of the ground, for 255: middle greys as clear as on light pages.
+def _on_dark(colour: str) -> str:
+    """A grey between ground and letters, middle ones as clear as on light pages; of other colours, dark ones lighter.
 
-    >>> _grey(0), _grey(255)
-    ('#ced6dd', '#121212')
+    >>> _on_dark("#000000"), _on_dark("#ffffff"), _on_dark("#ff0000"), _on_dark("#440154")
+    ('#ced6dd', '#121212', '#e66b6e', '#896c98')
     """
-    share = (1 - lightness / 255) ** 0.65
-    ends = zip(bytes.fromhex(GROUND[1:]), bytes.fromhex(TEXT[1:]), strict=True)
-    return "#" + "".join(f"{round(low + share * (high - low)):02x}" for low, high in ends)
+    red, green, blue = here = bytes.fromhex(colour[1:])
+    ground, text = bytes.fromhex(GROUND[1:]), bytes.fromhex(TEXT[1:])
+    if red == green == blue:
+        here, share = ground, (1 - red / 255) ** 0.65
+    else:
+        share = 0.5 if 2 * red + 5 * green + blue < 600 else 0.0
+    return "#" + "".join(f"{round(x + share * (y - x)):02x}" for x, y in zip(here, text, strict=True))
 
 
 def of_cell(cell: NotebookNode) -> Figure | None:

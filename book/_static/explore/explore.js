@@ -214,7 +214,7 @@
           law((t) => root.start + root.slope * Math.sqrt(t), DASHED),
           law((t) => Math.exp(free.start) * t ** free.slope, SOLID),
         ],
-        keys: { circle: "T5-base", dashed: "a√t + b", line: "free power of t", band: "window" },
+        keys: { circle: "T5-base", dashed: "a√t + b", line: "power of t, no b", band: "window" },
         reads: `Exponent ${exponent}, a straight line in logarithms, from step ${told}. ` +
           `Root law ${three(root.slope)} √t ${root.start < 0 ? "−" : "+"} ${one(Math.abs(root.start))}.`,
         says: `Norm of T5-base, log-log, with the laws fitted to steps ${told}: a power ${exponent}, and a root law.`,
