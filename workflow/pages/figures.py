@@ -68,7 +68,7 @@ def _on_dark(colour: str) -> str:
     if red == green == blue:
         here, share = ground, (1 - red / 255) ** 0.65
     else:
-        share = 0.5 if 2 * red + 5 * green + blue < 600 else 0.0
+        share = 0.5 if 2 * red + 5 * green + blue < 800 else 0.0
     return "#" + "".join(f"{round(x + share * (y - x)):02x}" for x, y in zip(here, text, strict=True))
 
 
