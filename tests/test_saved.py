@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from copy import deepcopy
 
 import pandas as pd
 import pytest
@@ -44,6 +45,8 @@ def test_three_kinds_of_models(models, kind):
     assert list(map(str, similar.index)) == [f"{part}{i}" for part in parts for i in range(3)]
     assert similar.iloc[0].raw == pytest.approx(1), "an embedding only grows"
     assert len(heads) == 2 * 2 * len(parts) and (heads.masked_mass == 0).all() and (heads.share <= 1).all()
+    wide = one._replace(model=deepcopy(one.model).double())
+    pd.testing.assert_frame_equal(heads, saved.attention(wide), rtol=1e-3, obj="no tie by rounding")
     assert saved.degree(one).euler.iloc[-1] == pytest.approx(DEGREES[kind], abs=1e-2)
     pd.testing.assert_frame_equal(saved.similarity(saved.untrained(one, 5)), saved.similarity(saved.untrained(one, 5)))
     assert (saved.similarity(saved.untrained(one, 4)) != similar).to_numpy().any()

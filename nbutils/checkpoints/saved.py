@@ -1,7 +1,6 @@
 """A saved model of ``transformers``, read from a folder or the Hub, and what saturation, heads and degree say of it.
 
-Models are in float32 and with plain attention, whatever the files hold: at c = 1000 float16 overflows, and bfloat16
-ties scores by rounding. No code of a folder is run: neither pickled nor beside its weights.
+Models are in float32 and with plain attention, whatever the files hold: at c = 1000 float16 overflows. No code of a folder is run: neither pickled nor beside its weights.
 """
 
 from __future__ import annotations
@@ -96,12 +95,16 @@ def similarity(one: Saved, c: float = 1000.0) -> pd.DataFrame:
 
 
 def attention(one: Saved, c: float = 1000.0) -> pd.DataFrame:
-    """What each head attends to at ``c``: its kind (``heads.classify``) and the numbers of ``heads.summarise``."""
+    """What each head attends to at ``c``: its kind (``heads.classify``) and the numbers of ``heads.summarise``.
+
+    In float64: at c = 1000 float32 rounds scores of T5 that differ to ties (its position bias grows like c, the rest
+    of a score like c⁴).
+    """
     decoder = one.sentences if one.kind == TWO else None
     pad = one.model.config.get_text_config().pad_token_id or 0
     size = {"max_tokens": LONGEST * len(one.sentences), "device": one.model.device}  # all in one
     (batch,) = saturation.batches_by_length(one.sentences, decoder=decoder, pad=pad, **size)
-    scores = heads.attention_scores(one.model, batch, c)
+    scores = heads.attention_scores(one.model, batch, c, dtype=torch.float64)
     names = _layers(one, len(scores), 1)
     windows = heads.windows(one.model) if decoder is None else [None] * len(scores)
     rows = []
