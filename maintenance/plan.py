@@ -4,7 +4,7 @@
 Three steps of each training are made at the profile's own sizes, and the rest is taken to cost what the third did; so
 it is with the measurements of the shared language models. All else runs in full, on what such trainings leave. A time
 is the longest of three, at the rates in ``CARDS``: launches one after another, arithmetic, and memory traffic; and this
-machine's own work on one core, added. No GPU was measured.
+machine's own work on one core, added. What a GPU measured: ``book/gpu.json``.
 """
 
 from __future__ import annotations

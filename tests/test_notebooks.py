@@ -194,3 +194,22 @@ def test_to_markdown():
 def test_readme_figure_is_that_of_the_run(smoke):
     chapter, name, kept = notebooks.README_FIGURE
     assert kept.read_text(encoding="utf-8") == notebooks.figure(smoke / "seed-0" / f"{chapter}.ipynb", name)
+
+
+def test_a_green_run_on_a_gpu_is_kept_for_the_pages_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(notebooks, "ON_GPU", tmp_path / "gpu.json")
+    kept = {"estimates": {"01-one": [2.0, 1.0]}, "notes": ["of an earlier run"]}
+    (tmp_path / "gpu.json").write_text(json.dumps(kept))
+    run = {"green": True, "device": "cpu", "hardware": "a card", "seed": 3, "commit": "abc", "versions": {"torch": "2"}}
+    found = {"run": run | {"notebooks": [{"chapter": "01-one", "seconds": 4.5}]}}
+    found["records"] = [{"claim": "claim", "check": "a", "measured": 0.25}]
+    monkeypatch.setattr(notebooks, "_last", lambda profile: found if profile == "gpu" else None)
+    for other in ({}, {"device": "cuda", "green": False}):
+        found["run"] |= other
+        notebooks.keep_gpu()
+        assert json.loads((tmp_path / "gpu.json").read_text()) == kept
+    found["run"] |= {"device": "cuda", "green": True}
+    notebooks.keep_gpu()
+    now = json.loads((tmp_path / "gpu.json").read_text())
+    assert now["seconds"] == {"01-one": 4.5} and now["checks"] == {"claim: a": 0.25} and now["notes"] == []
+    assert (now["hardware"], now["torch"], now["estimates"]) == ("a card", "2", kept["estimates"])

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # at run time where they are used: a run with nothing to do n
     from pybtex.database import Entry
 
 NUMBERS = ROOT / "book" / "numbers.json"  # what the text of each chapter says of the last green run that was kept
+ON_GPU = ROOT / "book" / "gpu.json"  # what profile gpu measured on a GPU: pages show it beside their own
 # sentences that pages show only for the verdict they belong to: claims, each with "=verdict" or the expected one; text
 FINDING = re.compile(r"^:::\{finding\}[ ]+([^\n]+)\n(.*?)^:::$", re.M | re.S)
 ADMONITION = re.compile(r"```\{(admonition|note|tip|warning|danger)\}[ ]?([^\n]*)\n(?::\w+:[^\n]*\n)*(.*?)\n```", re.S)
@@ -99,10 +100,7 @@ def keep_numbers() -> None:
     """Keep what the last whole ``book`` run gave the prose, if it was green, its times, and the README's figure."""
     from workflow import report
 
-    metrics = Run("book").reports / "metrics.json"
-    facts: dict[str, Any] = {"green": False}
-    if metrics.exists():
-        facts = json.loads(metrics.read_text(encoding="utf-8"))["run"]
+    facts = _last("book")["run"]
     run = Run("book", facts.get("seed", 0), facts.get("device", "cpu"), tuple(book.chapters()))
     if not facts["green"] or not report.collect(run).run["green"]:  # of today's code, too
         print("no whole green run of profile book: the numbers in the notebooks stay as they are")
@@ -117,6 +115,26 @@ def keep_numbers() -> None:
     NUMBERS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     chapter, name, target = README_FIGURE
     target.write_text(figure(run.notebook(chapter), name), encoding="utf-8")
+
+
+def keep_gpu() -> None:
+    """Keep what the last whole ``gpu`` run measured on a GPU, if it was green: values, times and hardware."""
+    found = _last("gpu")
+    facts = found["run"]
+    if not facts["green"] or facts["device"] != "cuda":
+        return
+    kept = {key: facts[key] for key in ("hardware", "device", "seed", "commit")} | {"notes": []}
+    kept["estimates"] = json.loads(ON_GPU.read_text(encoding="utf-8"))["estimates"]  # those of maintenance/plan.py
+    kept |= {"torch": facts["versions"]["torch"], "seconds": {x["chapter"]: x["seconds"] for x in facts["notebooks"]}}
+    kept["checks"] = {f"{each['claim']}: {each['check']}": each["measured"] for each in found["records"]}
+    ON_GPU.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _last(profile: str) -> dict[str, Any]:
+    """What the last whole run of a profile left for machines; of a run that is not green where there is none."""
+    metrics = Run(profile).reports / "metrics.json"
+    found: dict[str, Any] = {"run": {"green": False}}
+    return json.loads(metrics.read_text(encoding="utf-8")) if metrics.exists() else found
 
 
 def _seconds(run: Run, chapter: str) -> float:
@@ -246,6 +264,7 @@ def write_all() -> list[Path]:
         The files that changed.
     """
     keep_numbers()
+    keep_gpu()
     import nbformat
 
     folder = ROOT / "book" / "notebooks"

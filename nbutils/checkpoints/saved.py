@@ -1,6 +1,7 @@
 """A saved model of ``transformers``, read from a folder or the Hub, and what saturation, heads and degree say of it.
 
-Models are in float32 and with plain attention, whatever the files hold: at c = 1000 float16 overflows. No code of a folder is run: neither pickled nor beside its weights.
+Models are in float32 and with plain attention, whatever the files hold: at c = 1000 float16 overflows. No code of a
+folder is run: neither pickled nor beside its weights.
 """
 
 from __future__ import annotations

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from nbutils.claims.records import Record, format_band, format_measured
-from workflow import book
+from nbutils.claims.records import Record, format_band, format_measured, format_number
+from workflow import book, notebooks
 from workflow.pages import api
 
 if TYPE_CHECKING:  # only Sphinx itself needs it
@@ -34,6 +36,19 @@ def state(record: Record) -> str:
     return "open" if record.role == "open" else "holds" if record.holds else "noted" if record.noted else "fails"
 
 
+@cache
+def gpu() -> dict[str, Any]:
+    """What a GPU measured, as ``book/gpu.json`` keeps it."""
+    kept: dict[str, Any] = json.loads(notebooks.ON_GPU.read_text(encoding="utf-8"))
+    return kept
+
+
+def on_gpu(record: Record) -> str:
+    """What a GPU measured of a check; empty where it was not run there, or is open."""
+    value = gpu()["checks"].get(f"{record.claim}: {record.check}")
+    return "" if value is None else format_number(value)
+
+
 TEMPLATES = Environment(
     loader=PackageLoader("workflow.pages"),
     undefined=Nothing,
@@ -42,7 +57,7 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters |= {"measured": format_measured, "band": format_band, "state": state, "origin": book.origin}
-TEMPLATES.filters["version"] = book.version
+TEMPLATES.filters |= {"version": book.version, "on_gpu": on_gpu}
 
 
 def render(template: str, **values: Any) -> str:

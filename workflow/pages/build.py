@@ -27,7 +27,7 @@ from nbutils import __version__
 from nbutils.claims import KINDS
 from workflow import ROOT, Run, book, git, notebooks, report, sources
 from workflow.job import die_with
-from workflow.pages import TEMPLATES, api, chapter, figures, render, verdicts
+from workflow.pages import TEMPLATES, api, chapter, figures, gpu, render, verdicts
 from workflow.pages import claims as of_claims
 from workflow.report import Report
 
@@ -118,6 +118,7 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
         "order": verdicts.ORDER,
         "kinds": KINDS,
         "modules": api.groups(),
+        "gpu": gpu(),
     }
     for path in pages:
         text = chapter.below_title(chapter.bind(path.read_text(encoding="utf-8"), claims), banner)
