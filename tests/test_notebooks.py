@@ -1,6 +1,7 @@
 """Every chapter: its three forms agree, its shape is the book's, and it runs in the smoke profile."""
 
 import ast
+import json
 import os
 import re
 import subprocess
