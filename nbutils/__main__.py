@@ -33,7 +33,7 @@ columns of the table
 DRAWING = "pip install matplotlib, or 'norm-growth[plot]'"
 MODEL = """\
 MODEL is the folder of one model of transformers as save_pretrained leaves it, or a repository of the Hub: org/name, or
-org/name@revision. It is loaded in float32 (heads: float64); code of its own is never run.
+org/name@revision. It is loaded in float32, and heads are computed in float64; code of its own is never run.
 """
 SATURATION = """
 columns of the table; layer 0 is the embedding

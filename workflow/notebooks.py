@@ -123,8 +123,8 @@ def keep_gpu() -> None:
     facts = found["run"]
     if not facts["green"] or facts["device"] != "cuda":
         return
-    kept = {key: facts[key] for key in ("hardware", "device", "seed", "commit")} | {"notes": []}
-    kept["estimates"] = json.loads(ON_GPU.read_text(encoding="utf-8"))["estimates"]  # those of maintenance/plan.py
+    kept = json.loads(ON_GPU.read_text(encoding="utf-8"))  # its estimates and notes are of no run
+    kept |= {key: facts[key] for key in ("hardware", "device", "seed", "commit")}
     kept |= {"torch": facts["versions"]["torch"], "seconds": {x["chapter"]: x["seconds"] for x in facts["notebooks"]}}
     kept["checks"] = {f"{each['claim']}: {each['check']}": each["measured"] for each in found["records"]}
     ON_GPU.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
