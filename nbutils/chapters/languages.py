@@ -40,9 +40,9 @@ def majority(count: int, length: int, generator: torch.Generator) -> tuple[Tenso
     label with accuracy 1/2 + C(T−1, (T−1)/2)/2^T, which cannot be avoided: each symbol is a part of the majority.
 
     Raises:
-        ValueError: ``length`` is even or below 1.
+        ValueError: ``length`` is even.
     """
-    if length < 1 or length % 2 == 0:
+    if length % 2 == 0:
         raise ValueError(f"majority needs an odd length, so that there is no tie; got {length}")
     bits = _below(2, (count, length), generator)
     labels = _balanced(count, 2, generator)
