@@ -107,8 +107,6 @@ def keep_numbers() -> None:
         return
     kept = {
         "run": f"profile book, seed {run.seed}, on {facts['hardware']}",
-        "hardware": facts["hardware"],
-        "device": run.device,
         "seconds": {name: _seconds(run, name) for name in book.chapters()},
         "chapters": {name: glued(run.notebook(name)) for name in book.chapters()},
     }

@@ -105,7 +105,7 @@ class Task(NamedTuple):
 TASKS = {
     "majority": Task(languages.majority),
     "first": Task(languages.copy_first, positions=True),
-    "previous": Task(partial(languages.copy_previous, symbols=4), positions=True, everywhere=True),
+    "previous": Task(languages.copy_previous, positions=True, everywhere=True),
     "aⁿbⁿcⁿ": Task(languages.counter, depth=2, everywhere=True),
     "Dyck-2": Task(languages.dyck2, depth=2, everywhere=True),
 }

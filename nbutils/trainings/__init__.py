@@ -51,18 +51,17 @@ def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, Run
     """
     from nbutils.training import FILE, Run
 
-    made, results, runs = os.environ.get("NBUTILS_TRAININGS"), os.environ.get("NBUTILS_RESULTS"), {}
+    trained, results, runs = os.environ.get("NBUTILS_TRAININGS"), os.environ.get("NBUTILS_RESULTS"), {}
+    folder = Path(trained) if trained else None
+    if results and not trained:
+        folder = Path(results) / "trainings" / _settings(profile, seed, device)
     for name in names(pattern):
-        if made:
-            runs[name] = Run.load(Path(made) / name)
-            continue
-        kept = Path(results) / "trainings" / _settings(profile, seed, device) / name if results else None
-        if kept and (kept / FILE).is_file():
-            runs[name] = Run.load(kept)
+        if folder and (trained or (folder / name / FILE).is_file()):
+            runs[name] = Run.load(folder / name)
             continue
         runs[name] = RECIPES[name](profile=profile, seed=seed, device=device)
-        if kept:
-            runs[name].save(kept)
+        if folder:
+            runs[name].save(folder / name)
     return runs
 
 
