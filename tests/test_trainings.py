@@ -61,12 +61,11 @@ def test_draws_of_t5_share_no_seed_with_each_other_or_with_another_seed():
     assert len({recipes_t5.own_seed(*pair) for pair in pairs}) == len(pairs)
 
 
-def test_t5_its_second_draw_and_its_null_model():
-    first, second, null = (trainings.RECIPES[name](**SMALL) for name in ("t5-own", "t5-own-2", "t5-null"))
-    rate = 1 / np.sqrt(np.maximum(range(128), 16))  # 1/√max(t, warm-up)
-    for run in (first, second, null):
-        np.testing.assert_allclose(run.history["lr"][1:], rate)
-    start, other, alike = (run.history["norm"][0] for run in (first, second, null))
+def test_t5_its_null_model_and_that_of_its_second_draw():
+    first, null, second = recipes_t5.t5(**SMALL), *(recipes_t5.t5(draw, null=True, **SMALL) for draw in (0, 1))
+    for run in (first, null, second):  # 1/√max(t, warm-up)
+        np.testing.assert_allclose(run.history["lr"][1:], 1 / np.sqrt(np.maximum(range(128), 16)))
+    start, alike, other = (run.history["norm"][0] for run in (first, null, second))
     assert alike == pytest.approx(start, rel=1e-12) != other
     assert first.history["loss"].iloc[-1] < first.history["loss"][1] and null.history["loss"].isna().all()
     assert "embeddings" in first.layers["layer"].to_numpy() and len(first.measures) == 9
