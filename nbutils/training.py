@@ -30,19 +30,19 @@ FILE, TABLES = "run.pt", ("history", "layers", "measures")
 
 @dataclass(frozen=True)
 class Run:
-    """What a training left behind.
+    """What a training left behind; what was not recorded is empty.
 
     Args:
         history: one row per recorded step: ``step`` (steps done), ``loss``, ``lr`` (of the optimizer's first group),
             ``norm`` ‖θ‖, ``step_norm`` ‖δ‖, ``inner`` θ·δ, ``alignment`` cos(θ, δ), ``projection`` θ·∇L and
             ``grad_norm`` ‖∇L‖.
-        layers: the same by layer without loss and lr, with a column ``layer``; empty unless asked for.
+        layers: the same by layer without loss and lr, with a column ``layer``.
         snapshots: parameters by name, by step, on the CPU.
         measures: what a recipe of ``nbutils.trainings`` measured, by ``step``.
         settings: how it was made.
     """
 
-    history: pd.DataFrame
+    history: pd.DataFrame = field(default_factory=pd.DataFrame)
     layers: pd.DataFrame = field(default_factory=pd.DataFrame)
     snapshots: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     measures: pd.DataFrame = field(default_factory=pd.DataFrame)

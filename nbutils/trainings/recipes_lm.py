@@ -124,8 +124,7 @@ def population(
             look(t)
     settings = asdict(of) | {"placement": placement, "mask": mask, "gradients": source, "lr": RATE / of.dim}
     settings["parameters"] = sum(w[0].numel() for w in theta)
-    history = pd.DataFrame({"step": range(of.steps + 1)})
-    return training.Run(history, snapshots=ends, measures=pd.DataFrame(rows), settings=settings)
+    return training.Run(snapshots=ends, measures=pd.DataFrame(rows), settings=settings)
 
 
 def measured(model: CausalLM, windows: Tensor) -> dict[str, float]:
