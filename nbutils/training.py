@@ -25,7 +25,7 @@ from nbutils.norms import NormTracker
 
 Batch = Any  # tokens (B, T + 1), a pair (inputs, targets), or a mapping of tensors for a transformers model
 COLUMNS = ["step", "loss", "lr", "norm", "step_norm", "inner", "alignment", "projection", "grad_norm"]
-FILE, TABLES = "run.pt", ("history", "layers", "measures")
+FILE, TABLES = "run.pt", ("history", "layers", "measures")  # of a saved run
 
 
 @dataclass(frozen=True)
