@@ -98,8 +98,7 @@ def against_the_trainer(steps: int = 100, turns: int = 5) -> Row:
 
     def ours() -> None:
         net = small_model()
-        every_tenth = training.Record(every=10)
-        training.train(net, [tokens], steps=steps, schedule=1e-3, record=every_tenth, device="cpu", progress=False)
+        training.train(net, [tokens], steps=steps, schedule=1e-3, every=10, device="cpu", progress=False)
         ended["ours"] = nn.utils.parameters_to_vector(net.parameters())
 
     def plain() -> None:

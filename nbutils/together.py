@@ -93,21 +93,15 @@ def unstack(theta: Sequence[Tensor], models: Sequence[nn.Module]) -> None:
             parameter.copy_(value)
 
 
-def loss_gradients(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    *,
-    loss: Callable[[Any, Batch], Tensor] = batch_loss,
-    shared: bool = False,
-) -> Gradients:
-    """Gradients of ``loss`` of networks shaped as ``model``, on batches with one more axis in front, the networks'.
+def loss_gradients(model: nn.Module, batches: Iterable[Batch], *, shared: bool = False) -> Gradients:
+    """Gradients of ``batch_loss`` of networks shaped as ``model``, on batches with one more axis in front, theirs.
 
     ``shared`` gives all networks the same batches, without that axis. No dropout.
     """
     names, source = [name for name, _ in model.named_parameters()], endless(batches)
 
     def one(parameters: dict[str, Tensor], batch: Batch) -> Tensor:
-        return loss(lambda *inputs, **named: functional_call(model, parameters, inputs, named), batch)
+        return batch_loss(lambda *inputs: functional_call(model, parameters, inputs), batch)
 
     def fill(theta: list[Tensor]) -> Tensor:
         batch = to_device(next(source), theta[0].device)

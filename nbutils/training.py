@@ -7,8 +7,10 @@ and loss, learning rate and θ·∇L, which are at θ_{t−1}. Row 0 is the star
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -19,49 +21,46 @@ from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
 from nbutils import devices, optimizers
-from nbutils.layers import layer_of
 from nbutils.norms import NormTracker
 
 Batch = Any  # tokens (B, T + 1), a pair (inputs, targets), or a mapping of tensors for a transformers model
-COLUMNS = ("step", "loss", "lr", "norm", "step_norm", "inner", "alignment", "projection", "grad_norm")
-
-
-@dataclass(frozen=True)
-class Record:
-    """What ``train`` writes down.
-
-    Args:
-        every: n for every n-th step, and the start.
-        by_layer: each layer too; a function from a parameter's name to its part makes other parts.
-        snapshots: steps of 0 … ``steps`` at which the parameters are kept. With ``on_snapshot`` that is called instead,
-            in eval mode without gradients; what it returns goes to ``measures``.
-    """
-
-    every: int = 1
-    by_layer: bool | Callable[[str], str] = False
-    snapshots: Iterable[int] = ()
-    on_snapshot: Callable[[int, nn.Module], Mapping[str, float] | None] | None = None
+COLUMNS = ["step", "loss", "lr", "norm", "step_norm", "inner", "alignment", "projection", "grad_norm"]
+FILE, TABLES = "run.pt", ("history", "layers", "measures")  # of a saved run
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a training left behind.
+    """What a training left behind; what was not recorded is empty.
 
     Args:
-        history: one row per recorded step: ``step`` (steps done), ``loss``, ``lr`` (NaN where parameters have
-            different ones), ``norm`` ‖θ‖, ``step_norm`` ‖δ‖, ``inner`` θ·δ, ``alignment`` cos(θ, δ), ``projection``
-            θ·∇L and ``grad_norm`` ‖∇L‖.
-        layers: the same by layer without loss and lr, with a column ``layer``; empty unless asked for.
+        history: one row per recorded step: ``step`` (steps done), ``loss``, ``lr`` (of the optimizer's first group),
+            ``norm`` ‖θ‖, ``step_norm`` ‖δ‖, ``inner`` θ·δ, ``alignment`` cos(θ, δ), ``projection`` θ·∇L and
+            ``grad_norm`` ‖∇L‖.
+        layers: the same by layer without loss and lr, with a column ``layer``.
         snapshots: parameters by name, by step, on the CPU.
-        measures: what ``on_snapshot`` returned, with its ``step``.
+        measures: what a recipe of ``nbutils.trainings`` measured, by ``step``.
         settings: how it was made.
     """
 
-    history: pd.DataFrame
+    history: pd.DataFrame = field(default_factory=pd.DataFrame)
     layers: pd.DataFrame = field(default_factory=pd.DataFrame)
     snapshots: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     measures: pd.DataFrame = field(default_factory=pd.DataFrame)
     settings: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        """Write ``run.pt`` into a folder; an old one is replaced when the new one is whole."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tables = {name: getattr(self, name).to_dict("list") for name in TABLES}
+        part = folder / f"{FILE}.part"
+        torch.save(tables | {"snapshots": self.snapshots, "settings": self.settings}, part)
+        os.replace(part, folder / FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> Run:
+        """Read what ``save`` wrote; numbers come back to the last bit."""
+        found = torch.load(folder / FILE, weights_only=True)
+        return cls(**found | {name: pd.DataFrame(found[name]) for name in TABLES})
 
 
 def batch_loss(model: Callable[..., Any], batch: Batch) -> Tensor:
@@ -81,9 +80,9 @@ def batch_loss(model: Callable[..., Any], batch: Batch) -> Tensor:
     return cross_entropy(model(inputs).flatten(0, -2), targets.flatten())  # which leaves −100 out
 
 
-def noise_gradients(model: nn.Module, generator: torch.Generator) -> None:
+def noise_gradients(parameters: Iterable[Tensor], generator: torch.Generator) -> None:
     """Put independent normal noise of deviation 1 in the place of every gradient."""
-    for parameter in model.parameters():
+    for parameter in parameters:
         if parameter.requires_grad:
             drawn = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype, device=generator.device)
             # in the parameter's own strides: fused optimizers on CPU read memory as if a gradient had them
@@ -99,7 +98,9 @@ def train(
     schedule: float | optimizers.Schedule | None = None,
     loss: Callable[[nn.Module, Batch], Tensor] = batch_loss,
     gradients: str = "loss",
-    record: Record = Record(),
+    every: int = 1,
+    by: Callable[[str], str] | None = None,
+    look: Callable[[int], object] = lambda step: None,
     device: str = "auto",
     seed: int = 0,
     progress: bool = True,
@@ -108,17 +109,20 @@ def train(
 
     Args:
         batches: whole batches (``batch_loss`` has the forms); a list is gone through again and again.
-        optimizer: a name of ``nbutils.optimizers``, or one made over the model's parameters.
-        schedule: learning rate, or a function of the number of steps done (``optimizers.inverse_sqrt``), for all
-            parameters. Without it an optimizer made before keeps its rates, and one made here from a name has 1e-3.
+        optimizer: a name of ``nbutils.optimizers``, or one made over the model's parameters, which keeps its rates.
+        schedule: learning rate of an optimizer made here from its name, or a function of the number of steps done
+            (``optimizers.inverse_sqrt``); 1e-3 if it is not given.
         gradients: ``noise`` is the null model: the same loop fed pure noise of deviation 1 in the place of ∇L. The
             batches are then not used, the loss is not computed, and ``projection`` is θ·noise.
+        every: record every so many steps, and the start.
+        by: from a parameter's name to its layer, such as ``layers.layer_of``, to record each layer too.
+        look: called with the number of steps done, at the start and after each step.
         device: ``auto``, ``cpu`` or ``cuda``.
         seed: of noise, drawn on the CPU, and of dropout, drawn on the device. The one that drew the weights gives noise
             parallel to some of them: choose another. Torch's global generators are as before afterwards.
 
     Raises:
-        ValueError: an unknown name, too few batches, one schedule for parameter groups of different rates.
+        ValueError: an unknown name, too few batches, a schedule for an optimizer that has its rates.
 
     >>> net, batches = nn.Linear(2, 1, bias=False), [torch.tensor([[3.0, 4.0]])]
     >>> options = {"optimizer": "sgd", "schedule": 0.1, "device": "cpu", "progress": False}
@@ -126,93 +130,46 @@ def train(
     >>> run.history["step_norm"].round(6).tolist()  # the gradient is x, of length 5
     [nan, 0.5, 0.5]
     """
+    if gradients not in ("loss", "noise"):
+        raise ValueError(f"unknown gradients {gradients!r}: choose one of loss, noise")
     place = torch.device(devices.resolve(device))
-    wanted, null = set(record.snapshots), gradients != "loss"
-    _check(steps, gradients, wanted)
     model.to(place)
-    optimizer, rate = _optimizer(model, optimizer, schedule)
+    if isinstance(optimizer, str):
+        optimizer = optimizers.optimizer(optimizer, [p for p in model.parameters() if p.requires_grad])
+    elif schedule is not None:
+        raise ValueError("an optimizer that is made already keeps the rates of its groups: leave schedule out")
     source, noise = endless(batches), devices.generator(seed, "cpu")
-    by = layer_of if record.by_layer is True else record.by_layer or None
-    tracker = NormTracker(model.named_parameters(), every=record.every, by=by, gradients=True)
-    rows: list[dict[str, float]] = [{"step": 0, "lr": float("nan")}]
-    losses: list[Tensor] = []
-    kept: dict[int, dict[str, Tensor]] = {}
-    measures: list[dict[str, float]] = []
-
-    @torch.no_grad()
-    def look(step: int) -> None:
-        if step not in wanted:
-            return
-        if record.on_snapshot is None:
-            kept[step] = {name: p.detach().cpu().clone() for name, p in model.named_parameters() if p.requires_grad}
-            return
-        model.eval()
-        measures.append({"step": step} | dict(record.on_snapshot(step, model) or {}))
-        model.train()
-
+    tracker = NormTracker(model, every=every, by=by, gradients=True)
+    value = torch.tensor(torch.nan, device=place)  # of no step, and of noise
+    losses, rates = [value], [torch.nan]  # tensors until the end: a GPU is not waited for
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         torch.manual_seed(seed)
         model.train()
         look(0)
         for t in tqdm(range(steps), desc="training", disable=not progress):
             optimizer.zero_grad()
-            if null:
-                noise_gradients(model, noise)
+            if gradients == "noise":
+                noise_gradients(model.parameters(), noise)
             else:
-                batch = to_device(next(source), place)
-                value = loss(model, batch)
+                value = loss(model, to_device(next(source), place))
                 value.backward()
             tracker.before()
-            if rate is not None:
+            if schedule is not None:
                 for group in optimizer.param_groups:
-                    group["lr"] = rate(t)
+                    group["lr"] = schedule(t) if callable(schedule) else schedule
             optimizer.step()
             tracker.after(stepped=True)
-            if tracker.steps % record.every == 0:
-                rows.append({"step": tracker.steps, "lr": _rate(optimizer)})
-                losses += [] if null else [value.detach()]  # tensors until the end: a GPU is not waited for
+            if tracker.steps % every == 0:
+                losses.append(value.detach())
+                rates.append(optimizer.param_groups[0]["lr"])
             look(t + 1)
     optimizer.zero_grad()
     measured = tracker.history().drop(columns="cos_similarity")
     total = measured["layer"] == "total"
-    of_steps = torch.stack(losses).flatten().tolist() if losses else [float("nan")] * (len(rows) - 1)
-    rows = [row | {"loss": value} for row, value in zip(rows, [float("nan"), *of_steps], strict=True)]
-    history = pd.DataFrame(rows).merge(measured[total], on="step")[list(COLUMNS)]
-    layers = measured[~total].reset_index(drop=True) if record.by_layer else pd.DataFrame()
-    settings = {"optimizer": type(optimizer).__name__, "steps": steps, "gradients": "noise" if null else "loss"}
-    settings |= {"every": record.every, "seed": seed, "device": place.type}
-    return Run(history, layers, kept, pd.DataFrame(measures), settings)
-
-
-def _check(steps: int, gradients: str, snapshots: set[int]) -> None:
-    """Refuse what cannot be, before a training begins."""
-    if gradients not in ("loss", "noise"):
-        raise ValueError(f"unknown gradients {gradients!r}: choose one of loss, noise")
-    if outside := sorted(step for step in snapshots if not 0 <= step <= steps):
-        raise ValueError(f"snapshots at {', '.join(map(str, outside))} are outside of 0 … {steps}")
-
-
-def _optimizer(
-    model: nn.Module, optimizer: str | Optimizer, schedule: float | optimizers.Schedule | None
-) -> tuple[Optimizer, optimizers.Schedule | None]:
-    """The optimizer, made here from a name, and the learning rate of all its parameters; None keeps its own."""
-    if isinstance(optimizer, str):
-        optimizer = optimizers.optimizer(optimizer, [p for p in model.parameters() if p.requires_grad])
-        schedule = 1e-3 if schedule is None else schedule
-    elif schedule is not None and len(own := dict.fromkeys(g["lr"] for g in optimizer.param_groups)) > 1:
-        given = ", ".join(map(str, own))
-        raise ValueError(
-            f"the optimizer's groups have rates {given} and schedule would set all to one: leave schedule out, and "
-            "they keep theirs"
-        )
-    return optimizer, schedule if schedule is None or callable(schedule) else lambda t: schedule
-
-
-def _rate(optimizer: Optimizer) -> float:
-    """The learning rate of all parameters; NaN if their groups have different ones, or find their own."""
-    rates = {group["lr"] for group in optimizer.param_groups}
-    rate = rates.pop()
-    return float("nan") if rates or rate is None else float(rate)
+    history, layers = (measured[rows].reset_index(drop=True) for rows in (total, ~total))
+    history = history.assign(loss=torch.stack(losses).tolist(), lr=rates)[COLUMNS]
+    settings = {"optimizer": type(optimizer).__name__, "gradients": gradients, "steps": steps, "every": every}
+    return Run(history, layers, settings=settings | {"seed": seed, "device": place.type})
 
 
 def to_device(batch: Batch, place: torch.device) -> Batch:
@@ -230,8 +187,5 @@ def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
     Raises:
         ValueError: the iterator has ended, or the list is empty.
     """
-    given = 0
-    for batch in itertools.cycle(batches) if isinstance(batches, Sequence) else batches:
-        yield batch
-        given += 1
-    raise ValueError(f"the batches ended after {given} steps: give one for each, or a list, which is repeated")
+    yield from itertools.cycle(batches) if isinstance(batches, Sequence) else batches
+    raise ValueError("the batches have ended: give one for each step, or a list, which is repeated")

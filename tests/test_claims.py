@@ -43,7 +43,6 @@ PAIRS = {
     "a band of one point": ("check", [0, (0, 0)], [5e-324, (0, 0)]),
     "an infinite end is no bound": ("check", [9, (-INF, 9)], [PAST, (-INF, 1)]),
     "infinite, no upper end": ("check", [1e308, (0, None)], [INF, (0, None)]),
-    "infinite, no lower end": ("check", [-1e308, (None, 0)], [-INF, (None, 0)]),
     "no number": ("check", [0, (0, None)], [NAN, (0, None)]),
     "margins are at least 0": ("check_all", [[2, 0, 1]], [[2, -5e-324, 1]]),
     "at least": ("check_all", [[2, 1], {"at_least": 1}], [[2, BEFORE], {"at_least": 1}]),
@@ -53,13 +52,10 @@ PAIRS = {
     "between, above": ("check_all", [[0.5, 1], {"at_least": 0, "at_most": 1}],
                        [[0.5, PAST], {"at_least": 0, "at_most": 1}]),
     "one NaN of many": ("check_all", [[0.5, 1]], [[0.5, NAN]]),
-    "one NaN of many, from above": ("check_all", [[0, 0.5], {"at_most": 1}], [[NAN, 0.5], {"at_most": 1}]),
     "none at all": ("check_all", [[0]], [[]]),
-    "none at all, from above": ("check_all", [[0], {"at_most": 1}], [[], {"at_most": 1}]),
     "infinite on the open side": ("check_all", [[INF, 1]], [[-INF, 1]]),
     "infinite on the open side, below": ("check_all", [[-INF, 1], {"at_most": 1}], [[INF, 1], {"at_most": 1}]),
     "an array of any shape": ("check_all", [np.ones((2, 3))], [np.diag([1, 1, -1.0])]),
-    "an edge of NumPy": ("check_all", [[1], {"at_least": np.float64(1)}], [[1], {"at_least": np.float64(PAST)}]),
     "mean above": ("check_mean", [TEN, {"expected": 1 - HALF * 0.999, "resolution": 1}],
                    [TEN, {"expected": 1 - HALF * 1.001, "resolution": 1}]),
     "mean below": ("check_mean", [TEN, {"expected": 1 + HALF * 0.999, "resolution": 1}],
@@ -108,7 +104,7 @@ FAULTS = {
     "open is no role": ("check", [1, (0, 2)], ONE | {"role": "open"}, "unknown role"),
     "no kind": ("check", [1, (0, 2)], {"kind": "certain"}, "unknown kind 'certain'.*exact, derived, empirical"),
     "of how many": ("check", [1, (0, 2)], {"kind": "empirical"}, "on how many trainings"),
-    "of none": ("check_all", [[1]], {"kind": "empirical", "n": 0}, "on how many trainings"),
+    "of none": ("check", [1, (0, 2)], {"kind": "empirical", "n": 0}, "on how many trainings"),
     "nothing claimed": ("check", [0, (0, 0.9)], ONE | {"role": "counterexample"}, "name the value"),
     "no mean claimed": ("check_mean", [TEN], {"expected": 1, "resolution": 1, "role": "counterexample"}, "name the v"),
     "claimed, at the end": ("check", [0.9, (0.8, 1)], ONE | REFUTES, "has the claimed 1"),
@@ -262,27 +258,8 @@ def test_a_check_shows_one_line_and_in_a_notebook_its_record_with_it(ledger, cap
     assert list(data) == [claims.MIME] and Record.of(data[claims.MIME]).key == ("c", "a < b")
 
 
-def test_records_are_kept_where_the_reader_says(tmp_path, monkeypatch):
-    monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path))
-    for _ in range(2):  # running the notebook again replaces the records
-        ledger = Ledger("05-t5", profile="smoke", seed=4, device="cpu")
-        ledger.check("some-claim", "a number", 1.0, (0, 2), kind="exact")
-    (file,) = (tmp_path / "records").iterdir()
-    (record,) = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-    assert file.name == "05-t5-smoke-cpu-seed-4.jsonl" and record["measured"] == 1.0 and record["holds"]
-
-
-@pytest.mark.parametrize(("seconds", "minutes"), [(0.5, "0.1"), (90, "1.5")])
-def test_a_chapter_alone_says_how_long_it_took(tmp_path, monkeypatch, capsys, seconds, minutes):
-    kept = tmp_path / "numbers.json"
-    kept.write_text(json.dumps({"run": "", "hardware": "a machine", "seconds": {"01-one": seconds}, "chapters": {}}))
-    monkeypatch.setattr(claims.data, "path", lambda name: tmp_path / name)
-    monkeypatch.delenv("NBUTILS_BOOK", raising=False)
-    Ledger("01-one", profile="book", seed=0, device="cpu")
-    assert capsys.readouterr().out.endswith(f"cores)): took {minutes} min on a machine\n")
-    monkeypatch.setenv("NBUTILS_BOOK", "1")
-    Ledger("01-one", profile="book", seed=0, device="cpu")
-    assert capsys.readouterr().out == "", "the workflow says it in its own way"
-    monkeypatch.delenv("NBUTILS_BOOK")
-    Ledger("01-one", profile="smoke", seed=0, device="cpu")
-    assert "took" not in capsys.readouterr().out, "no time is shown where none was taken"
+def test_a_chapter_alone_says_what_runs(monkeypatch, capsys):
+    for book, text in (("", "01-one, profile book on cpu\n"), ("1", "")):  # the workflow says it in its own way
+        monkeypatch.setenv("NBUTILS_BOOK", book)
+        Ledger("01-one", profile="book", seed=0, device="cpu")
+        assert capsys.readouterr().out == text

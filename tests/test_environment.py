@@ -218,16 +218,15 @@ def test_ones_own_models_need_the_base_alone(tmp_path):
 
 
 def test_wheel_carries_what_a_chapter_reads(tmp_path):
-    """On Colab there is no checkout: data, style and recorded times come from the wheel; and types for who checks."""
+    """On Colab there is no checkout: data and style come from the wheel; and types for who checks."""
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("norm_growth-*.whl")
     assert "nbutils/py.typed" in zipfile.ZipFile(wheel).namelist()
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = (
-        "from nbutils import data, figures; figures.use_style();"
-        "print(data.__file__, len(data.published('t5_norm')), len(data.path('numbers.json').read_text()))"
+        "from nbutils import data, figures; figures.use_style(); print(data.__file__, len(data.published('t5_norm')))"
     )
     done = python(code, tmp_path, tmp_path / "site")
-    place, rows, times = done.stdout.split()
-    assert place.startswith(str(tmp_path)) and rows == "104" and int(times) > 10
+    place, rows = done.stdout.split()
+    assert place.startswith(str(tmp_path)) and rows == "104"

@@ -74,10 +74,9 @@ def test_the_orthogonal_walk_takes_the_steps_of_its_formula(pull, turn):
 
 def test_t5_recipes_differ_where_they_should():
     kept = dict(profile="smoke", seed=3, device="cpu")
-    null = trainings.make("t5-null", **kept)
-    again = trainings.make("t5-null", **kept)
+    null, again = (trainings.RECIPES["t5-null"](**kept) for _ in "ab")
     assert isinstance(null, training.Run) and null.history["norm"].equals(again.history["norm"])
-    assert null.history["loss"].isna().all() and len(null.snapshots) == 9
+    assert null.history["loss"].isna().all() and len(null.measures) == 9
     assert {"shared.weight", "encoder.final_layer_norm.weight"} < set(null.layers["layer"]), "noise, by parameter"
     points = null.measures.drop(columns="step").to_numpy()
     np.testing.assert_allclose(

@@ -54,23 +54,14 @@ def test_each_network_is_the_training_alone(name, shared):
     for i, (net, alone) in enumerate(zip(nets, networks(), strict=True)):
         own = batches if shared else [batch[i] for batch in batches]
         sort = {name: "matrix" if p.ndim == 2 else "vector" for name, p in alone.named_parameters()}
-        of_matrices = training.Record(by_layer=sort.get)
         run = training.train(
-            alone, own, steps=6, optimizer=one(alone.parameters(), i), device="cpu", progress=False, record=of_matrices
+            alone, own, steps=6, optimizer=one(alone.parameters(), i), device="cpu", progress=False, by=sort.get
         )
         moved = run.layers[run.layers.layer == "matrix"].step_norm.iloc[1:] ** 2
         np.testing.assert_allclose([float(loss[i]) for loss, _ in steps], run.history["loss"][1:], rtol=1e-6)
         np.testing.assert_allclose([float(move[i]) for _, move in steps], moved, rtol=1e-6)
         for found, expected in zip(net.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
-
-
-def test_too_few_batches_are_counted():
-    nets = networks(2)
-    gradients = together.loss_gradients(nets[0], iter(BATCHES), shared=True)
-    run = together.train_together(together.stacked(nets), gradients, lambda p: torch.optim.SGD(p, lr=0.1), 6)
-    with pytest.raises(ValueError, match="the batches ended after 4 steps"):
-        list(run)
 
 
 def test_a_rate_by_step_and_a_gradient_of_no_loss(capsys):

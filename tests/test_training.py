@@ -8,9 +8,10 @@ from torch import nn
 
 from nbutils.chapters.counting import Classifier
 from nbutils.devices import generator
+from nbutils.layers import layer_of
 from nbutils.models import CausalLM
-from nbutils.optimizers import OPTIMIZERS, inverse_sqrt, optimizer
-from nbutils.training import Record, batch_loss, noise_gradients, train
+from nbutils.optimizers import OPTIMIZERS, optimizer
+from nbutils.training import batch_loss, noise_gradients, train
 from nbutils.trainings.recipes_t5 import small_t5
 
 BATCHES = [torch.randint(0, 13, (6, 9), generator=generator(i, "cpu")) for i in range(3)]
@@ -20,9 +21,8 @@ def model(seed=0, dtype=torch.float64, **options):
     return CausalLM(13, 8, 2, 2, 8, generator=generator(seed, "cpu"), **options).to(dtype)
 
 
-def run(steps=12, net=None, record=None, **options):
-    options = {"device": "cpu", "progress": False, "record": Record(**record or {})} | options
-    return train(net or model(), BATCHES, steps=steps, **options)
+def run(steps=12, net=None, **options):
+    return train(net or model(), BATCHES, steps=steps, **{"device": "cpu", "progress": False} | options)
 
 
 # optimizers and schedules
@@ -72,18 +72,15 @@ def test_adamw_and_noise_are_right_in_any_layout(layout):
     optimizer("adamw", [ours], 0.1, eps=1.0).step()
     torch.optim.AdamW([plain], 0.1, eps=1.0, weight_decay=0.0, fused=False).step()
     assert torch.equal(ours, plain)
-    noise_gradients(nn.ParameterDict({"w": ours}), generator(0, "cpu"))
+    noise_gradients([ours], generator(0, "cpu"))
     assert ours.grad.stride() == torch.empty_like(ours).stride()
-
-
-def test_the_rate_of_t5():
-    t5 = inverse_sqrt(1.0, warmup=10_000)
-    assert [t5(0), t5(9_999), t5(40_000)] == [0.01, 0.01, 0.005]
 
 
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="unknown optimizer 'adam': choose one of sgd, adamw, adafactor"):
         optimizer("adam", [])
+    with pytest.raises(ValueError, match="unknown gradients 'none': choose one of loss, noise"):
+        run(gradients="none")
 
 
 # the loop
@@ -107,7 +104,7 @@ def test_loss_of_each_form_of_batch():
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_history_adds_up(name):
-    done = run(optimizer=name, schedule=0.02, record={"by_layer": True})
+    done = run(optimizer=name, schedule=0.02, by=layer_of)
     for table in (done.history, *(part for _, part in done.layers.groupby("layer"))):
         rho_sq, step = table["norm"].to_numpy() ** 2, table.iloc[1:]
         np.testing.assert_allclose(np.diff(rho_sq), step.step_norm**2 + 2 * step.inner, atol=1e-12 * rho_sq.max())
@@ -141,7 +138,7 @@ def test_it_learns():
 
 def test_same_seed_same_bits():
     global_state = torch.random.get_rng_state()
-    first, again = (run(net=model(dropout=0.3, dtype=torch.float32), seed=5, record={"by_layer": True}) for _ in "ab")
+    first, again = (run(net=model(dropout=0.3, dtype=torch.float32), seed=5, by=layer_of) for _ in "ab")
     other = run(net=model(dropout=0.3, dtype=torch.float32), seed=6)
     pd.testing.assert_frame_equal(first.history, again.history, check_exact=True)
     pd.testing.assert_frame_equal(first.layers, again.layers, check_exact=True)
@@ -149,48 +146,38 @@ def test_same_seed_same_bits():
     assert torch.equal(global_state, torch.random.get_rng_state())
 
 
-def grouped(net, *rates):
-    """SGD with the embedding in a group of its own."""
-    rest = [p for name, p in net.named_parameters() if not name.startswith("embedding")]
-    groups = zip(([net.embedding.weight], rest), rates, strict=True)
-    return torch.optim.SGD([{"params": params, "lr": lr} for params, lr in groups])
-
-
 def test_an_optimizer_keeps_the_rates_of_its_groups():
     """δ = −η ∇L with each group's η; the rate 0 moves nothing."""
     net, fresh = model(), model()
-    rest = [p for name, p in fresh.named_parameters() if not name.startswith("embedding")]
+    own, rest = ([p for n, p in x.named_parameters() if not n.startswith("embedding")] for x in (net, fresh))
     gradients = torch.autograd.grad(batch_loss(fresh, BATCHES[0]), rest)
-    steps = grouped(net, 0.0, 0.5)
+    steps = torch.optim.SGD([{"params": [net.embedding.weight], "lr": 0.0}, {"params": own, "lr": 0.5}])
     history = run(steps=1, net=net, optimizer=steps).history
     assert torch.equal(net.embedding.weight, fresh.embedding.weight)
     length = 0.5 * sum(float(g.square().sum()) for g in gradients) ** 0.5
     assert history.step_norm[1] == pytest.approx(length, rel=1e-9)
-    assert [group["lr"] for group in steps.param_groups] == [0.0, 0.5] and np.isnan(history.lr[1])
-    net = model()
-    assert run(steps=2, net=net, optimizer=grouped(net, 0.25, 0.25)).history.lr.tolist()[1:] == [0.25, 0.25]
+    assert [group["lr"] for group in steps.param_groups] == [0.0, 0.5]
+    with pytest.raises(ValueError, match="keeps the rates of its groups: leave schedule out"):
+        run(net=net, optimizer=steps, schedule=0.1)
 
 
-def test_one_schedule_for_groups_of_different_rates_is_refused():
-    net = model()
-    with pytest.raises(ValueError, match=r"groups have rates 0\.5, 0\.0 and schedule would set all to one: leave"):
-        run(net=net, optimizer=grouped(net, 0.5, 0.0), schedule=0.1)
-    scheduled = run(steps=2, net=net, optimizer=grouped(net, 1.0, 1.0), schedule=lambda t: 0.1 / (t + 1))
-    assert scheduled.history.lr.tolist()[1:] == [0.1, 0.05]
-    assert run(steps=1).history.lr[1] == 1e-3, "an optimizer by name"
+def test_rates_of_an_optimizer_by_name():
+    assert run(steps=1).history.lr[1] == 1e-3
+    assert run(steps=2, schedule=0.5).history.lr.tolist()[1:] == [0.5, 0.5]
+    assert run(steps=2, schedule=lambda t: 0.1 / (t + 1)).history.lr.tolist()[1:] == [0.1, 0.05]
 
 
 # the null model
 
 
 def test_noise_has_its_scale_and_its_own_seed():
-    net = model(dtype=torch.float32)
-    noise_gradients(net, generator(0, "cpu"))
-    drawn = torch.cat([p.grad.flatten() for p in net.parameters()])
+    theta, again = ([p.requires_grad_(i > 0) for i, p in enumerate(model().parameters())] for _ in "ab")
+    for parameters in (theta, again):
+        noise_gradients(parameters, generator(0, "cpu"))
+    drawn = torch.cat([p.grad.flatten() for p in theta[1:]])
     assert drawn.std().item() == pytest.approx(1, rel=0.1) and abs(drawn.mean().item()) < 0.1
-    again = model(dtype=torch.float32)
-    noise_gradients(again, generator(0, "cpu"))
-    assert all(torch.equal(p.grad, q.grad) for p, q in zip(net.parameters(), again.parameters(), strict=True))
+    assert theta[0].grad is None, "a frozen one has none"
+    assert torch.equal(drawn, torch.cat([p.grad.flatten() for p in again[1:]]))
 
 
 def test_noise_walks_at_random():
@@ -203,57 +190,21 @@ def test_noise_walks_at_random():
     assert abs(history.alignment.iloc[1:]).mean() < 0.1
 
 
-# snapshots, files
+def test_a_look_at_each_step():
+    seen, net = {}, model()
+    done = run(net=net, look=lambda step: seen.update({step: model_norm(net)}))
+    assert list(seen) == list(range(13))
+    np.testing.assert_allclose(list(seen.values()), done.history["norm"], rtol=1e-12)
 
 
-def test_snapshots_are_the_parameters_at_their_step():
-    net, done = model(), None
-    start = {name: p.detach().clone() for name, p in net.named_parameters()}
-    done = run(net=net, record={"snapshots": (0, 5, 12)})
-    assert sorted(done.snapshots) == [0, 5, 12]
-    assert all(torch.equal(done.snapshots[0][name], value) for name, value in start.items())
-    assert all(torch.equal(done.snapshots[12][name], p) for name, p in net.named_parameters())
-    norm = sum(float(p.square().sum()) for p in done.snapshots[5].values()) ** 0.5
-    assert norm == pytest.approx(done.history.set_index("step")["norm"][5], rel=1e-12)
-
-
-def test_measures_at_snapshots_do_not_disturb():
-    def measure(step, net):
-        assert not net.training and not torch.is_grad_enabled()
-        return {"twice": 2.0 * step}
-
-    done = run(net=model(dropout=0.2), record={"snapshots": (0, 6, 12), "on_snapshot": measure})
-    assert done.measures.to_dict("list") == {"step": [0, 6, 12], "twice": [0, 12, 24]} and not done.snapshots
-    pd.testing.assert_frame_equal(done.history, run(net=model(dropout=0.2)).history, check_exact=True)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"gradients": "none"}, "unknown gradients 'none'"),
-        ({"record": {"snapshots": (20, 13, 5, -1, 0, 12)}}, "snapshots at -1, 13, 20 are outside of 0 … 12"),
-    ],
-)
-def test_settings_that_cannot_be(options, said):
-    with pytest.raises(ValueError, match=said):
-        run(**options)
-
-
-def test_too_few_batches_are_counted():
-    with pytest.raises(ValueError, match="the batches ended after 3 steps: give one for each"):
+def test_too_few_batches_are_refused():
+    with pytest.raises(ValueError, match="the batches have ended: give one for each step"):
         train(model(), iter(BATCHES), steps=5, device="cpu", progress=False)
-
-
-def test_frozen_parameters_have_no_noise():
-    net = nn.ModuleDict({"used": nn.Linear(3, 2), "frozen": nn.Linear(3, 2)})
-    net["frozen"].requires_grad_(False)
-    noise_gradients(net, generator(0, "cpu"))
-    assert all((p.grad is None) == name.startswith("frozen") for name, p in net.named_parameters())
 
 
 def test_a_record_every_third_step_has_the_rate_and_loss_of_that_step():
     often = run(steps=7, schedule=lambda t: 0.01 * (t + 1))
-    seldom = run(steps=7, schedule=lambda t: 0.01 * (t + 1), record={"every": 3})
+    seldom = run(steps=7, schedule=lambda t: 0.01 * (t + 1), every=3)
     assert seldom.history.step.tolist() == [0, 3, 6] and seldom.settings["every"] == 3
     assert seldom.history.lr.tolist()[1:] == [0.03, 0.06] and not often.layers.size
     same = ["norm", "step_norm", "inner", "grad_norm"]

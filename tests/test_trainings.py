@@ -1,22 +1,19 @@
 """The shared trainings: what each recipe leaves, and its null model."""
 
-import os
-
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from nbutils import devices, models, saturation, text, training, trainings
+from nbutils import devices, models, saturation, training, trainings
 from nbutils.trainings import recipes_lm, recipes_t5
-from nbutils.trainings.runs import load_run, save_run
 
 SMALL = {"profile": "smoke", "seed": 0, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
 def runs():
-    return {name: trainings.make(name, **SMALL) for name in ("lm-pre-text", "lm-pre-noise")}
+    return {name: trainings.RECIPES[name](**SMALL) for name in ("lm-pre-text", "lm-pre-noise")}
 
 
 def test_the_shared_trainings():
@@ -27,8 +24,6 @@ def test_the_shared_trainings():
     assert sorted(trainings.names()) == sorted([*(name for name in lms if name != "lm-post-shuffled"), *t5])
     with pytest.raises(ValueError, match="no shared training matches 'gpt'"):
         trainings.names("gpt")
-    with pytest.raises(ValueError, match="no shared training is named 'lm-pre': there are lm-residual-post-text"):
-        trainings.make("lm-pre", **SMALL)
 
 
 def test_the_recipe_of_the_paper():
@@ -61,44 +56,26 @@ def test_noise_is_not_parallel_to_the_first_weights(runs):
     assert abs(cosines).max() < 5 / moved.shape[1] ** 0.5
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """What a T5 recipe asks for; no network is made or trained."""
-
-    def options(name, profile="smoke", seed=0):
-        seen = {}
-        monkeypatch.setattr(text, "corpus", lambda size: text.Corpus("by hand", ("ab",), ()))
-        monkeypatch.setattr(recipes_t5, "small_t5", lambda *sizes, seed, **more: seen.update(weights=seed))
-        monkeypatch.setattr(text, "span_batches", lambda *given: seen.update(batches=given[3].initial_seed()))
-        monkeypatch.setattr(training, "train", lambda model, batches, **more: seen.update(more) or 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            trainings.make(name, profile=profile, seed=seed, device="cpu")
-        return seen
-
-    return options
+def test_draws_of_t5_share_no_seed_with_each_other_or_with_another_seed():
+    pairs = [(seed, draw) for seed in (0, 1, 999, 1000, 1001, 2000, 3000) for draw in range(recipes_t5.DRAWS)]
+    assert len({recipes_t5.own_seed(*pair) for pair in pairs}) == len(pairs)
 
 
-def test_draws_of_t5_share_no_seed_with_each_other_or_with_another_seed(asked):
-    """Each has its own weights and batches; seed 1000 is not the second draw of seed 0."""
-    names = ("t5-own", "t5-own-2", "t5-own-9")
-    seen = [asked(name, seed=seed) for name in names for seed in (0, 1, 1000, 1001, 2000, 3000)]
-    for kind in ("weights", "batches"):
-        assert len({options[kind] for options in seen}) == 18
-    assert asked("t5-null")["weights"] == asked("t5-own")["weights"], "of one seed, training and noise start alike"
-
-
-def test_the_null_model_of_t5_has_its_rate(asked):
-    trained, null = asked("t5-own"), asked("t5-null")
-    assert (trained["gradients"], null["gradients"]) == ("loss", "noise")
-    for t in (0, 16, 64):  # 1/√max(t, warm-up)
-        assert trained["schedule"](t) == null["schedule"](t) == 1 / max(t, 16) ** 0.5
+def test_t5_its_null_model_and_that_of_its_second_draw():
+    first, null, second = recipes_t5.t5(**SMALL), *(recipes_t5.t5(draw, null=True, **SMALL) for draw in (0, 1))
+    for run in (first, null, second):  # 1/√max(t, warm-up)
+        np.testing.assert_allclose(run.history["lr"][1:], 1 / np.sqrt(np.maximum(range(128), 16)))
+    start, alike, other = (run.history["norm"][0] for run in (first, null, second))
+    assert alike == pytest.approx(start, rel=1e-12) != other
+    assert first.history["loss"].iloc[-1] < first.history["loss"][1] and null.history["loss"].isna().all()
+    assert "embeddings" in first.layers["layer"].to_numpy() and len(first.measures) == 9
 
 
 def test_noise_of_t5_is_not_parallel_to_its_weights():
     """One seed for both, but in another order: cos·√n is standard normal, for each matrix and step."""
     net, noise, cosines = recipes_t5.small_t5(512, 32, 2, heads=2, seed=0), devices.generator(0, "cpu"), []
     for _ in range(3):
-        training.noise_gradients(net, noise)
+        training.noise_gradients(net.parameters(), noise)
         for weights in (p for p in net.parameters() if p.ndim > 1):
             cosine = (weights * weights.grad).sum() / weights.norm() / weights.grad.norm()
             cosines.append(float(cosine) * weights.numel() ** 0.5)
@@ -111,16 +88,6 @@ def test_measures_of_language_models_are_evenly_spaced_in_the_logarithm():
     for last in (60, 200, 1000):
         kept = recipes_lm.log_steps(last, 12)
         assert kept[:2] == [0, 1] and kept[-1] == last and kept == sorted(set(kept)) and 9 <= len(kept) <= 13
-
-
-def test_another_seed_or_another_version_is_trained_anew(tmp_path, monkeypatch):
-    monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path))
-    places = {trainings.results_folder(**SMALL | {"seed": seed}) for seed in (0, 1)}
-    changed = tmp_path / "module"
-    changed.mkdir()
-    (changed / "trainings.py").write_text("pass")
-    monkeypatch.setattr(trainings, "CODE", changed)
-    assert len(places | {trainings.results_folder(**SMALL)}) == 3
 
 
 def test_measures_of_a_language_model_by_hand():
@@ -149,9 +116,10 @@ def test_points_of_a_path_have_the_distances_of_the_snapshots():
     runs = {
         step: {name: torch.randn(*shape, generator=rng) for name, shape in shapes.items()} for step in (7, 0, 30, 2)
     }
-    steps, points = recipes_t5.path(runs)
+    path = recipes_t5.path(runs)
+    steps, points = path["step"].tolist(), path.drop(columns="step").to_numpy()
     flat = [torch.cat([runs[step][name].double().flatten() for name in list(shapes)[1:]]).numpy() for step in steps]
-    assert steps.tolist() == [0, 2, 7, 30] and points.shape == (4, 4)
+    assert steps == [0, 2, 7, 30] and points.shape == (4, 4)
     np.testing.assert_allclose(points @ points.T, np.array(flat) @ np.array(flat).T, atol=1e-6)
 
 
@@ -172,54 +140,41 @@ def kept(norm):
 def test_what_the_workflow_trained_comes_before_what_a_session_kept(tmp_path, monkeypatch):
     made = []
 
-    def norm():
-        return trainings.load("lm-pre-text", **SMALL)["lm-pre-text"].history["norm"].tolist()
+    def norm(seed=0):
+        return trainings.load("lm-pre-text", **SMALL | {"seed": seed})["lm-pre-text"].history["norm"].tolist()
 
-    monkeypatch.setattr(trainings, "make", lambda name, **given: made.append((name, given)) or kept(3.0))
+    monkeypatch.setattr(trainings, "RECIPES", {"lm-pre-text": lambda **given: made.append(given) or kept(3.0)})
     monkeypatch.delenv("NBUTILS_TRAININGS", raising=False)
-    monkeypatch.setenv("NBUTILS_RESULTS", "")
-    monkeypatch.chdir(tmp_path)
-    assert norm() == norm() == [3.0] and made == [("lm-pre-text", SMALL)] * 2
-    assert trainings.results_folder(**SMALL) is None and not list(tmp_path.iterdir())
+    monkeypatch.delenv("NBUTILS_RESULTS", raising=False)
+    assert norm() == norm() == [3.0] and made == [SMALL] * 2
     monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path / "drive"))
     assert norm() == norm() == [3.0] and len(made) == 3, "what one session has trained the next one reads"
-    own = trainings.results_folder(**SMALL)
-    assert own.parent == tmp_path / "drive" / "trainings" and len(own.name.rpartition("-")[2]) == 12
+    assert norm(seed=1) == norm(seed=1) == [3.0] and len(made) == 4, "of another seed"
+    monkeypatch.setattr(trainings, "CODE", tmp_path)
+    assert norm() == [3.0] and len(made) == 5, "of other code"
     monkeypatch.setenv("NBUTILS_TRAININGS", str(tmp_path / "workflow"))
-    with pytest.raises(FileNotFoundError, match=r"lm-pre-text has no run\.pt: it is not a saved run"):
+    with pytest.raises(FileNotFoundError, match=r"lm-pre-text/run\.pt"):
         norm()
-    save_run(kept(1.0), tmp_path / "workflow" / "lm-pre-text")
-    assert norm() == [1.0] and len(made) == 3
+    kept(1.0).save(tmp_path / "workflow" / "lm-pre-text")
+    assert norm() == [1.0] and len(made) == 5
 
 
-def test_a_saved_run_comes_back_to_the_bit(tmp_path, runs):
-    """Names beyond ASCII, views, a text "nan", numbers that decimals would round; what a recipe makes."""
+def test_a_saved_run_comes_back_to_the_bit(tmp_path, monkeypatch):
+    """Names beyond ASCII, views, a text "nan", numbers that decimals would round; a failed save leaves the old run."""
     odd = {"step": [0, 10, 2], "norm": [0.1, float("nan"), 1e-310], "loss": [float("inf"), -0.0, 1 / 3]}
-    by_hand = training.Run(
+    run = training.Run(
         pd.DataFrame(odd),
         pd.DataFrame({"step": [0], "layer": ["nan"], "norm": [2.0]}),
         {9: {"w": torch.zeros(1)}, 10: {"w": torch.arange(6.0).view(2, 3).mT}},
         settings={"größe": [1, None]},
     )
-    for run in (by_hand, runs["lm-pre-text"]):
-        save_run(kept(1.0), tmp_path)
-        save_run(run, tmp_path)  # replaces
-        read = load_run(tmp_path)
-        for name in ("history", "layers", "measures"):
-            pd.testing.assert_frame_equal(getattr(read, name), getattr(run, name), check_exact=True)
-        assert read.settings == run.settings and list(read.snapshots) == list(run.snapshots)
-        for step, values in run.snapshots.items():
-            assert all(torch.equal(read.snapshots[step][name], value) for name, value in values.items())
-
-
-@pytest.mark.parametrize(("where", "name"), [(torch, "save"), (os, "replace")])
-def test_a_failed_save_leaves_the_old_run(tmp_path, monkeypatch, where, name):
-    def fails(*_):
-        raise OSError("disk full")
-
-    save_run(kept(1.0), tmp_path)
-    monkeypatch.setattr(where, name, fails)
-    with pytest.raises(OSError, match="disk full"):
-        save_run(kept(2.0), tmp_path)
-    assert load_run(tmp_path).history["norm"].tolist() == [1.0]
-    assert [file.name for file in tmp_path.iterdir()] == ["run.pt"]
+    kept(1.0).save(tmp_path)
+    run.save(tmp_path)  # replaces
+    monkeypatch.setattr(torch, "save", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        kept(2.0).save(tmp_path)
+    read = training.Run.load(tmp_path)
+    for name in ("history", "layers", "measures"):
+        pd.testing.assert_frame_equal(getattr(read, name), getattr(run, name), check_exact=True)
+    assert read.settings == run.settings and list(read.snapshots) == list(run.snapshots)
+    assert all(torch.equal(read.snapshots[step]["w"], run.snapshots[step]["w"]) for step in (9, 10))

@@ -86,13 +86,12 @@ def training(name: str, run: Run, how: argparse.Namespace) -> None:
     import torch
 
     from nbutils import trainings
-    from nbutils.trainings import runs
 
     started, before = datetime.now(UTC), time.process_time()
     torch.set_num_threads(how.threads)
     with time_limit(how.time_limit):
-        made = trainings.make(name, profile=run.profile, seed=run.seed, device=run.device)
-        runs.save_run(made, run.training(name))
+        made = trainings.RECIPES[name](profile=run.profile, seed=run.seed, device=run.device)
+        made.save(run.training(name))
     keep_stats(name, run.training(name) / "stats.json", how, started, resource.RUSAGE_SELF, before)
 
 

@@ -42,7 +42,7 @@ def plain(source: Path) -> NotebookNode:
     """The notebook that Colab and Jupyter open: the same code cells, MyST prose turned into plain Markdown.
 
     Its text has the numbers of the last green run that was kept, its first cell installs the version it belongs to. A
-    chapter that took ``LONG`` in that run offers to keep its trainings and checks.
+    chapter that took ``LONG`` in that run offers to keep the shared trainings that it loads.
 
     Raises:
         ValueError: a directive or role that has no plain form; the message names it.
@@ -56,7 +56,7 @@ def plain(source: Path) -> NotebookNode:
     pinned = f"{tag}) and subprocess.call({INSTALL}"
     for i in [i for i, cell in enumerate(notebook.cells) if "setup" in cell.metadata.get("tags", ())]:
         notebook.cells[i].source = notebook.cells[i].source.replace(INSTALL, pinned)
-        if kept.get("seconds", {}).get(source.stem, 0) >= LONG:
+        if kept.get("seconds", {}).get(source.stem, 0) >= LONG and sources.trainings_of(source.stem):
             notebook.cells.insert(i + 1, _drive())
     return numbered(notebook)
 
@@ -64,7 +64,7 @@ def plain(source: Path) -> NotebookNode:
 INSTALL = "[*pip, book]"  # the newest, where this version is gone
 LONG = 120  # seconds in profile book on two cores: a session lost after more is worth a cell
 DRIVE = """\
-# @title Keep trainings and checks in Google Drive? {display-mode: "form"}
+# @title Keep trainings in Google Drive? {display-mode: "form"}
 keep_in_drive = False  # @param {type:"boolean"}
 if keep_in_drive and "google.colab" in sys.modules:
     import os
@@ -107,8 +107,6 @@ def keep_numbers() -> None:
         return
     kept = {
         "run": f"profile book, seed {run.seed}, on {facts['hardware']}",
-        "hardware": facts["hardware"],
-        "device": run.device,
         "seconds": {name: _seconds(run, name) for name in book.chapters()},
         "chapters": {name: glued(run.notebook(name)) for name in book.chapters()},
     }

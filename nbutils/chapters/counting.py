@@ -45,7 +45,7 @@ class MeanHead(nn.Module):
         fixed: the embedding is no parameter and is not scaled. Scores then have degree 2 in the parameters, else 4.
 
     Raises:
-        ValueError: unknown ``flat``, or a gap where queries or keys are 0.
+        ValueError: unknown ``flat``, or a gap where all scores are 0.
 
     >>> MeanHead()(torch.tensor([[3, 4, 4, 4]])).tolist()
     [0.5]
@@ -53,10 +53,8 @@ class MeanHead(nn.Module):
 
     def __init__(self, flat: str = "constant", *, gap: float = 0.0, fixed: bool = False) -> None:
         super().__init__()
-        if flat not in FLAT:
-            raise ValueError(f"unknown way {flat!r} to equal scores: choose one of {', '.join(FLAT)}")
-        if gap and flat != "constant":
-            raise ValueError(f"with flat={flat!r} all scores are 0: a gap needs flat='constant'")
+        if flat not in FLAT or (gap and flat != "constant"):
+            raise ValueError(f"flat={flat!r}, gap={gap}: choose one of {', '.join(FLAT)}; a gap needs constant")
         self.score_degree = 2 if fixed else 4
         table = torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
         if fixed:
@@ -107,7 +105,7 @@ class Task(NamedTuple):
 TASKS = {
     "majority": Task(languages.majority),
     "first": Task(languages.copy_first, positions=True),
-    "previous": Task(partial(languages.copy_previous, symbols=4), positions=True, everywhere=True),
+    "previous": Task(languages.copy_previous, positions=True, everywhere=True),
     "aⁿbⁿcⁿ": Task(languages.counter, depth=2, everywhere=True),
     "Dyck-2": Task(languages.dyck2, depth=2, everywhere=True),
 }
@@ -121,15 +119,10 @@ def trained(
     Width 16, two heads. Each network has its own initial values, torch's, with queries and keys times ``sharpen``, and
     its own strings, 32 a step; 200 test strings are drawn apart.
 
-    Raises:
-        ValueError: an unknown task, or a length that it cannot have.
-
     >>> found = trained("majority", length=3, steps=50, seeds=(0, 1), device="cpu")
     >>> [accuracy(one) for one in found]  # over the eight strings of this length
     [1.0, 1.0]
     """
-    if task not in TASKS:
-        raise ValueError(f"unknown task {task!r}: choose one of {', '.join(TASKS)}")
     (draw, depth, positions, everywhere), place = TASKS[task], devices.resolve(device)
     options: dict[str, Any] = {"placement": "post", "positions": positions, "init_std": "standard"}
 

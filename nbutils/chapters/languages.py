@@ -1,7 +1,7 @@
 """Formal languages as data: majority, copying, aⁿbⁿcⁿ and brackets of two kinds.
 
-Symbols: 0 padding (at the right), 3 ``a``, 4 ``b``. Copying uses ``symbols`` letters, from 3 on. Tokens and labels are
-int64, on the generator's device; rows come in random order.
+Symbols: 0 padding (at the right), 3 ``a``, 4 ``b`` and so on. Tokens and labels are int64, on the generator's device;
+rows come in random order.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def majority(count: int, length: int, generator: torch.Generator) -> tuple[Tenso
     label with accuracy 1/2 + C(T−1, (T−1)/2)/2^T, which cannot be avoided: each symbol is a part of the majority.
 
     Raises:
-        ValueError: ``length`` is even or below 1.
+        ValueError: ``length`` is even.
     """
-    if length < 1 or length % 2 == 0:
+    if length % 2 == 0:
         raise ValueError(f"majority needs an odd length, so that there is no tie; got {length}")
     bits = _below(2, (count, length), generator)
-    labels = _balanced(count, 2, generator)
+    labels = _balanced(count, generator)
     wrong = (2 * bits.sum(1) > length).long() != labels
     return A + (bits ^ wrong[:, None].long()), labels  # swapping all symbols maps one class onto the other
 
@@ -84,17 +84,17 @@ def dyck2(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, 
     return tokens, labels
 
 
-def copy_first(count: int, length: int, generator: torch.Generator, symbols: int = 2) -> tuple[Tensor, Tensor]:
-    """Random letters (count, length) and the index of the first (count,), from 0 to symbols − 1, each equally often."""
-    tokens = A + _below(symbols, (count, length), generator)
-    labels = _balanced(count, symbols, generator)
+def copy_first(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Strings of ``A`` and ``B`` (count, length) and which comes first (count,): 0 for ``A``, 1 for ``B``, balanced."""
+    tokens = A + _below(2, (count, length), generator)
+    labels = _balanced(count, generator)
     tokens[:, 0] = A + labels
     return tokens, labels
 
 
-def copy_previous(count: int, length: int, generator: torch.Generator, symbols: int = 2) -> tuple[Tensor, Tensor]:
-    """Random letters (count, length) and, at each position, the letter before (count, length); at first ``IGNORE``."""
-    tokens = A + _below(symbols, (count, length), generator)
+def copy_previous(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Four letters, random (count, length), and at each place the one before (count, length); at first ``IGNORE``."""
+    tokens = A + _below(4, (count, length), generator)
     return tokens, torch.nn.functional.pad(tokens[:, :-1], (1, 0), value=IGNORE)
 
 
@@ -102,8 +102,8 @@ def _below(high: int, shape: tuple[int, ...], generator: torch.Generator) -> Ten
     return torch.randint(high, shape, generator=generator, device=generator.device)
 
 
-def _balanced(count: int, classes: int, generator: torch.Generator) -> Tensor:
-    """Labels (count,) in random order; the classes' numbers differ by at most one, and who has one more is random."""
-    order = torch.randperm(classes, generator=generator, device=generator.device)
-    labels = order[torch.arange(count, device=generator.device) % classes]
+def _balanced(count: int, generator: torch.Generator) -> Tensor:
+    """Labels 0 and 1 (count,) in random order; their numbers differ by at most one, and who has one more is random."""
+    order = torch.randperm(2, generator=generator, device=generator.device)
+    labels = order[torch.arange(count, device=generator.device) % 2]
     return labels[torch.randperm(count, generator=generator, device=generator.device)]

@@ -1,4 +1,4 @@
-"""A small series of checkpoints for chapter 17, as any trainer leaves one: a GPT-2 trained on Python's own sources."""
+"""A small series of checkpoints for chapter 24, as any trainer leaves one: a GPT-2 trained on Python's own sources."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ def series(folder: Path, device: str = "cpu", *, width: int, layers: int, steps:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="</s>")
     model = gpt2(bpe.get_vocab_size(), width, layers, seed).to(device)
 
-    def save(step: int, model: Any) -> None:
+    whole = {0, *(s for s in range(1, steps + 1) if steps % s == 0 and (steps // s).bit_count() == 1)}  # 3, 6, 12, …
+
+    def save(step: int) -> None:
+        if step not in whole:
+            return
         logging.disable(logging.WARNING)  # where DeepSpeed is installed, saving imports it, and it logs to stdout
         try:
             for part in (model, tokenizer):
@@ -45,13 +49,12 @@ def series(folder: Path, device: str = "cpu", *, width: int, layers: int, steps:
         finally:
             logging.disable(logging.NOTSET)
 
-    whole = [s for s in range(1, steps + 1) if steps % s == 0 and (steps // s).bit_count() == 1]  # 3, 6, 12, …
     return training.train(
         model,
-        text.batches(text.tokens(corpus.train, bpe), 8, 32, generator(seed, "cpu")),
+        text.random_windows(text.tokens(corpus.train, bpe), 8, 33, generator(seed, "cpu")),
         steps=steps,
         optimizer=torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0),
         loss=lambda model, batch: training.batch_loss(lambda ids: model(ids).logits, batch),
-        record=training.Record(snapshots=[0, *whole], on_snapshot=save),
+        look=save,
         device=device,
     ).history

@@ -6,18 +6,16 @@ A check never stops a notebook. It shows one line and leaves a record in the not
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nbutils import data, devices, figures, intervals, profiles
+from nbutils import devices, figures, intervals, profiles
 from nbutils.claims.records import Band, Record, finite, line
 
 MIME = "application/vnd.nbutils.claim+json"
@@ -58,9 +56,8 @@ class Ledger:
             "versions": devices.versions(),
         }
         self._names: set[tuple[str, str]] = set()
-        self._kept = _kept_file(self.run)
-        if not os.environ.get("NBUTILS_BOOK"):
-            print(_announcement(self.run))
+        if not os.environ.get("NBUTILS_BOOK"):  # the workflow says it in its own way
+            print(f"{chapter}, profile {self.run['profile']} on {self.run['device']}")
 
     def check(
         self,
@@ -98,13 +95,13 @@ class Ledger:
         role: str = "stated",
         at_least: float | None = None,
         at_most: float | None = None,
-        n: int | None = None,
     ) -> None:
         """Check that all of many values lie between ``at_least`` and ``at_most``; measured is the one nearest an edge.
 
         Without either the values are margins, right side − left side of an inequality, and at least 0. Leave room for
         rounding (``intervals.rounding``). An empty set or a NaN does not hold; a value may be infinite where nothing
-        bounds it, as the logarithm of an error that is exactly 0. For trainings ask ``check_population``.
+        bounds it, as the logarithm of an error that is exactly 0. Exact or derived: ask ``check_population`` of
+        trainings.
         """
         if at_least is None and at_most is None:
             at_least = 0.0
@@ -114,7 +111,7 @@ class Ledger:
         with np.errstate(invalid="ignore"):  # ∞ − ∞ on an open side is no number, and fmin leaves it
             room = np.fmin(values - low, high - values)
         worst = float(values[np.argmin(room)]) if values.size else math.nan  # a NaN is the least of all
-        record = Record(claim, name, role, form, kind, finite(worst), band=(low, high), n=n, samples=values.size)
+        record = Record(claim, name, role, form, kind, finite(worst), band=(low, high), samples=values.size)
         self._keep(record, low <= worst <= high)
 
     def check_mean(
@@ -188,35 +185,7 @@ class Ledger:
         self._names.add(record.key)
         if first or record.holds is False:
             anchor = f"claim-{record.claim}" if first else f"failed-{record.claim}-{len(self._names)}"
-        record = replace(record, **self.run, anchor=anchor)
-        _show(record)
-        if self._kept:
-            with open(self._kept, "a", encoding="utf-8") as lines:
-                lines.write(json.dumps(record.as_dict(), ensure_ascii=False) + "\n")
-
-
-def _announcement(run: Mapping[str, Any]) -> str:
-    """Profile and device; and the time, where ``book/numbers.json`` keeps that of a run of this profile and device."""
-    name = f"{run['chapter']}, profile {run['profile']} on {run['device']}"
-    try:
-        kept = json.loads(data.path("numbers.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return name
-    seconds = kept.get("seconds", {}).get(run["chapter"])
-    if seconds is None or (run["profile"], run["device"]) != ("book", kept.get("device", "cpu")):
-        return name
-    return f"{name} ({devices.hardware(run['device'])}): took {max(seconds / 60, 0.1):.1f} min on {kept['hardware']}"
-
-
-def _kept_file(run: Mapping[str, Any]) -> Path | None:
-    """A fresh file for the records in the folder ``NBUTILS_RESULTS``, if that is set."""
-    folder = os.environ.get("NBUTILS_RESULTS")
-    if not folder:
-        return None
-    file = Path(folder) / "records" / f"{run['chapter']}-{run['profile']}-{run['device']}-seed-{run['seed']}.jsonl"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("", encoding="utf-8")
-    return file
+        _show(replace(record, **self.run, anchor=anchor))
 
 
 def _fault(record: Record) -> str | None:

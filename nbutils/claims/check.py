@@ -12,21 +12,19 @@ from nbutils.claims.records import Record, line
 
 def records_of(notebook: Path) -> list[Record]:
     """The records of the checks in an executed notebook, in order."""
-    return [Record.of(output["data"][MIME]) for output in _outputs(notebook) if MIME in output.get("data", {})]
+    return _records(_outputs(json.loads(notebook.read_text(encoding="utf-8"))))  # nbformat takes 15 ms a chapter
 
 
-def _outputs(notebook: Path) -> list[dict[str, Any]]:
-    cells = _read(notebook)["cells"]
-    return [output for cell in cells for output in cell.get("outputs", ())]
+def _outputs(node: dict[str, Any]) -> list[dict[str, Any]]:
+    return [output for cell in node["cells"] for output in cell.get("outputs", ())]
 
 
-def _read(notebook: Path) -> dict[str, Any]:
-    return dict(json.loads(notebook.read_text(encoding="utf-8")))  # nbformat would check each cell, 15 ms a chapter
+def _records(outputs: list[dict[str, Any]]) -> list[Record]:
+    return [Record.of(output["data"][MIME]) for output in outputs if MIME in output.get("data", {})]
 
 
-def _broken_off(notebook: Path) -> bool:
+def _broken_off(node: dict[str, Any]) -> bool:
     """Whether a cell was not run, or papermill did not come to its end: killed, out of memory or disconnected."""
-    node = _read(notebook)
     waiting = [cell for cell in node["cells"] if cell["cell_type"] == "code" and cell.get("execution_count") is None]
     papermill = node.get("metadata", {}).get("papermill", {})
     return any("".join(cell["source"]).strip() for cell in waiting) or papermill.get("end_time", "") is None
@@ -39,14 +37,15 @@ def judge(notebook: Path) -> tuple[bool, list[str]]:
         ValueError: no such file, or no notebook.
     """
     try:
-        outputs = _outputs(notebook)
+        node = json.loads(notebook.read_text(encoding="utf-8"))
+        outputs = _outputs(node)
     except FileNotFoundError:
         raise ValueError(f"{notebook}: no such file") from None
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{notebook} is no notebook: give what papermill wrote, an .ipynb") from None
-    records = records_of(notebook)
+    records = _records(outputs)
     stopped = [f"{output['ename']}: {output['evalue']}" for output in outputs if output["output_type"] == "error"]
-    broken_off = not stopped and _broken_off(notebook)
+    broken_off = not stopped and _broken_off(node)
     failed = [record for record in records if record.fails]
     lines = [f"  {mark} {record.claim} {text}" for record in failed for mark, text in [line(record)]]
     if any(record.kind != "exact" for record in failed):

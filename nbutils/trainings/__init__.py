@@ -1,8 +1,8 @@
 """Trainings that take long or that chapters share: run once by the workflow, or on the spot where there is no workflow.
 
-Each has a name; ``recipes_lm`` and ``recipes_t5`` say what it is. ``python -m workflow`` trains it
-before the first chapter that loads it and keeps the result beside the executed chapters, for one profile and seed. On
-Colab, ``load`` trains.
+Each has a name; ``recipes_lm`` and ``recipes_t5`` say what it is. ``python -m workflow`` trains it before the first
+chapter that loads it and keeps the result beside the executed chapters, for one profile and seed. On Colab, ``load``
+trains.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nbutils import devices, profiles
 from nbutils.trainings import recipes_lm, recipes_t5
 
 if TYPE_CHECKING:
@@ -38,21 +39,6 @@ def names(pattern: str = "*") -> list[str]:
     return found
 
 
-def make(name: str, *, profile: str, seed: int, device: str) -> Run:
-    """Run one shared training now.
-
-    Raises:
-        ValueError: there is no training of this name.
-
-    >>> run = make("lm-pre-noise", profile="smoke", seed=0, device="cpu")
-    >>> run.settings["gradients"], len(run.history)  # 60 steps, and the start
-    ('noise', 61)
-    """
-    if name not in RECIPES:
-        raise ValueError(f"no shared training is named {name!r}: there are {', '.join(RECIPES)}")
-    return RECIPES[name](profile=profile, seed=seed, device=device)
-
-
 def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, Run]:
     """The shared trainings that match ``pattern``, by name.
 
@@ -62,49 +48,24 @@ def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, Run
 
     Raises:
         FileNotFoundError: the workflow did not train one of them.
-
-    >>> import tempfile
-    >>> from unittest.mock import patch
-    >>> import pandas as pd
-    >>> from nbutils.training import Run
-    >>> from nbutils.trainings.runs import save_run
-    >>> with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, NBUTILS_TRAININGS=folder):
-    ...     save_run(Run(pd.DataFrame({"step": [0], "norm": [5.0]})), Path(folder, "t5-own"))  # by the workflow
-    ...     load("t5-own", profile="smoke", seed=0, device="cpu")["t5-own"].history["norm"].tolist()
-    [5.0]
     """
-    from nbutils.trainings import runs as kept
+    from nbutils.training import FILE, Run
 
-    folder, runs = os.environ.get("NBUTILS_TRAININGS"), {}
-    results = results_folder(profile=profile, seed=seed, device=device)
+    trained, results, runs = os.environ.get("NBUTILS_TRAININGS"), os.environ.get("NBUTILS_RESULTS"), {}
+    folder = Path(trained) if trained else None
+    if results and not trained:
+        folder = Path(results) / "trainings" / _settings(profile, seed, device)
     for name in names(pattern):
-        if folder is not None:
-            runs[name] = kept.load_run(Path(folder) / name)
-        elif results and (results / name / kept.NAME).is_file():
-            runs[name] = kept.load_run(results / name)
-        else:
-            runs[name] = make(name, profile=profile, seed=seed, device=device)
-            if results:
-                kept.save_run(runs[name], results / name)
+        if folder and (trained or (folder / name / FILE).is_file()):
+            runs[name] = Run.load(folder / name)
+            continue
+        runs[name] = RECIPES[name](profile=profile, seed=seed, device=device)
+        if folder:
+            runs[name].save(folder / name)
     return runs
 
 
-def results_folder(*, profile: str, seed: int, device: str) -> Path | None:
-    """Where ``load`` keeps trainings between sessions; None without ``NBUTILS_RESULTS``.
-
-    Its name has a digest of the module's code: trainings of another version of the book are not taken for these.
-
-    >>> from unittest.mock import patch
-    >>> with patch.dict(os.environ, NBUTILS_RESULTS="/content/drive"):
-    ...     results_folder(profile="smoke", seed=7, device="cpu").name.rpartition("-")[0]  # after it, the digest
-    'smoke-cpu-seed-7'
-    """
-    from nbutils import devices, profiles
-
-    kept = os.environ.get("NBUTILS_RESULTS")
-    if not kept:
-        return None
-    code = sorted(CODE.rglob("*.py"))
-    digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in code)).hexdigest()[:12]
-    settings = f"{profiles.resolve(profile)}-{devices.resolve(device)}-seed-{seed}-{digest}"
-    return Path(kept) / "trainings" / settings
+def _settings(profile: str, seed: int, device: str) -> str:
+    """What a training depends on, as a folder's name: the code of ``nbutils`` too, by a digest."""
+    digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in sorted(CODE.rglob("*.py")))).hexdigest()[:12]
+    return f"{profiles.resolve(profile)}-{devices.resolve(device)}-seed-{seed}-{digest}"

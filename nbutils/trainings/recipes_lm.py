@@ -9,7 +9,7 @@ of 0.01, no dropout. ``lm-usual-P`` learns text with the usual mask, scores of �
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     from nbutils.models import CausalLM
-    from nbutils.together import Gradients
     from nbutils.training import Run
 
 
@@ -83,7 +82,7 @@ def population(
 
     Networks of one draw start alike, wherever they are fed from, and read the same places of text and of shuffled text.
     ``measures``: what ``measured`` returns, a row a network at some steps evenly spaced in log t. Snapshots: the first
-    and the last weights of all, each tensor ``(networks, …)``. The history has the mean loss of every step.
+    and the last weights of all, each tensor ``(networks, …)``.
 
     >>> run = population("pre", "noise", profile="smoke", seed=0, device="cpu")
     >>> run.measures["network"].nunique(), sorted(run.snapshots), tuple(run.snapshots[60]["embedding.weight"].shape)
@@ -104,10 +103,11 @@ def population(
     theta, names = together.stacked(nets), [name for name, _ in nets[0].named_parameters()]
     if source == "shuffled":
         tokens = tokens[torch.randperm(len(tokens), generator=devices.generator(seed, "cpu"))]
-    windows = _windows(tokens, of, starts)
-    gradients = _noise(seed + NOISE) if source == "noise" else together.loss_gradients(nets[0], windows)
+    windows = [text.random_windows(tokens, of.batch, of.length + 1, devices.generator(x, "cpu")) for x in starts]
+    gradients = together.loss_gradients(nets[0], map(torch.stack, zip(*windows, strict=True)))
+    if source == "noise":
+        gradients = partial(training.noise_gradients, generator=devices.generator(seed + NOISE, "cpu"))
     adamw = partial(optimizers.optimizer, "adamw", lr=RATE / of.dim, weight_decay=DECAY)
-    losses: list[Tensor] = []  # a mean a step, on the device until the end
     rows: list[dict[str, float]] = []
     ends: dict[int, dict[str, Tensor]] = {}
 
@@ -119,42 +119,12 @@ def population(
 
     look(0)
     kept = set(log_steps(of.steps, of.looks))
-    for t, step in enumerate(together.train_together(theta, gradients, adamw, of.steps, name="training"), 1):
-        losses += [] if step.losses is None else [step.losses.mean()]
+    for t, _ in enumerate(together.train_together(theta, gradients, adamw, of.steps, name="training"), 1):
         if t in kept:
             look(t)
-    more = {"placement": placement, "mask": mask, "gradients": source, "lr": RATE / of.dim}
-    more |= {"corpus": corpus.source, "seed": seed}
-    more["parameters"] = sum(w[0].numel() for w in theta)
-    history = pd.DataFrame({"step": range(of.steps + 1)})
-    if losses:
-        history["loss"] = [float("nan"), *torch.stack(losses).tolist()]
-    return training.Run(history, snapshots=ends, measures=pd.DataFrame(rows), settings=asdict(of) | more)
-
-
-def _windows(tokens: Tensor, of: Size, starts: Sequence[int]) -> Iterator[Tensor]:
-    """Batches with one more axis in front, of each network's own windows."""
-    import torch
-
-    from nbutils import devices, text
-
-    streams = [text.random_windows(tokens, of.batch, of.length + 1, devices.generator(x, "cpu")) for x in starts]
-    return map(torch.stack, zip(*streams, strict=True))
-
-
-def _noise(seed: int) -> Gradients:
-    """Gradients of no loss: independent normal numbers."""
-    import torch
-
-    from nbutils import devices
-
-    rng = devices.generator(seed, "cpu")
-
-    def fill(theta: list[Tensor]) -> None:
-        for w in theta:
-            w.grad = torch.randn(w.shape, generator=rng).to(w.device)
-
-    return fill
+    settings = asdict(of) | {"placement": placement, "mask": mask, "gradients": source, "lr": RATE / of.dim}
+    settings["parameters"] = sum(w[0].numel() for w in theta)
+    return training.Run(snapshots=ends, measures=pd.DataFrame(rows), settings=settings)
 
 
 def measured(model: CausalLM, windows: Tensor) -> dict[str, float]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    import pandas as pd
     from torch import Tensor, nn
 
     from nbutils.training import Run
 
-Array = NDArray[np.float64]
 DRAWS = 9  # independent repetitions of one seed: a population
 
 
@@ -41,16 +40,14 @@ def t5(draw: int = 0, *, null: bool = False, profile: str, seed: int, device: st
         null: the same network fed pure noise in the place of its gradients.
 
     Returns:
-        A run whose ``measures`` are points with the lengths and angles of the path at evenly spaced steps, as ``path``
-        finds them. Of the first draw the snapshots are kept, too.
+        A run whose ``measures`` are the ``path`` of its parameters at evenly spaced steps.
 
     >>> history = t5(null=True, profile="smoke", seed=0, device="cpu").history
     >>> round(float(history["step_norm"][1] / history["norm"][0]), 3)  # relative steps, a warm-up of 16: 1/√16
     0.25
     """
-    import pandas as pd
-
     from nbutils import devices, optimizers, profiles, text, training
+    from nbutils.layers import layer_of
 
     dim, layers, heads = profiles.choose(profile, smoke=(32, 2, 2), book=(64, 2, 4), gpu=(256, 2, 8))
     batch, length, vocab = profiles.choose(profile, smoke=(4, 32, 512), book=(8, 64, 1024), gpu=(16, 128, 4096))
@@ -67,6 +64,12 @@ def t5(draw: int = 0, *, null: bool = False, profile: str, seed: int, device: st
         ids = range(tokenizer.get_vocab_size())[: -sentinels - 1 : -1]  # the first is the last id
         tokens = text.tokens(corpus.train, tokenizer)
         batches = text.span_batches(tokens, batch, length, devices.generator(own, "cpu"), ids)
+    snapshots: dict[int, dict[str, Tensor]] = {}
+
+    def look(step: int) -> None:
+        if step % (steps // parts) == 0:
+            snapshots[step] = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}
+
     run = training.train(
         model,
         batches,
@@ -74,15 +77,12 @@ def t5(draw: int = 0, *, null: bool = False, profile: str, seed: int, device: st
         optimizer="adafactor",
         schedule=optimizers.inverse_sqrt(1.0, warmup=warmup),
         gradients="noise" if null else "loss",
-        record=training.Record(by_layer=str if null else True, snapshots=range(0, steps + 1, steps // parts)),
+        by=str if null else layer_of,
+        look=look,
         device=device,
         seed=own,  # the weights' too: T5 draws them in another order than the noise, so the two are not parallel
     )
-    marks, points = path(run.snapshots)
-    measures = pd.DataFrame(points, columns=[f"x{i}" for i in range(len(marks))]).assign(step=marks)
-    run = dataclasses.replace(run, measures=measures, snapshots={} if draw else run.snapshots)
-    run.settings.update(warmup=warmup, dim=dim, blocks=layers, batch=batch, length=length, vocab=vocab)
-    return run
+    return replace(run, measures=path(snapshots), settings=run.settings | {"warmup": warmup})
 
 
 RECIPES: Mapping[str, Callable[..., Run]] = {
@@ -92,8 +92,8 @@ RECIPES: Mapping[str, Callable[..., Run]] = {
 }
 
 
-def path(snapshots: Mapping[int, Mapping[str, Tensor]]) -> tuple[NDArray[np.int64], Array]:
-    """Steps ``(n,)`` and points ``(n, n)`` with the lengths and angles of a run's n snapshots.
+def path(snapshots: Mapping[int, Mapping[str, Tensor]]) -> pd.DataFrame:
+    """Points, ``x0``, ``x1``, … and ``step``, with the lengths and angles of a run's n snapshots.
 
     n points and the origin span at most n dimensions, so the inner products say all, and those are summed tensor by
     tensor in float64: memory is n times the largest tensor. The embedding, which is tied, is left out. Distances
@@ -101,17 +101,20 @@ def path(snapshots: Mapping[int, Mapping[str, Tensor]]) -> tuple[NDArray[np.int6
 
     >>> import torch
     >>> runs = {step: {"shared.weight": torch.ones(9), "w": torch.tensor([3.0, 4.0]) * step} for step in (20, 10)}
-    >>> steps, points = path(runs)
-    >>> steps.tolist(), np.linalg.norm(points, axis=1).round(6).tolist()
+    >>> points = path(runs)
+    >>> points["step"].tolist(), np.linalg.norm(points[["x0", "x1"]], axis=1).round(6).tolist()
     ([10, 20], [50.0, 100.0])
     """
+    import pandas as pd
+
     steps = sorted(snapshots)
     inner = np.zeros((len(steps), len(steps)))
     for name in (name for name in snapshots[steps[0]] if not name.startswith("shared.")):
         rows = np.stack([snapshots[step][name].double().numpy().ravel() for step in steps])
         inner += rows @ rows.T
     sizes, axes = np.linalg.eigh(inner)
-    return np.array(steps), axes * np.sqrt(np.maximum(sizes, 0))
+    points = axes * np.sqrt(np.maximum(sizes, 0))
+    return pd.DataFrame(points, columns=[f"x{i}" for i in range(len(steps))]).assign(step=steps)
 
 
 def small_t5(vocab: int, dim: int, layers: int, *, heads: int = 4, seed: int = 0) -> nn.Module:

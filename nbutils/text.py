@@ -1,43 +1,158 @@
-"""Real text, a byte-level BPE, batches of windows, and T5's span corruption."""
+"""Real text without a network, a byte-level BPE, windows, and T5's span corruption.
+
+The text is the sources of the running Python's standard library, and sentences from their docstrings.
+"""
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import os
+import re
+import sysconfig
+import tokenize
+import unicodedata
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count, repeat
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nbutils.text.corpora import Corpus as Corpus  # a chapter needs one import
-from nbutils.text.corpora import corpus as corpus
-from nbutils.text.corpora import sentences as sentences
-
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+LIBRARY = Path(sysconfig.get_path("stdlib"))
+# Not text of the library: tests and their data, tables, generated files, and what belongs to this machine.
+_LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data", "__pycache__"}
+_LEFT_OUT |= {"lib-dynload", "site-packages", "dist-packages", "sitecustomize.py", "usercustomize.py"}
+DEV = 0.1  # share of the dev split
 END = 1  # id of the end of a document, as in T5; 0 is padding
+DENSITY, SPAN = 0.15, 3.0  # of noise; mean length of its spans (Raffel et al. 2020, section 3.1.4, and its code)
+
+
+class Corpus(NamedTuple):
+    """Normalised documents, split into train and dev."""
+
+    train: tuple[str, ...]
+    dev: tuple[str, ...]
+
+
+def normalise(text: str) -> str:
+    """NFC, no blanks at line ends, at most one empty line in a row, one newline at the end. Idempotent.
+
+    >>> normalise("a  \\n\\n\\n\\nb")
+    'a\\n\\nb\\n'
+    """
+    text = re.sub(r"[^\S\n]+$", "", unicodedata.normalize("NFC", text), flags=re.MULTILINE)
+    text = re.sub(r"\n{3,}", "\n\n", text).strip("\n")
+    return f"{text}\n" if text else ""
+
+
+def corpus(size: int) -> Corpus:
+    """At most ``size`` bytes of the library's sources; about a tenth is the dev split, made of whole files.
+
+    Files come in a fixed mixed order (by the hash of their path), so that a larger ``size`` only appends, and a file
+    never changes its split.
+
+    Raises:
+        FileNotFoundError: this Python comes without its sources.
+
+    >>> small, large = (corpus(size).train for size in (400_000, 600_000))
+    >>> small[:-1] == large[: len(small) - 1]  # only its last document may be cut
+    True
+    """
+    parts: tuple[list[str], list[str]] = ([], [])
+    sizes = [0, 0]
+    for document in _cut(_files(), size):
+        part = int(sizes[1] < DEV * sum(sizes))  # 1 (dev) whenever dev has less than its share so far
+        parts[part].append(document)
+        sizes[part] += len(document.encode())
+    return Corpus(tuple(parts[0]), tuple(parts[1]))
+
+
+def sentences(count: int) -> list[str]:
+    """``count`` English sentences found in the library's docstrings.
+
+    A docstring's first paragraph is cut at full stops. A sentence has 6 to 40 words of letters and plain punctuation; a
+    file gives at most five, and none comes twice.
+
+    Raises:
+        FileNotFoundError: as ``corpus``. ValueError: too few sentences.
+
+    >>> found = sentences(20)
+    >>> len(set(found)), all(6 <= len(sentence.split()) <= 40 for sentence in found)
+    (20, True)
+    """
+    found: list[str] = []
+    for text in _files():
+        firsts = (" ".join(doc.split("\n\n")[0].split()) for doc in _docstrings(text))
+        inside = (part for first in firsts for part in re.split(r"(?<=\.)\s+(?=[A-Z])", first) if _is_sentence(part))
+        new = [part for part in dict.fromkeys(inside) if part not in found]
+        found += new[: min(5, count - len(found))]
+        if len(found) == count:
+            return found
+    raise ValueError(f"the library gives only {len(found)} sentences; {count} were asked for")
+
+
+def _is_text(name: str) -> bool:
+    return name not in _LEFT_OUT and not name.startswith(("config-", "_sysconfigdata"))
+
+
+def _files() -> Iterator[str]:
+    """Normalised sources, in the order of the hash of their paths: mixed, and the same on every machine."""
+    names: list[str] = []
+    for folder, inner, files in os.walk(LIBRARY):
+        inner[:] = filter(_is_text, inner)
+        here = Path(folder).relative_to(LIBRARY)
+        names += [(here / name).as_posix() for name in files if name.endswith(".py") and _is_text(name)]
+    if not names:
+        raise FileNotFoundError(f"no Python sources in {LIBRARY}: use a Python that has its library as .py files")
+    for name in sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        with tokenize.open(LIBRARY / name) as lines:
+            if text := normalise(lines.read()):
+                yield text
+
+
+def _docstrings(source: str) -> list[str]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of old escapes in the sources
+        nodes = ast.walk(ast.parse(source))
+    return [found for node in nodes if isinstance(node, kinds) and (found := ast.get_docstring(node))]
+
+
+def _is_sentence(text: str) -> bool:
+    return bool(re.fullmatch(r"[A-Z][a-z]*( [A-Za-z][a-z'-]*,?){5,39}\.", text))
+
+
+def _cut(documents: Iterable[str], size: int) -> Iterator[str]:
+    """Documents up to ``size`` bytes; the last one ends at a line end below it."""
+    for document in documents:
+        data = document.encode()
+        part = data if len(data) <= size else data[: data.rfind(b"\n", 0, size) + 1]
+        if part:
+            yield part.decode()
+        if part != data:
+            return
+        size -= len(data)
 
 
 def bpe(corpus: Corpus, vocab: int, sentinels: int = 0) -> Tokenizer:
     """A byte-level BPE of ``vocab`` tokens trained on ``corpus.train``; the same text gives the same vocabulary.
 
     Ids: 0 padding, 1 end of a document, and the ``sentinels`` of span corruption at the top. Fewer than ``vocab``
-    tokens if the text has no more pairs to merge.
+    tokens if the text has no more pairs to merge, and never fewer than these and the 256 bytes.
 
-    Raises:
-        ValueError: ``vocab`` has no room for the 256 bytes, the two special tokens and the sentinels.
-
-    >>> tokenizer = bpe(Corpus("by hand", ("ab ab",), ()), vocab=260)  # room for two merges
+    >>> tokenizer = bpe(Corpus(("ab ab",), ()), vocab=260)  # room for two merges
     >>> tokenizer.encode("ab ab").tokens
     ['ab', 'Ġab']
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    least = 256 + 2 + sentinels
-    if vocab < least:
-        raise ValueError(f"a vocabulary of {vocab} is too small: 256 bytes, 2 special tokens, {sentinels} sentinels")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -68,37 +183,14 @@ def tokens(documents: Iterable[str], tokenizer: Tokenizer) -> Tensor:
 def random_windows(tokens: Tensor, batch: int, length: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Without end: windows (batch, length) at uniform random places of ``tokens`` (n,), on its device.
 
-    Raises:
-        ValueError: ``tokens`` is no tensor (n,) or shorter than a window.
-
     >>> window = next(random_windows(torch.arange(100), 2, 4, torch.Generator().manual_seed(0)))
     >>> (window - window[:, :1]).tolist()
     [[0, 1, 2, 3], [0, 1, 2, 3]]
     """
-    if tokens.dim() != 1 or len(tokens) < length:
-        raise ValueError(f"tokens of shape {tuple(tokens.shape)} hold no window of {length}")
     rows = tokens.unfold(0, length, 1)  # (n − length + 1, length), a view
-
-    def draw() -> Tensor:
+    while True:
         starts = torch.randint(len(rows), (batch,), generator=generator, device=generator.device)
-        return rows[starts.to(rows.device)]
-
-    return (draw() for _ in repeat(None))
-
-
-def batches(tokens: Tensor, batch: int, length: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Without end: inputs and next-token targets (batch, length) of ``random_windows``.
-
-    >>> inputs, targets = next(batches(torch.arange(100), 2, 4, torch.Generator().manual_seed(0)))
-    >>> (targets - inputs).tolist()  # in 0, 1, 2, … the next token is one more
-    [[1, 1, 1, 1], [1, 1, 1, 1]]
-    """
-    return ((window[:, :-1], window[:, 1:]) for window in random_windows(tokens, batch, length + 1, generator))
-
-
-# Span corruption: spans of mean length 3 over 15 % of the tokens (Raffel et al. 2020, section 3.1.4, and its code).
-
-DENSITY, SPAN = 0.15, 3.0
+        yield rows[starts.to(rows.device)]
 
 
 def span_batches(
@@ -110,24 +202,14 @@ def span_batches(
     the input the k-th of ``sentinels`` (ids in their order of use) takes the place of a row's k-th span of noise; the
     labels have these spans, each after its sentinel. Both end with ``END``.
 
-    Raises:
-        ValueError: an input shorter than 3, fewer tokens than a window, fewer sentinels than spans.
-
     >>> stream = span_batches(torch.arange(2, 99), 4, 32, torch.Generator().manual_seed(0), [100, 99])
     >>> {name: tuple(ids.shape) for name, ids in next(stream).items()}
     {'input_ids': (4, 32), 'labels': (4, 8)}
     """
-    if length < 3:
-        raise ValueError(f"an input of {length} tokens is too short for span corruption: at least 3")
     taken = next(taken for taken in count(2) if _input_length(taken + 1) > length)  # it grows by 0 or 1
-    if (spans := _span_counts(taken)[1]) > len(sentinels):
-        raise ValueError(f"{spans} spans need as many sentinels; there are {len(sentinels)}")
-
-    def corrupted(rows: Tensor) -> dict[str, Tensor]:
+    for rows in random_windows(tokens, batch, taken, generator):
         mask = _span_mask(batch, taken, generator).to(rows.device)
-        return {"input_ids": _replaced(rows, mask, sentinels), "labels": _replaced(rows, ~mask, sentinels)}
-
-    return map(corrupted, random_windows(tokens, batch, taken, generator))
+        yield {"input_ids": _replaced(rows, mask, sentinels), "labels": _replaced(rows, ~mask, sentinels)}
 
 
 def _span_counts(length: int) -> tuple[int, int]:
@@ -171,14 +253,6 @@ def check_knows_words(tokenizer: Any, sentences: Sequence[str]) -> None:
     """Raise ValueError for a tokenizer of ``transformers`` that tells no word of the sentences from another.
 
     For a folder without one ``AutoTokenizer`` may make one up, with special tokens alone, or with one for every word.
-
-    >>> class Made:
-    ...     all_special_ids, unk_token_id = [0, 1], 1
-    ...     def __call__(self, sentences):
-    ...         return {"input_ids": [[5, 1, 5, 1, 0] for _ in sentences]}
-    >>> check_knows_words(Made(), ["All words are unknown to it."])
-    Traceback (most recent call last):
-    ValueError: this tokenizer knows no word: 1 sentences give 1 different tokens, special ones left out
     """
     special = {*tokenizer.all_special_ids, tokenizer.unk_token_id}
     known = {token for ids in tokenizer(list(sentences))["input_ids"] for token in ids} - special
