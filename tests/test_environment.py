@@ -47,7 +47,7 @@ def pip_section():
 
 def test_constraints_pin_all_that_the_project_names():
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"plot", "chapters", "book", "test", "offline-models", "hub", "bench", "slurm", "compiled"}
+    assert set(extras) == {"plot", "chapters", "book", "test", "offline-models", "hub", "bench", "compiled"}
     wanted = names(PROJECT["dependencies"]).union(*(names(extra) for extra in extras.values()))
     assert wanted <= set(pins()) and pins()["torch"] == "2.13.0"
 

@@ -420,44 +420,6 @@ def test_one_job_per_gpu(tmp_path, monkeypatch):
         assert got == [second]
 
 
-@pytest.mark.slow
-def test_through_a_schedulers_submit_script(project, workflow):
-    """Any scheduler: each job asks for memory, time and, in its profile, a GPU."""
-    pytest.importorskip("snakemake_executor_plugin_cluster_generic")
-    submit = '#!/bin/sh\necho "$2 $3 $4" >>asked.txt\nnohup sh "$1" >"$1.log" 2>&1 </dev/null &\necho $!\n'
-    (project / "submit").write_text(submit)
-    (project / "submit").chmod(0o755)
-    command = "'sh -c \"./submit \\$0 {resources.mem_mb} {resources.runtime} {resources.gpu}\"'"
-    words = ["--executor", "cluster-generic", "--executor-args", f"--cluster-generic-submit-cmd {command}"]
-    done = workflow(project, *words)
-    assert "2000 65 0" in (project / "asked.txt").read_text().splitlines()
-    assert done.returncode == 0 and "GREEN: 2 checks hold" in last_line(done), done.stdout[-4000:]
-    if not devices.cuda_count():
-        assert workflow(project, *words, "--device", "cuda").returncode == 1
-        asked = (project / "asked.txt").read_text().splitlines()
-        assert {"2000 65 1", "4000 65 1"} <= {*asked}, "tried again, with more memory"
-
-
-@pytest.mark.slow
-def test_through_slurm(project, workflow):
-    """A SLURM of one node, from Debian's packages: green; a failure names chapter and cell; a noted check."""
-    pytest.importorskip("snakemake_executor_plugin_slurm")
-    server = ["bash", str(ROOT / "tests" / "slurm")]
-    if (started := subprocess.run([*server, "start"], capture_output=True, text=True)).returncode:
-        pytest.skip(f"no SLURM: {started.stderr.strip().splitlines()[-1]}")
-    where = "--default-resources slurm_partition=main slurm_account=none --slurm-no-account"
-    words = ["--executor", "slurm", "--executor-args", f"{where} --slurm-status-command squeue"]
-    try:
-        write(project, check(value="1.0 + 4 * (seed == 0)", kind="derived"))
-        done = workflow(project, *words)
-        assert done.returncode == 0 and "1 noted" in last_line(done), done.stdout[-4000:]
-        write(project, 'raise KeyError("no such thing")')
-        done = workflow(project, *words)
-        assert done.returncode == 1 and "KeyError: 'no such thing'" in last_line(done), done.stdout[-4000:]
-    finally:
-        subprocess.run([*server, "stop"], check=True)
-
-
 def test_what_python_loads_is_among_what_a_chapter_is_made_from():
     """The imports of each chapter, in a process of their own, against what is read from its text."""
     code = """

@@ -186,11 +186,10 @@ def gpu_slot(names: Sequence[str]) -> Iterator[str]:
 
 
 def gpu(how: argparse.Namespace) -> AbstractContextManager[Any]:
-    """The GPU of a job: one of this machine, none, or what a cluster's scheduler has chosen."""
-    if how.device != "cuda":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    elif how.executor == "local":
+    """The GPU of a job: one of this machine, or none."""
+    if how.device == "cuda":
         return gpu_slot(how.gpus.split(","))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     return nullcontext()
 
 
@@ -205,13 +204,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--time-limit", type=int, default=3600, help="seconds for one chapter or training")
     parser.add_argument("--gpus", default="0", help="those of this machine, by comma, as in CUDA_VISIBLE_DEVICES")
-    parser.add_argument(
-        "--executor", default="local", help="who starts the jobs; another than local also gives the GPU"
-    )
     parser.add_argument("--parent", type=int, default=0, help="process of the run; this job ends with it")
     how = parser.parse_args()
     how.made = dict(each.split("=") for each in how.made)
-    if how.executor == "local" and how.parent:
+    if how.parent:
         die_with(how.parent)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update({name: str(how.threads) for name in THREADS})

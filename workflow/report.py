@@ -19,7 +19,7 @@ from nbutils.claims.records import Record, format_band, format_number
 from workflow import ROOT, Run, book, git, sources
 from workflow.job import STOPPED
 
-KILLED = "its job was killed before its end: by hand, for want of memory, or by a limit of the scheduler"
+KILLED = "its job was killed before its end: by hand, or for want of memory"
 
 
 class Problem(NamedTuple):

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import platform
-import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,11 +30,9 @@ def positive(text: str) -> int:
     return number
 
 
-OPTIONS = argparse.ArgumentParser(add_help=False)  # how jobs are run: on which machine, how many at once, how long
+OPTIONS = argparse.ArgumentParser(add_help=False)  # how jobs are run: on what, how many at once, how long
 OPTIONS.add_argument("--device", default="", help="auto, cpu or cuda; cpu unless the profile is gpu")
 OPTIONS.add_argument("--jobs", type=positive, default=min(2, cores()), help="notebooks at once")
-OPTIONS.add_argument("--executor", default="local", help="a Snakemake executor plugin, such as slurm")
-OPTIONS.add_argument("--executor-args", default="", help="more arguments for Snakemake, as on its command line")
 OPTIONS.add_argument("--time-limit", type=positive, default=3600, help="seconds for one notebook")
 
 
@@ -47,9 +44,7 @@ def asked(profile: str, seed: int, chapters: Sequence[str], options: argparse.Na
         RuntimeError: CUDA was asked for, and there is none here.
     """
     profile, known = profiles.resolve(profile), book.chapters()
-    wanted = options.device or ("cuda" if profile == "gpu" else "cpu")
-    # on a cluster only the scheduler knows where the GPUs are, so there nothing is looked for
-    device = wanted if options.executor != "local" and wanted == "cuda" else devices.resolve(wanted)
+    device = devices.resolve(options.device or ("cuda" if profile == "gpu" else "cpu"))
     if unknown := [name for name in chapters if name not in known]:
         raise ValueError(f"unknown chapter {unknown[0]!r}: choose from {', '.join(known)}")
     if not 0 <= seed < 2**31:
@@ -158,30 +153,25 @@ def snakemake(target: str, runs: Sequence[Run], options: argparse.Namespace) -> 
     """Run the workflow up to ``target`` (``html`` or ``notebooks``) in this process. True if every job succeeded."""
     from snakemake.cli import main
 
-    local, first = options.executor == "local", runs[0]
-    gpus = devices.cuda_names() if local and first.device == "cuda" else ["0"]
+    first = runs[0]
+    gpus = devices.cuda_names() if first.device == "cuda" else ["0"]
     settings = {
         "profile": first.profile,
         "seeds": " ".join(str(each.seed) for each in runs),
         "device": first.device,
         "chapters": " ".join(first.chapters),
-        "threads": max(1, cores() // options.jobs) if local else 1,
+        "threads": max(1, cores() // options.jobs),
         "time_limit": options.time_limit,
-        "executor": options.executor,
         "gpus": ",".join(gpus),
     }
     arguments = [target, "--snakefile", str(ROOT / "Snakefile"), "--directory", str(ROOT)]
-    if local:
-        arguments += ["--cores", str(options.jobs), "--resources", f"gpu={len(gpus)}"]
-    else:
-        arguments += ["--executor", options.executor, "--jobs", str(options.jobs), "--local-cores", "1"]
-        arguments += ["--retries", "2"]  # with more memory each time
+    arguments += ["--cores", str(options.jobs), "--resources", f"gpu={len(gpus)}"]
     # Our own lock is released when the process dies; Snakemake's is not. Content decides, whatever its size.
     arguments += ["--keep-going", "--nolock", "--rerun-incomplete", "--max-checksum-file-size", "100MB"]
     arguments += ["--quiet", "host", "reason", "rules", "--config", *(f"{x}={y}" for x, y in settings.items())]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     try:
-        main([*arguments, *shlex.split(options.executor_args)])
+        main(arguments)
     except SystemExit as end:
         return not end.code
     return True
