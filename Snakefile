@@ -12,7 +12,7 @@ RUNS = [Run(PROFILE, int(seed), DEVICE) for seed in str(config["seeds"]).split()
 HASHES = sources.hashes()
 PYTHON, RUN = sys.executable, os.getpid()
 # What a result does not depend on: not in the rules' text, so that another value of it makes nothing run again.
-HOW = f"--threads {config['threads']} --time-limit {config['time_limit']} --gpus={config['gpus']} --parent {RUN}"
+HOW = f"--threads {config['threads']} --time-limit {config['time_limit']} --parent {RUN}"
 JOB = " --profile {wildcards.profile} --seed {wildcards.seed} --device {params.device} {HOW} 2>{log}"
 FOLDER = "_build/{profile}/seed-{seed}"
 

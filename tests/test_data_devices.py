@@ -96,18 +96,3 @@ def test_all_that_stands_at_the_top_is_listed():
     folder = Path(nbutils.__file__).parent
     there = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert nbutils.__all__ == sorted(name for name in there if not name.startswith("_"))
-
-
-@pytest.mark.parametrize(
-    ("shown", "count", "names"),
-    [
-        (None, 0, []), (None, 2, ["0", "1"]), ("", 2, ["0", "1"]), ("3", 1, ["3"]), (" 3 , GPU-7,", 2, ["3", "GPU-7"]),
-        ("5,6,7", 2, ["5", "6"]), ("-1", 0, []),
-    ],
-)  # fmt: skip
-def test_devices_are_named_as_they_are_shown_to_this_process(monkeypatch, shown, count, names):
-    monkeypatch.setattr(devices, "cuda_count", lambda: count)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if shown is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    assert devices.cuda_names() == names

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from functools import partial
 from graphlib import TopologicalSorter
@@ -19,7 +18,7 @@ import pytest
 from conftest import ROOT, chapter, check, write_chapters
 
 from nbutils import devices
-from workflow import book, job, sources
+from workflow import book, sources
 
 
 def executed(root, seed=0):
@@ -397,27 +396,6 @@ def test_nothing_to_do_costs_little(smoke, workflow):
     started = time.monotonic()
     assert workflow(ROOT, "--html").returncode == 0
     assert time.monotonic() - started < 5 * (1 + os.getloadavg()[0]), "five seconds on a quiet machine"
-
-
-def test_one_job_per_gpu(tmp_path, monkeypatch):
-    """Three jobs for two GPUs: the first two get one each, the third waits until one is free."""
-    monkeypatch.setattr(job, "BUILD", tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    got = []
-
-    def third():
-        with job.gpu_slot(["2", "GPU-b"]) as index:
-            got.append(index)
-
-    with job.gpu_slot(["2", "GPU-b"]) as first:
-        with job.gpu_slot(["2", "GPU-b"]) as second:
-            assert (first, second) == ("2", "GPU-b") and os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
-            waiting = threading.Thread(target=third)
-            waiting.start()
-            time.sleep(1.5)
-            assert got == []
-        waiting.join(timeout=10)
-        assert got == [second]
 
 
 def test_what_python_loads_is_among_what_a_chapter_is_made_from():

@@ -3,9 +3,8 @@
 ``python -m workflow.job chapter 05-t5=HASH --profile book --seed 0 --device cpu 2>logs/05-t5.log``
 
 Each NAME=HASH is what to make and the hash of what it is made from, as the workflow saw it; where that is another when
-the job begins or ends, there is no result. A job dies with its run,
-has a GPU of its own or none, keeps to its time, and leaves no result where it did not finish. Why it did not stands in
-the failed notebook, or in the last line of the log.
+the job begins or ends, there is no result. A job dies with its run, keeps to its time, and leaves no result where it
+did not finish. Why it did not stands in the failed notebook, or in the last line of the log.
 """
 
 from __future__ import annotations
@@ -19,17 +18,15 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from nbutils import devices
-from workflow import BUILD, ROOT, Run, book, sources, write_atomically
+from workflow import ROOT, Run, book, sources, write_atomically
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 STOPPED = "stopped: "  # begins the last line of a log that says why
@@ -165,34 +162,6 @@ def die_with(parent: int) -> None:
         sys.exit("the run that started this job is gone")
 
 
-@contextmanager
-def gpu_slot(names: Sequence[str]) -> Iterator[str]:
-    """Hold one GPU for this job: the first whose lock is free, shown as the only one.
-
-    Before anything of this process asks CUDA for its devices: afterwards it does not look at the variable again.
-    """
-    BUILD.mkdir(exist_ok=True)
-    while True:
-        for name in names:
-            lock = FileLock(BUILD / f".gpu-{name}.lock")
-            with suppress(Timeout):
-                lock.acquire(timeout=0)
-            if lock.is_locked:
-                with lock:
-                    os.environ["CUDA_VISIBLE_DEVICES"] = name
-                    yield name
-                return
-        time.sleep(1)
-
-
-def gpu(how: argparse.Namespace) -> AbstractContextManager[Any]:
-    """The GPU of a job: one of this machine, or none."""
-    if how.device == "cuda":
-        return gpu_slot(how.gpus.split(","))
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    return nullcontext()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     makes = {each.__name__: each for each in (chapter, training, pages)}
@@ -203,7 +172,6 @@ def main() -> None:
     parser.add_argument("--device", required=True)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--time-limit", type=int, default=3600, help="seconds for one chapter or training")
-    parser.add_argument("--gpus", default="0", help="those of this machine, by comma, as in CUDA_VISIBLE_DEVICES")
     parser.add_argument("--parent", type=int, default=0, help="process of the run; this job ends with it")
     how = parser.parse_args()
     how.made = dict(each.split("=") for each in how.made)
@@ -212,17 +180,18 @@ def main() -> None:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update({name: str(how.threads) for name in THREADS})
     os.environ.update(PYTHONPATH=path, PYTHONHASHSEED="0", NBUTILS_BOOK="1", JUPYTER_PREFER_ENV_PATH="1")
+    if how.device != "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     run = Run(how.profile, how.seed, how.device)
     run.logs.mkdir(parents=True, exist_ok=True)
-    with gpu(how):
-        for name in how.made:
-            try:
-                not_edited(name, how)
-                makes[how.kind](name, run, how)
-            except (Exception, TimeUp) as error:
-                traceback.print_exc()
-                reason = " ".join(f"{name}: {type(error).__name__}: {error}".split())
-                sys.exit(f"{STOPPED}{reason[:500]}")
+    for name in how.made:
+        try:
+            not_edited(name, how)
+            makes[how.kind](name, run, how)
+        except (Exception, TimeUp) as error:
+            traceback.print_exc()
+            reason = " ".join(f"{name}: {type(error).__name__}: {error}".split())
+            sys.exit(f"{STOPPED}{reason[:500]}")
     (run.logs / f"{next(iter(how.made))}.log").unlink(missing_ok=True)  # what is left there is of jobs that failed
 
 

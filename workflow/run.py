@@ -154,7 +154,6 @@ def snakemake(target: str, runs: Sequence[Run], options: argparse.Namespace) -> 
     from snakemake.cli import main
 
     first = runs[0]
-    gpus = devices.cuda_names() if first.device == "cuda" else ["0"]
     settings = {
         "profile": first.profile,
         "seeds": " ".join(str(each.seed) for each in runs),
@@ -162,10 +161,9 @@ def snakemake(target: str, runs: Sequence[Run], options: argparse.Namespace) -> 
         "chapters": " ".join(first.chapters),
         "threads": max(1, cores() // options.jobs),
         "time_limit": options.time_limit,
-        "gpus": ",".join(gpus),
     }
     arguments = [target, "--snakefile", str(ROOT / "Snakefile"), "--directory", str(ROOT)]
-    arguments += ["--cores", str(options.jobs), "--resources", f"gpu={len(gpus)}"]
+    arguments += ["--cores", str(options.jobs), "--resources", "gpu=1"]
     # Our own lock is released when the process dies; Snakemake's is not. Content decides, whatever its size.
     arguments += ["--keep-going", "--nolock", "--rerun-incomplete", "--max-checksum-file-size", "100MB"]
     arguments += ["--quiet", "host", "reason", "rules", "--config", *(f"{x}={y}" for x, y in settings.items())]
