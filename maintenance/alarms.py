@@ -10,13 +10,13 @@ import argparse
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from scipy.special import betaincinv
 
-from nbutils.claims import KINDS
 from nbutils.claims.records import Record, format_number
 from workflow import Run, book, report, sources, write_atomically
 from workflow import run as runs
@@ -63,13 +63,13 @@ def measure(first: Run, seeds: Iterable[int], options: argparse.Namespace) -> Ke
 def add(found: Kept, run: Run, chapter: str, made_from: str) -> None:
     """Judge a chapter's executed notebook and add it to what is kept, unless it is undecided or kept already.
 
-    An entry has ``made_from``, ``hardware`` and ``versions`` of the runs; ``kinds``, how many checks of each kind;
-    ``runs``, by seed the checks that did not hold, each with the values at two further seeds and whether it is ``red``;
-    and ``measured``, the mean, standard deviation and number of seeds of every finite value.
+    An entry has ``made_from``, ``hardware`` and ``versions`` of the runs; ``runs``, by seed the checks that did not
+    hold, each with the values at two further seeds and whether it is ``red``; and ``measured``, the mean, standard
+    deviation and number of seeds of every finite value.
     """
     entry = found["chapters"].get(chapter)
     if entry is None or entry["made_from"] != made_from:
-        entry = {"made_from": made_from, "hardware": [], "versions": {}, "kinds": {}, "runs": {}, "measured": {}}
+        entry = {"made_from": made_from, "hardware": [], "versions": {}, "runs": {}, "measured": {}}
     if str(run.seed) in entry["runs"]:
         return
     if why := _raised(run, chapter):
@@ -101,7 +101,6 @@ def _stats_if_decided(run: Run, chapter: str, made_from: str) -> Kept:
 def _add_records(entry: Kept, seed: str, stats: Kept, records: Sequence[Record]) -> None:
     entry["hardware"] = sorted({*entry["hardware"], stats["hardware"]})
     entry["versions"] = stats["versions"]
-    entry["kinds"] = {kind: sum(record.kind == kind for record in records) for kind in KINDS}
     failed, facts = [record for record in records if record.holds is False], "claim check kind measured band further"
     entry["runs"][seed] = [{x: getattr(r, x) for x in facts.split()} | {"red": not r.noted} for r in failed]
     for record in records:
@@ -167,8 +166,8 @@ def conclusion(found: Kept, counts: Pooled) -> str:
     return f"{'GREEN' if counts.runs >= wanted and not counts.absent else 'SO FAR GREEN'}: {text}"
 
 
-def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m maintenance alarms", description=__doc__, parents=[runs.OPTIONS])
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, parents=[runs.OPTIONS])
     parser.add_argument("chapters", nargs="*", help="only these chapters")
     parser.add_argument("--profile", default="smoke")
     parser.add_argument("--first", type=int, default=9000, help="the first seed")
@@ -187,3 +186,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     print(conclusion(found, counts))
     return 0 if counts.sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
