@@ -120,6 +120,15 @@ def test_nothing_needs_linux_without_a_way_round():
                 assert not re.search(call, line) or re.search(guard, near), f"{file.name}:{number + 1}: {line.strip()}"
 
 
+def test_each_script_and_target_that_a_job_of_the_host_names_is_there():
+    for file in (ROOT / ".github" / "workflows").glob("*.yml"):
+        jobs = yaml.safe_load(file.read_text())["jobs"]
+        steps = "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+        for folder, target in re.findall(r"(?:^|\s)make (?:-C (\S+) )?([a-z-]+)", steps):
+            assert re.search(rf"^{target}:", (ROOT / folder / "Makefile").read_text(), re.M), target
+        assert all((ROOT / script).exists() for script in re.findall(r"(?<![\w./])\.ci/[\w-]+", steps))
+
+
 @pytest.mark.parametrize(("gpus", "binder", "profile"), [(0, 0, "book"), (0, 1, "smoke"), (1, 0, "gpu")])
 def test_auto_is_small_on_binder(gpus, binder, profile, monkeypatch):
     monkeypatch.setattr(devices, "cuda_count", lambda: gpus)

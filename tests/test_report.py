@@ -13,7 +13,7 @@ import pytest
 
 from nbutils.claims import KINDS, MIME, ROLES, VERDICTS
 from nbutils.claims.records import Record
-from workflow import ROOT, Run, book, compare, report, run, sources, summaries
+from workflow import ROOT, Run, book, report, run, sources, summaries
 
 GOLDEN = Path(__file__).parent / "golden"
 FURTHER = (1000003, 2000006)
@@ -187,10 +187,9 @@ def golden(monkeypatch):
     monkeypatch.setattr(book, "claims", lambda: claims)
     monkeypatch.setattr(book, "chapters", lambda: list(BOTH))
     again = ({"seed": 1000010, "measured": 1.25, "holds": True}, {"seed": 2000013, "measured": 1.5, "holds": True})
-    seeds = {"mean": 1.5, "sd": 0.125, "n": 20}
     records = [
         record(seed=7, device="cpu"),
-        record(check="a | b", holds=False, measured=3.25, baseline=seeds, seed=7, device="cpu", anchor="failed-one-2"),
+        record(check="a | b", holds=False, measured=3.25, seed=7, device="cpu", anchor="failed-one-2"),
         record("two", check="by chance", kind="derived", holds=False, measured=5.0, further=again, noted=True, seed=7),
         record("three", "open", None, check="open", measured=None, band=None, kind=None, reason="no network", seed=7),
     ]
@@ -202,7 +201,7 @@ def golden(monkeypatch):
 
 @pytest.mark.parametrize("name", ["metrics.json", "junit.xml", "summary.md", "last-lines.txt"])
 def test_reports_of_a_red_run_are_the_golden_ones(tmp_path, monkeypatch, capsys, name):
-    """Chapter, claim, source, measured, band, baseline, seed and the command that runs it again, for each reader."""
+    """Chapter, claim, source, measured, band, seed and the command that runs it again, for each reader."""
     found = golden(monkeypatch)
     monkeypatch.setattr("workflow.BUILD", tmp_path)
     summaries.write(found, Run("smoke"))
@@ -219,7 +218,7 @@ def test_the_metrics_of_a_run_are_what_the_schema_says():
     found = json.loads((GOLDEN / "metrics.json").read_text())
     jsonschema.Draft7Validator.check_schema(schema)
     jsonschema.validate(found, schema)
-    assert schema["properties"]["version"]["const"] == compare.VERSION
+    assert schema["properties"]["version"]["const"] == report.VERSION
     fields = schema["properties"]["records"]["items"]["properties"]
     enums = {name: set(fields[name]["enum"]) for name in ("role", "kind")}
     assert enums == {"role": {*ROLES, "open"}, "kind": {*KINDS, None}}

@@ -1,6 +1,6 @@
 """What a run leaves for machines and people: ``metrics.json``, JUnit and a Markdown summary.
 
-Each names chapter, claim, source in the paper, measured value, band, baseline, seed and the command that runs it again.
+Each names chapter, claim, source in the paper, measured value, band, seed and the command that runs it again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 
 from nbutils.claims.records import Record, format_band, format_number
 from workflow import BUILD, Run, book, write_atomically
-from workflow.compare import VERSION
-from workflow.report import Report, format_baseline, rerun_command, shown_by
+from workflow.report import VERSION, Report, rerun_command, shown_by
 
 
 def write(report: Report, run: Run) -> None:
@@ -49,7 +48,7 @@ def is_green(run: Run) -> bool:
 def metrics(report: Report) -> dict[str, Any]:
     """All that a run says, as ``book/_static/metrics.schema.json`` describes it.
 
-    A record has its source, baseline and command beside what the chapter wrote.
+    A record has its source and command beside what the chapter wrote.
     """
     return {
         "version": VERSION,
@@ -134,7 +133,6 @@ def _facts(record: Record) -> dict[str, str]:
         "role": record.role,
         "measured": format_number(record.measured) if decided else "",
         "band": format_band(record) if decided else "",
-        "baseline": format_baseline(record),
         "noted": ", ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further),
     }
 
