@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import platform
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -52,25 +51,17 @@ def asked(profile: str, seed: int, chapters: Sequence[str], options: argparse.Na
     return Run(profile, seed, device, tuple(chapters or known))
 
 
-@contextlib.contextmanager
-def checkout(wait: float = 3.0) -> Iterator[None]:
+def checkout() -> AbstractContextManager[object]:
     """This checkout for one run; it is free again when the process ends, however it does.
 
     Raises:
         RuntimeError: another run has it.
     """
     BUILD.mkdir(exist_ok=True)
-    lock, holder = FileLock(BUILD / ".lock"), BUILD / ".holder"
     try:
-        lock.acquire(timeout=wait)
+        return FileLock(BUILD / ".lock").acquire(timeout=3)
     except Timeout:
-        other = holder.read_text(encoding="utf-8").strip() if holder.exists() else "a process"
-        raise RuntimeError(f"another run is active in this checkout ({other}): wait for it") from None
-    try:
-        holder.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
-        yield
-    finally:
-        lock.release()
+        raise RuntimeError("another run is active in this checkout: wait for it") from None
 
 
 def run(asked_for: Run, options: argparse.Namespace, html: bool = False) -> int:
@@ -82,11 +73,13 @@ def run(asked_for: Run, options: argparse.Namespace, html: bool = False) -> int:
     whole = list(asked_for.chapters) == book.chapters()
     with checkout():
         result, done = _judged(asked_for, options)
-        result = _kept(result, asked_for) if whole else result
+        if whole:
+            summaries.write(result, asked_for)
         html = html and whole and done
         if html and not snakemake("html", [asked_for], options):
             why = report.last_words(asked_for.logs / "pages.log")
-            result, html = _kept(report.stopped(result, f"no pages: {why}"), asked_for), False
+            result, html = report.stopped(result, f"no pages: {why}"), False
+            summaries.write(result, asked_for)
     return conclude(result, asked_for.html / "index.html" if html else None)
 
 
@@ -102,11 +95,7 @@ def page(asked_for: Run, options: argparse.Namespace) -> int:
 
 def _judged(asked_for: Run, options: argparse.Namespace) -> tuple[report.Report, bool]:
     """What a run says, and whether all of its jobs ended. Reports of an earlier run of all chapters go before it."""
-    green = summaries.is_green(asked_for)
-    if green or list(asked_for.chapters) == book.chapters():
-        summaries.withdraw(asked_for)
-    if green and list(asked_for.chapters) != book.chapters():
-        print("the green reports of all chapters are withdrawn: a run of all writes new ones")
+    summaries.withdraw(asked_for)
     done = execute([asked_for], options)
     result = report.collect(asked_for)
     if done and rejudge(asked_for, options):
@@ -114,17 +103,6 @@ def _judged(asked_for: Run, options: argparse.Namespace) -> tuple[report.Report,
     if not done:
         result = report.stopped(result, "" if result.problems else STOPPED)
     return result, done
-
-
-def _kept(result: report.Report, asked_for: Run) -> report.Report:
-    """Write the reports of a run of all chapters; pages, last line and exit status follow them."""
-    try:
-        summaries.write(result, asked_for)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            summaries.withdraw(asked_for)
-        return report.stopped(result, f"the reports were not written: {error.strerror}")
-    return result
 
 
 def execute(runs: Sequence[Run], options: argparse.Namespace) -> bool:

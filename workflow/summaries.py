@@ -21,8 +21,12 @@ def write(report: Report, run: Run) -> None:
     run.reports.mkdir(parents=True, exist_ok=True)
     found = json.dumps(metrics(report), indent=1, ensure_ascii=False) + "\n"
     texts = {"junit.xml": junit(report), "summary.md": markdown(report), "metrics.json": found}
-    for file in _files(run):
-        write_atomically(file, texts[file.name])
+    try:
+        for file in _files(run):
+            write_atomically(file, texts[file.name])
+    except OSError:
+        withdraw(run)  # those that were written may say green
+        raise
 
 
 def withdraw(run: Run) -> None:
@@ -34,15 +38,6 @@ def withdraw(run: Run) -> None:
 def _files(run: Run) -> list[Path]:
     found = [run.reports / name for name in ("junit.xml", "summary.md", "metrics.json")]
     return [*found, BUILD / "metrics.json"] if run.profile == "book" else found
-
-
-def is_green(run: Run) -> bool:
-    """Whether there are reports of all chapters that do not say that their run was red."""
-    file = run.reports / "metrics.json"
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))["run"]["green"] is not False
-    except (OSError, ValueError, KeyError, TypeError):
-        return file.exists()
 
 
 def metrics(report: Report) -> dict[str, Any]:
