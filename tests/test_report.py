@@ -199,7 +199,7 @@ def golden(monkeypatch):
     return report.Report(facts, records, verdicts, problems)
 
 
-@pytest.mark.parametrize("name", ["metrics.json", "junit.xml", "summary.md", "last-lines.txt"])
+@pytest.mark.parametrize("name", ["metrics.json", "summary.md", "last-lines.txt"])
 def test_reports_of_a_red_run_are_the_golden_ones(tmp_path, monkeypatch, capsys, name):
     """Chapter, claim, source, measured, band, seed and the command that runs it again, for each reader."""
     found = golden(monkeypatch)
@@ -253,7 +253,7 @@ def launched(tmp_path, monkeypatch):
     return start
 
 
-PLACES = ("book/metrics.json", "book/junit.xml", "book/summary.md", "metrics.json")
+PLACES = ("book/metrics.json", "book/summary.md", "metrics.json")
 WRONG = report.Problem("05-t5", "", "cell [1] raised E")
 
 

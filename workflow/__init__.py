@@ -36,7 +36,7 @@ class Run:
 
     @property
     def reports(self) -> Path:
-        """Folder of ``metrics.json``, ``junit.xml`` and ``summary.md``."""
+        """Folder of ``metrics.json`` and ``summary.md``."""
         return BUILD / self.profile
 
     @property
