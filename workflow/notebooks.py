@@ -145,10 +145,7 @@ def _seconds(run: Run, chapter: str) -> float:
 
 def _card(source: Path, run: str, numbers: Mapping[str, str]) -> str:
     """The card of a page in plain words, with a link to it; "why believe it" only where there are numbers of a run."""
-    import yaml
-
-    card = book.card(source.stem)
-    address = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["html"]["baseurl"]
+    card, address = book.card(source.stem), book.configuration()["html"]["baseurl"]
     words = {"asks": "Asked", "found": "Found", "remember": "Remember", "because": "Why believe it"}
     if not numbers:
         del words["because"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from jinja2 import TemplateError
 
 from nbutils import __version__
 from nbutils.claims import KINDS
-from workflow import ROOT, Run, book, git, notebooks, report, sources
+from workflow import ROOT, Run, book, notebooks, report, sources
 from workflow.job import die_with
 from workflow.pages import TEMPLATES, api, chapter, figures, gpu, render, verdicts
 from workflow.pages import claims as of_claims
@@ -37,31 +35,12 @@ PARTS = '{% from "parts.html.j2" import badge, verdict, checks, judged, number, 
 NOT_THERE = ["myst.xref_missing", "myst.xref_ambiguous", "ref.numref", "ref.ref", "toc.not_included"]
 
 
-def hosted(remote: str) -> str | None:
-    """Web address of a git remote on a host, None for a path on this machine.
-
-    >>> hosted("git@github.com:someone/book.git"), hosted("/somewhere/book")
-    ('https://github.com/someone/book', None)
-    """
-    pattern = r"(?:https?://(?:[^@/]+@)?|ssh://git@|git@)([\w.-]+\.\w+)[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?"
-    match = re.fullmatch(pattern, remote)
-    return f"https://{match[1]}/{match[2]}" if match else None
-
-
-def settings() -> dict[str, Any]:
-    """``_config.yml`` with the repository of this checkout. Colab opens notebooks from GitHub only."""
-    found = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
-    found["repository"]["url"] = hosted(git("remote", "get-url", "origin") or "") or found["repository"]["url"]
-    if not found["repository"]["url"].startswith("https://github.com/"):
-        found["launch_buttons"].pop("colab_url", None)
-    return found
-
-
 def colab() -> str:
-    """Where Colab opens the notebooks; "" where it cannot."""
-    place, url = settings()["repository"], settings()["launch_buttons"].get("colab_url")
-    where = f"{place['url'].removeprefix('https://github.com/')}/blob/{place['branch']}/{place['path_to_book']}"
-    return f"{url}/github/{where}" if url else ""
+    """Where Colab opens the notebooks."""
+    config = book.configuration()
+    place, url = config["repository"], config["launch_buttons"]["colab_url"]
+    repository = place["url"].removeprefix("https://github.com/")
+    return f"{url}/github/{repository}/blob/{place['branch']}/{place['path_to_book']}"
 
 
 def configuration(quiet: Iterable[str] = ()) -> str:
@@ -69,7 +48,7 @@ def configuration(quiet: Iterable[str] = ()) -> str:
     from jupyter_book.config import get_final_config  # here: it takes a second, and tests need the rest
 
     given = {"latex_individualpages": False, "external_toc_path": "_toc.yml"}
-    values, _ = get_final_config(user_yaml=settings(), sourcedir=BOOK, cli_config=given)
+    values, _ = get_final_config(user_yaml=book.configuration(), sourcedir=BOOK, cli_config=given)
     for name in ("html_css_files", "html_js_files"):
         values[name] = sorted(file for file in values[name] if not file.startswith("explore/"))
     values["suppress_warnings"] += quiet
@@ -78,7 +57,6 @@ def configuration(quiet: Iterable[str] = ()) -> str:
         "version": __version__,
         "templates_path": [str(Path(__file__).with_name("templates"))],
     }
-    values["packages"] = " ".join(sorted({f"{each.name} {each.version}" for each in distributions()}))
     return "".join(f"{name} = {value!r}\n" for name, value in sorted(values.items()))
 
 
@@ -103,7 +81,7 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
         content[f"executed/{name}.ipynb"] = nbformat.writes(download).encode()
     for figure in drawn.values():
         content |= figure.files()
-    content |= of_claims.pages(claims, shown, drawn, result, colab())
+    content |= of_claims.pages(claims, shown, drawn, colab())
     known: dict[str, Any] = {
         "run": result.run,
         "records": result.records,

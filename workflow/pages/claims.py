@@ -1,10 +1,8 @@
-"""A page for each claim, which is a link to send, and all of them as one file for programs."""
+"""A page for each claim, which is a link to send."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from nbformat import NotebookNode
 
@@ -12,7 +10,6 @@ from nbutils.claims import MIME
 from workflow import book
 from workflow.pages import figures, render
 from workflow.pages.verdicts import Claim
-from workflow.report import Report
 
 Evidence = dict[str, tuple[str, str]]  # by claim: the name of a figure, and code
 
@@ -29,26 +26,12 @@ def evidence(cells: list[NotebookNode]) -> Evidence:
 
 
 def pages(
-    claims: Mapping[str, Claim], shown: Evidence, drawn: Mapping[str, figures.Figure], result: Report, url: str
+    claims: Mapping[str, Claim], shown: Evidence, drawn: Mapping[str, figures.Figure], url: str
 ) -> Iterator[tuple[str, bytes]]:
-    """Paths and contents: ``claims/<id>.md`` for each claim, and ``claims.json``."""
+    """Path and content of the page of each claim."""
     for name, claim in claims.items():
         chapter = claim.listed["chapters"][0]
         figure, code = shown.get(name, ("", ""))
         known = {"claim": claim, "chapter": chapter, "title": book.title(chapter), "code": code, "url": url}
         known["figure"] = drawn.get(figure or book.card(chapter).get("figure", ""))
-        yield f"claims/{name}.md", render("claim.md.j2", run=result.run, **known).encode()
-    facts = {key: result.run[key] for key in ("profile", "seed", "commit", "hardware")}
-    every = {"run": facts, "claims": [_as_dict(claim) for claim in claims.values()]}
-    yield "files/claims.json", json.dumps(every, indent=1, ensure_ascii=False).encode()
-
-
-def _as_dict(claim: Claim) -> dict[str, Any]:
-    kept = {"id": claim.name, "verdict": claim.verdict, "answer": claim.word if claim.ours else None}
-    kept |= {
-        "version": book.version(claim.listed),
-        "evidence": claim.evidence,
-        "statement": claim.listed["statement"].strip(),
-    }
-    kept |= {"finding": claim.finding, "where": book.origin(claim.listed), "chapters": claim.listed["chapters"]}
-    return kept | {"page": f"claims/{claim.name}.html", "checks": [record.as_dict() for record in claim.records]}
+        yield f"claims/{name}.md", render("claim.md.j2", **known).encode()
