@@ -72,7 +72,6 @@ report: env
 	@$(PY) -m workflow report "$(A)" "$(B)"
 
 pdf: env
-	@$(PY) -m workflow pdf --check
 	$(MAKE) book CHAPTERS=
 	$(PY) -m workflow pdf --profile book
 

@@ -16,7 +16,6 @@ import resource
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,12 +84,12 @@ def training(name: str, run: Run, how: argparse.Namespace) -> None:
     from nbutils import trainings
     from nbutils.trainings import runs
 
-    started, before = datetime.now(UTC), time.process_time()
+    started = datetime.now(UTC)
     torch.set_num_threads(how.threads)
     with time_limit(how.time_limit):
         made = trainings.make(name, profile=run.profile, seed=run.seed, device=run.device)
         runs.save_run(made, run.training(name))
-    keep_stats(name, run.training(name) / "stats.json", how, started, resource.RUSAGE_SELF, before)
+    keep_stats(name, run.training(name) / "stats.json", how, started, resource.RUSAGE_SELF)
 
 
 def pages(name: str, run: Run, how: argparse.Namespace) -> None:
@@ -106,12 +105,10 @@ def not_edited(name: str, how: argparse.Namespace) -> None:
         raise RuntimeError("it, or a module of it, changed while the run went on: run it again")
 
 
-def keep_stats(
-    name: str, file: Path, how: argparse.Namespace, started: datetime, who: int, before: float = 0.0
-) -> None:
-    """Write time, memory, hardware and versions of a job; ``before`` is the CPU time its process had spent already."""
+def keep_stats(name: str, file: Path, how: argparse.Namespace, started: datetime, who: int) -> None:
+    """Write time, memory, hardware and versions of a job."""
     not_edited(name, how)
-    usage = resource.getrusage(who)
+    memory = resource.getrusage(who).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
     stats = {
         "profile": how.profile,
         "seed": how.seed,
@@ -119,8 +116,7 @@ def keep_stats(
         "threads": how.threads,
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 2),
-        "cpu_seconds": round(usage.ru_utime + usage.ru_stime - before, 2),
-        "peak_mb": round(usage.ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2), 1),
+        "peak_mb": round(memory, 1),
         "hardware": devices.hardware(how.device),
         "versions": devices.versions(),
         "made_from": how.made[name],
