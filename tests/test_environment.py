@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from pathlib import Path
 
 import pytest
 import yaml
@@ -97,27 +96,6 @@ def test_tracked_files_are_small_and_carry_no_machine_paths():
         if path.is_file():
             assert path.stat().st_size < 1_000_000, name
             assert str(ROOT).encode() + b"/" not in path.read_bytes(), name
-
-
-# What macOS lacks, and the words that stand near it where there is a way round.
-LINUX_ONLY = {
-    r"\.sched_getaffinity\(": "hasattr|raising=False",
-    r"open\(\"/proc/|prctl\(|mallopt": "OSError|linux",
-    r"\bnproc\b|\bcp --|\bsed (-i |-r )|\bxargs -r|\breadlink -f|\bgrep -P|\bdate -d": "no way round",
-    r"\"unshare\"": "skip",
-}
-
-
-def test_nothing_needs_linux_without_a_way_round():
-    """The README promises macOS: each such call has its guard within twenty lines, in code, tests and the Makefile."""
-    files = [ROOT / "Makefile", ROOT / "Snakefile"]
-    files += [file for folder in ("nbutils", "workflow", "tests") for file in (ROOT / folder).rglob("*.py")]
-    for file in set(files) - {Path(__file__)}:
-        lines = file.read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(lines):
-            near = "\n".join(lines[max(0, number - 20) : number + 21])
-            for call, guard in LINUX_ONLY.items():
-                assert not re.search(call, line) or re.search(guard, near), f"{file.name}:{number + 1}: {line.strip()}"
 
 
 def test_each_script_and_target_that_a_job_of_the_host_names_is_there():

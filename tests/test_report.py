@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import dataclasses
 import errno
 import json
 import os
@@ -213,27 +212,14 @@ def test_reports_of_a_red_run_are_the_golden_ones(tmp_path, monkeypatch, capsys,
 
 
 def test_the_metrics_of_a_run_are_what_the_schema_says():
-    """And the schema says something: without a field, or with another kind of check, it refuses."""
     schema = json.loads((ROOT / "book" / "_static" / "metrics.schema.json").read_text())
-    found = json.loads((GOLDEN / "metrics.json").read_text())
     jsonschema.Draft7Validator.check_schema(schema)
-    jsonschema.validate(found, schema)
+    jsonschema.validate(json.loads((GOLDEN / "metrics.json").read_text()), schema)
     assert schema["properties"]["version"]["const"] == report.VERSION
     fields = schema["properties"]["records"]["items"]["properties"]
     enums = {name: set(fields[name]["enum"]) for name in ("role", "kind")}
     assert enums == {"role": {*ROLES, "open"}, "kind": {*KINDS, None}}
-    known = {field.name for field in dataclasses.fields(Record)} | {"source", "again"}
-    assert set(fields) <= known and set(schema["properties"]["verdicts"]["additionalProperties"]["enum"]) == {
-        *VERDICTS,
-        "failed",
-    }
-    for broken in (
-        {"version": 2},
-        {"verdicts": {"one": "true"}},
-        {"records": [found["records"][0] | {"kind": "sure"}]},
-    ):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(found | broken, schema)
+    assert set(schema["properties"]["verdicts"]["additionalProperties"]["enum"]) == {*VERDICTS, "failed"}
 
 
 @pytest.fixture
