@@ -25,7 +25,6 @@ ON_GPU = ROOT / "book" / "gpu.json"  # what profile gpu measured on a GPU: pages
 # sentences that pages show only for the verdict they belong to: claims, each with "=verdict" or the expected one; text
 FINDING = re.compile(r"^:::\{finding\}[ ]+([^\n]+)\n(.*?)^:::$", re.M | re.S)
 ADMONITION = re.compile(r"```\{(admonition|note|tip|warning|danger)\}[ ]?([^\n]*)\n(?::\w+:[^\n]*\n)*(.*?)\n```", re.S)
-README_FIGURE = ("05-t5", "fig-t5-norm", ROOT / "book" / "_static" / "t5-norm.svg")
 
 
 def executable(source: Path) -> NotebookNode:
@@ -97,7 +96,7 @@ def glued(notebook: Path) -> dict[str, str]:
 
 
 def keep_numbers() -> None:
-    """Keep what the last whole ``book`` run gave the prose, if it was green, its times, and the README's figure."""
+    """Keep what the last whole ``book`` run gave the prose, if it was green, and its times."""
     from workflow import report
 
     facts = _last("book")["run"]
@@ -113,8 +112,6 @@ def keep_numbers() -> None:
         "chapters": {name: glued(run.notebook(name)) for name in book.chapters()},
     }
     NUMBERS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    chapter, name, target = README_FIGURE
-    target.write_text(figure(run.notebook(chapter), name), encoding="utf-8")
 
 
 def keep_gpu() -> None:
@@ -236,22 +233,6 @@ def _cite(match: re.Match[str]) -> str:
         names = people[0] if len(people) == 1 else " and ".join(people) if len(people) == 2 else f"{people[0]} et al."
         entries.append(f"[{names}, {entry.fields['year']}]({entry.fields['url']})")
     return f"({'; '.join(entries)})" if match[1] == "p" else "; ".join(entries)
-
-
-def figure(notebook: Path, name: str) -> str:
-    """The SVG of a named figure in an executed notebook.
-
-    Raises:
-        KeyError: there is no such figure.
-    """
-    import nbformat
-
-    for cell in nbformat.read(notebook, as_version=4).cells:
-        if cell.metadata.get("mystnb", {}).get("figure", {}).get("name") == name:
-            for output in cell.outputs:
-                if "image/svg+xml" in output.get("data", {}):
-                    return output["data"]["image/svg+xml"].rstrip() + "\n"
-    raise KeyError(f"{notebook.name} has no figure {name!r}")
 
 
 def write_all() -> list[Path]:

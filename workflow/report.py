@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from nbutils.claims import verdict
 from nbutils.claims.check import records_of as records_of
 from nbutils.claims.records import Record, format_band, format_number
-from workflow import Run, book, git, sources
+from workflow import Run, book, commit, sources
 from workflow.job import STOPPED
 
 VERSION = 1  # of metrics.json: book/_static/metrics.schema.json
@@ -110,7 +110,7 @@ def collect(run: Run) -> Report:
     facts = {
         "profile": run.profile,
         "seed": run.seed,
-        "commit": git("describe", "--always", "--dirty"),
+        "commit": commit(),
         "device": run.device,
         "hardware": stats[0]["hardware"] if stats else None,
         "versions": stats[0]["versions"] if stats else {},

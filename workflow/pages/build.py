@@ -52,11 +52,8 @@ def configuration(quiet: Iterable[str] = ()) -> str:
     for name in ("html_css_files", "html_js_files"):
         values[name] = sorted(file for file in values[name] if not file.startswith("explore/"))
     values["suppress_warnings"] += quiet
-    values |= {
-        "project": values["html_title"],
-        "version": __version__,
-        "templates_path": [str(Path(__file__).with_name("templates"))],
-    }
+    templates = str(Path(__file__).with_name("templates"))
+    values |= {"project": values["html_title"], "version": __version__, "templates_path": [templates]}
     return "".join(f"{name} = {value!r}\n" for name, value in sorted(values.items()))
 
 
@@ -88,9 +85,8 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
         "claims": claims,
         "figures": drawn,
         "numbers": numbers,
-    }
-    known |= {"cards": {name: book.card(name) for name in book.chapters()}, "title": book.title}
-    known |= {
+        "cards": {name: book.card(name) for name in book.chapters()},
+        "title": book.title,
         "counts": verdicts.counts,
         "examples": verdicts.examples,
         "order": verdicts.ORDER,
