@@ -30,9 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = commands.add_parser("new-chapter", help="a chapter from the template, with its claim")
     command.add_argument("name", help="such as 20-my-question")
     command.add_argument("title")
-    options = parser.parse_args(argv)
     try:
-        return _do(options)
+        return _do(parser.parse_args(argv))
     except (ValueError, RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

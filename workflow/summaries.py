@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow import BUILD, Run, book, write_atomically
+from workflow.pages import render
 from workflow.report import VERSION, Report, rerun_command, shown_by
 
 
@@ -64,13 +65,9 @@ def metrics(report: Report) -> dict[str, Any]:
 
 def markdown(report: Report) -> str:
     """A summary for a page of CI: the problems first, then the verdicts."""
-    from jinja2 import Environment, FileSystemLoader
-
-    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), trim_blocks=True, lstrip_blocks=True)
-    environment.filters["cell"] = lambda value: str(value).replace("|", "\\|")
     hold = {claim: [each.holds is True for each in report.records if each.claim == claim] for claim in report.verdicts}
-    template = environment.get_template("summary.md.j2")
-    return template.render(report._asdict(), hold=hold, source=_source, again=rerun_command, shown_by=shown_by)
+    known = {"hold": hold, "source": _source, "again": rerun_command, "shown_by": shown_by}
+    return render("summary.md.j2", **report._asdict(), **known)
 
 
 def _source(claim: str) -> str:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,21 +26,14 @@ from nbutils.claims import KINDS
 from workflow import ROOT, Run, book, notebooks, report, sources
 from workflow.job import die_with
 from workflow.pages import TEMPLATES, api, chapter, figures, gpu, render, verdicts
-from workflow.pages import claims as of_claims
+from workflow.pages.chapter import Evidence
+from workflow.pages.verdicts import Claim
 from workflow.report import Report
 
 BOOK, STATIC = ROOT / "book", ROOT / "book" / "_static"
 PARTS = '{% from "parts.html.j2" import badge, verdict, checks, judged, number, show, scope, hero with context %}'
 # Warnings that a page alone gives, since what it points at is not there.
 NOT_THERE = ["myst.xref_missing", "myst.xref_ambiguous", "ref.numref", "ref.ref", "toc.not_included"]
-
-
-def colab() -> str:
-    """Where Colab opens the notebooks."""
-    config = book.configuration()
-    place, url = config["repository"], config["launch_buttons"]["colab_url"]
-    repository = place["url"].removeprefix("https://github.com/")
-    return f"{url}/github/{repository}/blob/{place['branch']}/{place['path_to_book']}"
 
 
 def configuration(quiet: Iterable[str] = ()) -> str:
@@ -66,10 +59,10 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
     claims, banner = verdicts.judged(result, ChainMap(*numbers.values())), red(result)
     content = {"references.bib": (BOOK / "references.bib").read_bytes()}
     content |= {str(path.relative_to(BOOK)): path.read_bytes() for path in STATIC.rglob("*") if path.is_file()}
-    drawn, shown = dict[str, figures.Figure](), of_claims.Evidence()
+    drawn, shown = dict[str, figures.Figure](), Evidence()
     for name in run.chapters:
         node = chapter.bound(chapter.grafted(name, run.notebook(name)), name, claims)
-        plain, shown = copy.deepcopy(node), of_claims.evidence(node.cells) | shown
+        plain, shown = copy.deepcopy(node), chapter.evidence(node.cells) | shown
         node, figures_of_page = chapter.page(node, name, result, claims, banner)
         content[f"{name}.ipynb"] = nbformat.writes(node).encode()
         drawn |= figures_of_page
@@ -78,7 +71,7 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
         content[f"executed/{name}.ipynb"] = nbformat.writes(download).encode()
     for figure in drawn.values():
         content |= figure.files()
-    content |= of_claims.pages(claims, shown, drawn, colab())
+    content |= claim_pages(claims, shown, drawn)
     known: dict[str, Any] = {
         "run": result.run,
         "records": result.records,
@@ -98,6 +91,19 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
         text = chapter.below_title(chapter.bind(path.read_text(encoding="utf-8"), claims), banner)
         content[path.name] = chapter.to_notebooks(filled(path.name, text, known)).encode()
     return content
+
+
+def claim_pages(
+    claims: Mapping[str, Claim], shown: Evidence, drawn: Mapping[str, figures.Figure]
+) -> Iterator[tuple[str, bytes]]:
+    """Path and content of the page of each claim, which is a link to send."""
+    config = book.configuration()
+    for name, claim in claims.items():
+        first = claim.listed["chapters"][0]
+        figure, code = shown.get(name, ("", ""))
+        known = {"claim": claim, "chapter": first, "title": book.title(first), "code": code, "config": config}
+        known["figure"] = drawn.get(figure or book.card(first).get("figure", ""))
+        yield f"claims/{name}.md", render("claim.md.j2", **known).encode()
 
 
 def filled(page: str, text: str, known: Mapping[str, Any]) -> str:
@@ -177,8 +183,6 @@ def page(run: Run, name: str) -> Path:
     """
     alone, folder = replace(run, chapters=(name,)), run.reports / "page"
     result = report.collect(alone)
-    if not run.notebook(name).exists():
-        raise ValueError(f"no result of {name}: `make {run.profile} SEED={run.seed} CHAPTERS={name}` makes it")
     content = staged(alone, result, [BOOK / "bibliography.md"])
     toc = {"format": "jb-book", "root": name, "chapters": [{"file": "bibliography"}]}
     content["_toc.yml"] = yaml.safe_dump(toc, sort_keys=False).encode()

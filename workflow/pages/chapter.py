@@ -19,6 +19,7 @@ from workflow.report import Report
 
 SCHEMATICS = ROOT / "book" / "_static" / "schematics"
 Figures = dict[str, figures.Figure]  # by name
+Evidence = dict[str, tuple[str, str]]  # by claim: the name of a figure, and code
 FOLDED = {"hide-input", "hide-cell"}
 LOG = re.compile(r"\[\d{4}-\d\d-\d\d [^]]*\] \[(INFO|WARNING|ERROR)\]")
 
@@ -123,6 +124,17 @@ def _unseen(output: NotebookNode) -> bool:
     lines = output.get("text", "").splitlines() if output.get("name") == "stdout" else []
     logged = bool(lines) and all(LOG.match(line) for line in lines)
     return MIME in output.get("data", {}) or output.get("name") == "stderr" or logged
+
+
+def evidence(cells: list[NotebookNode]) -> Evidence:
+    """For each claim of an executed chapter, the last figure before its first check, and the cell that checks it."""
+    found, drawn = Evidence(), ""
+    for cell in cells:
+        drawn = cell.metadata.get("mystnb", {}).get("figure", {}).get("name", drawn)
+        for output in cell.get("outputs", ()):
+            if check := output.get("data", {}).get(MIME):
+                found.setdefault(check["claim"], (drawn, cell.source))
+    return found
 
 
 def to_notebooks(text: str) -> str:
