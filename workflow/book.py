@@ -20,8 +20,7 @@ CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(?:---\n.*?\n---\n|(?::[\w-]+:[^\n]
 
 def configuration() -> dict[str, Any]:
     """What ``_config.yml`` says."""
-    found: dict[str, Any] = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
-    return found
+    return yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
 
 
 def chapters() -> list[str]:

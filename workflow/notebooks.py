@@ -46,6 +46,8 @@ def plain(source: Path) -> NotebookNode:
     Raises:
         ValueError: a directive or role that has no plain form; the message names it.
     """
+    import nbformat
+
     kept = json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.exists() else {}
     numbers = kept.get("chapters", {}).get(source.stem, {})
     notebook = in_plain_words(executable(source), source, numbers)
@@ -56,12 +58,14 @@ def plain(source: Path) -> NotebookNode:
     for i in [i for i, cell in enumerate(notebook.cells) if "setup" in cell.metadata.get("tags", ())]:
         notebook.cells[i].source = notebook.cells[i].source.replace(INSTALL, pinned)
         if kept.get("seconds", {}).get(source.stem, 0) >= LONG:
-            notebook.cells.insert(i + 1, _drive())
+            form = {"cellView": "form", "tags": ["drive", "hide-cell"]}
+            notebook.cells.insert(i + 1, nbformat.v4.new_code_cell(DRIVE.rstrip(), metadata=form))
     return numbered(notebook)
 
 
 INSTALL = "[*pip, book]"  # the newest, where this version is gone
 LONG = 120  # seconds in profile book on two cores: a session lost after more is worth a cell
+# the cell after the setup cell that keeps in Google Drive what a session on Colab loses: a folded form, off
 DRIVE = """\
 # @title Keep trainings and checks in Google Drive? {display-mode: "form"}
 keep_in_drive = False  # @param {type:"boolean"}
@@ -73,13 +77,6 @@ if keep_in_drive and "google.colab" in sys.modules:
     drive.mount("/content/drive")
     os.environ["NBUTILS_RESULTS"] = "/content/drive/MyDrive/norm-growth"
 """
-
-
-def _drive() -> NotebookNode:
-    """The cell after the setup cell that keeps in Google Drive what a session on Colab loses: a folded form, off."""
-    import nbformat
-
-    return nbformat.v4.new_code_cell(DRIVE.rstrip(), metadata={"cellView": "form", "tags": ["drive", "hide-cell"]})
 
 
 def glued(notebook: Path) -> dict[str, str]:

@@ -52,12 +52,7 @@ def metrics(report: Report) -> dict[str, Any]:
         ],
         "verdicts": report.verdicts,
         "problems": [
-            {
-                **each._asdict(),
-                "source": _source(each.claim),
-                "seed": report.run["seed"],
-                "again": rerun_command(report.run, shown_by(each)),
-            }
+            {**each._asdict(), "source": _source(each.claim), "again": rerun_command(report.run, shown_by(each))}
             for each in report.problems
         ],
     }

@@ -29,8 +29,7 @@ def state(record: Record) -> str:
 @cache
 def gpu() -> dict[str, Any]:
     """What a GPU measured, as ``book/gpu.json`` keeps it."""
-    kept: dict[str, Any] = json.loads(notebooks.ON_GPU.read_text(encoding="utf-8"))
-    return kept
+    return json.loads(notebooks.ON_GPU.read_text(encoding="utf-8"))
 
 
 def on_gpu(record: Record) -> str:
