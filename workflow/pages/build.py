@@ -163,8 +163,8 @@ def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def pages(run: Run) -> Path:
-    """Render all pages of a run, whose chapters are all there are. Returns the first page."""
+def pages(run: Run) -> None:
+    """Render all pages of a run, whose chapters are all there are."""
     others = [path for path in sorted(BOOK.glob("[!_]*.md")) if path.stem not in run.chapters]
     content = staged(run, report.load(run.reports), others)
     content |= api.pages()
@@ -173,7 +173,6 @@ def pages(run: Run) -> Path:
     folder = run.reports / "pages"
     write(folder / "source", content)
     sphinx(folder, run.html, folder / "sphinx.log", "-W", "--keep-going", "-n")
-    return run.html / "index.html"
 
 
 def page(run: Run, name: str) -> Path:
