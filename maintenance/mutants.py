@@ -39,37 +39,27 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...]  # files, relative to the root
 
 
-def load(file: Path = LIST) -> list[Mutant]:
-    """The listed mutants. Without ``tests``, those of the file's own name; the examples in the file always.
-
-    Raises:
-        ValueError: an unknown or missing field, an id used twice; the message names the mutant.
-    """
-    found: dict[str, Mutant] = {}
-    for entry in yaml.safe_load(file.read_text(encoding="utf-8")):
-        changed = Path(entry.get("file", ""))
+def load() -> list[Mutant]:
+    """The listed mutants. Without ``tests``, those of the file's own name; the examples in the file always."""
+    found = []
+    for entry in yaml.safe_load(LIST.read_text(encoding="utf-8")):
+        changed = Path(entry["file"])
         names = entry.pop("tests", None) or [changed.parent.name if changed.stem == "__init__" else changed.stem]
-        try:
-            mutant = Mutant(**entry, tests=(*(f"tests/test_{name}.py" for name in names), str(changed)))
-        except TypeError as error:
-            raise ValueError(f"{file.name}: mutant {entry.get('id', entry)!r}: {error}") from None
-        if mutant.id in found:
-            raise ValueError(f"{file.name}: mutant {mutant.id!r} is listed twice")
-        found[mutant.id] = mutant
-    return list(found.values())
+        found.append(Mutant(**entry, tests=(*(f"tests/test_{name}.py" for name in names), str(changed))))
+    return found
 
 
-def misplaced(mutants: Sequence[Mutant], root: Path = ROOT) -> list[str]:
+def misplaced(mutants: Sequence[Mutant]) -> list[str]:
     """A line for each mutant that no longer applies: its text must stand exactly once in its file, and change it."""
     lines = []
     for mutant in mutants:
-        file = root / mutant.file
+        file = ROOT / mutant.file
         count = file.read_text(encoding="utf-8").count(mutant.text) if file.is_file() else 0
         if mutant.text == mutant.becomes:
             lines.append(f"{mutant.id}: {mutant.text!r} becomes itself")
         elif count != 1:
             lines.append(f"{mutant.id}: {mutant.text!r} stands {count} times in {mutant.file}, not once")
-        lines += [f"{mutant.id}: there is no {test}" for test in mutant.tests if not (root / test).is_file()]
+        lines += [f"{mutant.id}: there is no {test}" for test in mutant.tests if not (ROOT / test).is_file()]
     return lines
 
 
@@ -87,11 +77,11 @@ def tested(root: Path, tests: Sequence[str], limit: int = LIMIT) -> str:
     return "" if done.returncode == 0 else failed[1] if failed else f"pytest ended with status {done.returncode}"
 
 
-def plant(mutants: Sequence[Mutant], jobs: int, root: Path = ROOT) -> list[str]:
+def plant(mutants: Sequence[Mutant], jobs: int) -> list[str]:
     """The test that sees each mutant, "" where none does, in copies of the checkout, one for each of ``jobs``.
 
     Raises:
-        ValueError: what sees a mutant fails without one too.
+        RuntimeError: a test fails without a defect, too.
     """
     copies: queue.Queue[Path] = queue.Queue()
 
@@ -109,23 +99,19 @@ def plant(mutants: Sequence[Mutant], jobs: int, root: Path = ROOT) -> list[str]:
             copies.put(copy)
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, ThreadPoolExecutor(jobs) as pool:
-        for number in range(jobs):
-            copies.put(copy_checkout(Path(scratch) / str(number), root))
-        found = list(pool.map(seen_by, mutants))
-        # an example in a docstring, asked alone, would know no markers of pytest
-        alone = [by.startswith("tests/") and "::" in by for by in found]
-        known = zip(mutants, found, alone, strict=True)
-        asked = {test for mutant, by, one in known if by for test in ([by] if one else mutant.tests)}
-        if asked and (failed := tested(copies.get(), sorted(asked), 9 * LIMIT)):
-            raise ValueError(f"{failed} fails without a defect, too: no verdict")
-    return found
+        places = [copy_checkout(Path(scratch) / str(number)) for number in range(jobs)]
+        if failed := tested(places[0], sorted({test for mutant in mutants for test in mutant.tests}), 9 * LIMIT):
+            raise RuntimeError(f"{failed} fails without a defect, too: no verdict")
+        for place in places:
+            copies.put(place)
+        return list(pool.map(seen_by, mutants))
 
 
-def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m maintenance mutants", description=__doc__)
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", help="only mutants with one of these in their id or file")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
-    options = parser.parse_args(argv)
+    options = parser.parse_args()
     words = options.words or [""]
     mutants = [mutant for mutant in load() if any(word in f"{mutant.id} {mutant.file}" for word in words)]
     if not mutants or misplaced(mutants):
@@ -133,3 +119,7 @@ def main(argv: Sequence[str]) -> int:
     left = [mutant.id for mutant, by in zip(mutants, plant(mutants, options.jobs), strict=True) if not by]
     print(f"RED: nothing sees {', '.join(left)}" if left else f"GREEN: each of {len(mutants)} defects turns a test red")
     return int(bool(left))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

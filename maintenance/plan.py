@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""What a profile asks of a GPU, counted on the pretend one: launches, FLOPs, bytes, peak memory, an estimate of time.
+"""What profile ``gpu`` asks of a GPU, counted on the pretend one: launches, FLOPs, bytes, memory, an estimate of time.
 
 Three steps of each training are made at the profile's own sizes, and the rest is taken to cost what the third did; so
 it is with the measurements of the shared language models. All else runs in full, on what such trainings leave. A time
@@ -10,12 +10,13 @@ machine's own work on one core, added. What a GPU measured: ``book/gpu.json``.
 from __future__ import annotations
 
 import argparse
-import functools
+import sys
 import time
 import traceback
 import weakref
 from collections import Counter
 from contextlib import ExitStack, redirect_stdout
+from functools import partial
 from io import StringIO
 from unittest.mock import patch
 
@@ -25,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from maintenance import pretend
-from nbutils import profiles, together, training, trainings
+from nbutils import together, training, trainings
 from nbutils.trainings import recipes_lm
 from workflow import book
 
@@ -151,19 +152,17 @@ def cost(name, work):
     return row
 
 
-def main(argv):
-    parser = argparse.ArgumentParser(prog="python -m maintenance plan", description=__doc__)
-    parser.add_argument(
-        "names",
-        nargs="*",
-        help="chapters, each with its shared trainings, or one of those; all chapters, if none is named",
-    )
-    parser.add_argument("--profile", default="gpu", choices=profiles.PROFILES)
-    options, rows = parser.parse_args(argv), []
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="chapters, each with its shared trainings, or one of those; or all")
+    options, rows = parser.parse_args(), []
     pretend.quietly("plan")
     for name in options.names or book.chapters():
-        one = {"profile": options.profile, "seed": 0}
-        make = trainings.RECIPES.get(name) or functools.partial(pretend.execute, name)
-        rows.append(cost(name, functools.partial(make, **one, device="cuda")))
+        make = trainings.RECIPES.get(name) or partial(pretend.execute, name)
+        rows.append(cost(name, partial(make, profile="gpu", seed=0, device="cuda")))
         print(pd.DataFrame(rows[-1:]).to_csv(sep="\t", index=False, header=len(rows) == 1, float_format="%.1f"), end="")
     return int(any(row["peak GB"] > MEMORY for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,7 +14,6 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -200,12 +199,12 @@ def quietly(folder: str) -> None:
     os.environ |= {"MPLBACKEND": "agg", "NBUTILS_BOOK": "1"}
 
 
-def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m maintenance pretend", description=__doc__)
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("chapters", nargs="*")
     parser.add_argument("--profile", default="smoke")
     parser.add_argument("--seed", type=int, default=0)
-    options, found = parser.parse_args(argv), list[str]()
+    options, found = parser.parse_args(), list[str]()
     quietly("pretend")
     os.environ["NBUTILS_RESULTS"] = os.getcwd()
     for chapter in options.chapters or book.chapters():
@@ -223,3 +222,7 @@ def main(argv: Sequence[str]) -> int:
         found.append(f"{chapter}: {why}{launched.total():,} operations on the device, waits at {lines}")
         print(f"{found[-1]}; {time.time() - started:.0f} s", flush=True)
     return int(any("RAISED" in line for line in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -27,16 +27,6 @@ def cuda_count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def cuda_names() -> list[str]:
-    """The CUDA devices that torch can use, as ``CUDA_VISIBLE_DEVICES`` names them; empty without a GPU.
-
-    >>> len(cuda_names()) == cuda_count()
-    True
-    """
-    shown = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return (shown or [str(i) for i in range(cuda_count())])[: cuda_count()]
-
-
 def resolve(device: str = "auto") -> str:
     """``cpu`` or ``cuda``; ``auto`` takes CUDA where it is there and never fails for want of it.
 

@@ -92,16 +92,3 @@ def test_import_is_cheap():
     assert statistics.median(seconds) < 0.1
 
 
-@pytest.mark.parametrize(
-    ("shown", "count", "names"),
-    [
-        (None, 0, []), (None, 2, ["0", "1"]), ("", 2, ["0", "1"]), ("3", 1, ["3"]), (" 3 , GPU-7,", 2, ["3", "GPU-7"]),
-        ("5,6,7", 2, ["5", "6"]), ("-1", 0, []),
-    ],
-)  # fmt: skip
-def test_devices_are_named_as_they_are_shown_to_this_process(monkeypatch, shown, count, names):
-    monkeypatch.setattr(devices, "cuda_count", lambda: count)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if shown is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    assert devices.cuda_names() == names

@@ -3,19 +3,19 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
 from conftest import copy_project
 
 from nbutils import devices, models, training
-from workflow import Run, book, compare, report, sources
+from workflow import book, report, sources
+from workflow.compare import compare
 from workflow.notebooks import glued
 
-# Sums in another order differ by rounding, and so may a check, by this part of its own scale: the baseline's sd, half
-# of its band, or its room to the edge of a band with one edge (`compare`). So small a move changes a verdict
-# only where a check stands as close as that to its edge; a value that is rounding has a band of rounding to move in.
+# Sums in another order differ by rounding, and so may a check, by this part of its own scale: half of its band, or its
+# room to the edge of a band with one edge (`compare`). So small a move changes a verdict only where a check stands as
+# close as that to its edge; a value that is rounding has a band of rounding to move in.
 ACROSS_THREADS = 0.1
 # Float32 training on two devices: 20 steps, each with relative errors of some 1e-6, which do not grow much in 20 steps.
 ACROSS_DEVICES = 1e-4
@@ -46,9 +46,7 @@ def values(records):
 def as_run(records):
     """Records as ``compare`` takes them."""
     verdicts = {r.claim: report.verdict([x for x in records if x.claim == r.claim]) for r in records}
-    kept = report._over_fresh_seeds(Run("smoke"))
-    known = [replace(r, baseline=kept.get(r.chapter, {}).get(f"{r.claim}/{r.check}")) for r in records]
-    return {"run": {}, "verdicts": verdicts, "records": [r.as_dict() for r in known]}
+    return report.Report({}, records, verdicts, [])
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +68,9 @@ def test_another_seed_gives_other_numbers(first, tmp_path):
 
 
 def test_thread_counts_agree_to_a_tenth_of_a_checks_scale(first, tmp_path):
-    found = compare.compare(as_run(first[0]), as_run(execute(tmp_path / "two", threads=2)[0]))
-    assert not found.of("verdicts", "checks", "lost", "new")
+    other = execute(tmp_path / "two", threads=2)[0]
+    found = compare(as_run(first[0]), as_run(other))
+    assert not (found.verdicts or found.failing or found.lost) and len(other) == len(first[0])
     assert all(move.distance <= ACROSS_THREADS for move in found.moved), found.moved[:3]
 
 
@@ -112,5 +111,5 @@ def test_chapters_agree_between_cpu_and_cuda(tmp_path):
     for chapter in ("01-random-walk", CHAPTER):
         folders = {where: tmp_path / f"{chapter}-{where}" for where in ("cpu", "cuda")}
         a, b = (execute(folder, chapter=chapter, where=where)[0] for where, folder in folders.items())
-        found = compare.compare(as_run(a), as_run(b))
-        assert not found.of("verdicts", "checks"), (chapter, found.findings)
+        found = compare(as_run(a), as_run(b))
+        assert not (found.verdicts or found.failing), (chapter, found)

@@ -21,7 +21,7 @@ CARD = {
     "asks": "Is it so?", "claims": ["one", "two"], "found": "It is $x$.", "remember": "So.", "because": "We saw it.",
     "figure": "fig-a", "preprint": "§3",
 }  # fmt: skip
-STATS = {"chapter": "01-one", "started": "2026-11-24T22:41:45+00:00", "seconds": 5.31, "cpu_seconds": 4.38}
+STATS = {"chapter": "01-one", "started": "2026-11-24T22:41:45+00:00", "seconds": 5.31}
 DRAWN = {"fig-a": figures.Figure("fig-a", "A line.", "90%", '<svg viewBox="0 0 461.2 273.6"/>')}
 
 
@@ -89,14 +89,14 @@ def test_a_caption_says_what_to_see_only_where_all_came_out_as_expected(run):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("{{ no_such_claim }}", "{{ no_such_claim }}"),
-        ('{{ judged("no-such") }}', "{{ no-such }}"),
-        ('{{ number("01-one", "nothing") }}', "{{ nothing }}"),
+        ("{{ no_such_claim }}", "'no_such_claim' is undefined"),
+        ('{{ judged("no-such") }}', "has no attribute 'no-such'"),
+        ('{{ number("01-one", "nothing") }}', "has no attribute 'nothing'"),
     ],
 )
 def test_a_placeholder_for_nothing_is_an_error_that_names_it(run, text, named):
     known = {"claims": verdicts.judged(run()), "numbers": {"01-one": {}}, "figures": {}}
-    with pytest.raises(ValueError, match=re.escape(f"errata.md: nothing stands for {named}")):
+    with pytest.raises(ValueError, match=f"errata.md: .*{named}"):
         build.filled("errata.md", text, known)
     filled = build.filled("a.md", '{{ judged("one") }}, $x$', known)
     assert filled.endswith(', <a href="01-one.html#claim-one">checks</a>, $x$')
@@ -104,8 +104,6 @@ def test_a_placeholder_for_nothing_is_an_error_that_names_it(run, text, named):
 
 def test_a_box_stands_below_the_title():
     assert chapter.below_title("# T\n\ntext", "", "box") == "# T\n\nbox\n\ntext"
-    with pytest.raises(ValueError, match="begins with its title"):
-        chapter.below_title("text")
 
 
 def pieces(run):

@@ -1,4 +1,4 @@
-"""How the book itself is tested: false alarms, platforms, and planted defects."""
+"""How the book itself is tested: false alarms and planted defects."""
 
 import argparse
 import contextlib
@@ -9,8 +9,7 @@ import pytest
 from scipy import stats
 
 import workflow
-from maintenance import __main__ as command
-from maintenance import alarms, mutants, platforms
+from maintenance import alarms, mutants
 from nbutils import claims
 from workflow import Run, report
 from workflow.job import STOPPED
@@ -25,7 +24,7 @@ def code(monkeypatch, tmp_path):
     monkeypatch.setattr(workflow, "BUILD", tmp_path)
     monkeypatch.setattr(alarms.sources, "hashes", lambda: dict(hashes))
     monkeypatch.setattr(alarms.book, "chapters", lambda: list(hashes))
-    monkeypatch.setattr(report, "alarms_file", lambda profile, device="cpu": tmp_path / "alarms.json")
+    monkeypatch.setattr(alarms, "kept_in", lambda profile, device="cpu": tmp_path / "alarms.json")
     monkeypatch.setattr(report.sources, "trainings_of", lambda chapter: ["lm-one"])
     monkeypatch.setattr(report.sources, "families", lambda: [["lm-one"]])
     return hashes
@@ -112,15 +111,14 @@ def test_seeds_are_added_until_an_edit_voids_them_and_go_on_where_they_were_brok
         alarms.measure(RUN, range(3), options)
     found = alarms.measure(RUN, range(3), options)
     assert ran == [0, 1, 1, 2] and found == alarms.load("smoke")
-    assert found["chapters"]["01-one"]["measured"] == {"one/a": {"mean": 1.0, "sd": 1.0, "n": 3}}
     assert alarms.pooled(found, code).runs == 3
     code["01-one"] = "an edit"
     assert alarms.pooled(found, code).absent == ["01-one"]
     assert list(alarms.measure(RUN, [7], options)["chapters"]["01-one"]["runs"]) == ["7"]
-    assert command.main(["alarms", "--first", "7", "--seeds", "1"]) == 0
+    assert alarms.main(["--first", "7", "--seeds", "1"]) == 0
     assert capsys.readouterr().out.startswith("SO FAR GREEN: 0.0 % of smoke runs red (95 %: at most 95.0 %), 1 of 100")
     monkeypatch.setattr(alarms.runs, "execute", lambda *_: None)
-    assert command.main(["alarms", "--first", "7", "--seeds", "2"]) == 1
+    assert alarms.main(["--first", "7", "--seeds", "2"]) == 1
     assert capsys.readouterr().out.startswith("RED: not every seed came to its end in 01-one")
 
 
@@ -154,32 +152,6 @@ def test_a_run_is_red_if_one_of_its_chapters_is():
     found = kept("smoke", one=(1, 4), two=(1, 2), gone=(9, 9))
     counts = alarms.pooled(found, dict.fromkeys(("one", "two"), "its code"))
     assert (counts.runs, counts.share) == (2, pytest.approx(1 - (1 - 1 / 4) * (1 - 1 / 2)))
-
-
-def metrics(*measured, holds=True):
-    """A run of a check in each of some chapters."""
-    names = [f"0{i}-x" for i in range(1, len(measured) + 1)]
-    records = [{"chapter": name, "claim": "c", "check": "a", "role": "stated", "kind": "exact", "measured": value,
-                "band": [0.0, 2.0], "holds": holds} for name, value in zip(names, measured, strict=True)]  # fmt: skip
-    run = {"profile": "smoke", "seed": 0, "device": "cpu", "green": holds}
-    return {"version": 1, "run": run, "records": records, "verdicts": {"c": "confirmed"}, "problems": []}
-
-
-def test_a_platform_counts_where_it_moves_what_no_other_did():
-    here, old = metrics(1.0), metrics(1.5)
-    before = {platforms.THIS: here, "old": old}
-    assert platforms.judge(here, before) == {"not counted": "it rounds here as this processor does"}
-    assert platforms.judge(old, before) == {"not counted": "it rounds here as old does"}
-    assert platforms.judge(metrics(1.25), before)["most"] == [["01-x", "c", "a", 0.25, "half band"]]
-    assert not any(platforms.judge(run, before)["green"] for run in (None, metrics(3.0, holds=False)))
-    six = {str(i): {"green": True} for i in range(6)} | {"none": {"not counted": "why"}}
-    for plain, entries, line in (
-        (True, six, "GREEN: 6"),
-        (False, six, "RED: the run without"),
-        (True, six | {"x": {"green": False}}, "RED: x"),
-        (True, six | {"0": {"not counted": "why"}}, "RED: only 5"),
-    ):
-        assert platforms.conclusion({"green": plain, "platforms": entries}).startswith(line)
 
 
 def test_every_listed_defect_applies_to_the_code_as_it_is():

@@ -157,12 +157,9 @@ def test_the_setup_cell_notices_the_nbutils_of_somebody_else(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_long_chapters_offer_to_keep_their_results_in_drive(tmp_path, monkeypatch):
-    """Off by default, and inert where there is no Colab; with Colab's module a session's results go to the mount."""
-    monkeypatch.setattr(notebooks, "NUMBERS", tmp_path / "numbers.json")
-    (tmp_path / "numbers.json").write_text(f'{{"seconds": {{"04-aligned": {notebooks.LONG}, "05-t5": 9}}}}')
-    for chapter in ("05-t5", "02-step-geometry"):  # a short one, and one that was never timed
-        assert not any("google.colab" in cell for cell in code(notebooks.plain(book.source(chapter))))
+def test_chapters_with_shared_trainings_offer_to_keep_them_in_drive(monkeypatch):
+    """Off by default, and inert where there is no Colab; with Colab's module a session's trainings go to the mount."""
+    assert not any("google.colab" in cell for cell in code(notebooks.plain(book.source("05-t5"))))
     setup, cell, parameters = code(notebooks.plain(book.source("04-aligned")))[:3]
     assert "import sys" in setup and "profile =" in parameters and len(cell.splitlines()) <= 10
     mounted, colab = [], ModuleType("google.colab")
@@ -193,8 +190,9 @@ def test_to_markdown():
 
 
 def test_readme_figure_is_that_of_the_run(smoke):
-    chapter, name, kept = notebooks.README_FIGURE
-    assert kept.read_text(encoding="utf-8") == notebooks.figure(smoke / "seed-0" / f"{chapter}.ipynb", name)
+    made = (smoke / "html" / "_static" / "figures" / "fig-t5-norm.svg").read_text(encoding="utf-8")
+    kept = (ROOT / "book" / "_static" / "t5-norm.svg").read_text(encoding="utf-8")
+    assert kept.strip() == made.strip(), "copy the page's figure"
 
 
 def test_a_green_run_on_a_gpu_is_kept_for_the_pages_and_no_other(tmp_path, monkeypatch):

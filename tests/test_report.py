@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import dataclasses
 import errno
 import json
 import os
@@ -13,7 +12,7 @@ import pytest
 
 from nbutils.claims import KINDS, MIME, ROLES, VERDICTS
 from nbutils.claims.records import Record
-from workflow import ROOT, Run, book, compare, report, run, sources, summaries
+from workflow import ROOT, Run, book, report, run, sources, summaries
 
 GOLDEN = Path(__file__).parent / "golden"
 FURTHER = (1000003, 2000006)
@@ -187,10 +186,9 @@ def golden(monkeypatch):
     monkeypatch.setattr(book, "claims", lambda: claims)
     monkeypatch.setattr(book, "chapters", lambda: list(BOTH))
     again = ({"seed": 1000010, "measured": 1.25, "holds": True}, {"seed": 2000013, "measured": 1.5, "holds": True})
-    seeds = {"mean": 1.5, "sd": 0.125, "n": 20}
     records = [
         record(seed=7, device="cpu"),
-        record(check="a | b", holds=False, measured=3.25, baseline=seeds, seed=7, device="cpu", anchor="failed-one-2"),
+        record(check="a | b", holds=False, measured=3.25, seed=7, device="cpu", anchor="failed-one-2"),
         record("two", check="by chance", kind="derived", holds=False, measured=5.0, further=again, noted=True, seed=7),
         record("three", "open", None, check="open", measured=None, band=None, kind=None, reason="no network", seed=7),
     ]
@@ -200,9 +198,9 @@ def golden(monkeypatch):
     return report.Report(facts, records, verdicts, problems)
 
 
-@pytest.mark.parametrize("name", ["metrics.json", "junit.xml", "summary.md", "last-lines.txt"])
+@pytest.mark.parametrize("name", ["metrics.json", "summary.md", "last-lines.txt"])
 def test_reports_of_a_red_run_are_the_golden_ones(tmp_path, monkeypatch, capsys, name):
-    """Chapter, claim, source, measured, band, baseline, seed and the command that runs it again, for each reader."""
+    """Chapter, claim, source, measured, band, seed and the command that runs it again, for each reader."""
     found = golden(monkeypatch)
     monkeypatch.setattr("workflow.BUILD", tmp_path)
     summaries.write(found, Run("smoke"))
@@ -214,27 +212,14 @@ def test_reports_of_a_red_run_are_the_golden_ones(tmp_path, monkeypatch, capsys,
 
 
 def test_the_metrics_of_a_run_are_what_the_schema_says():
-    """And the schema says something: without a field, or with another kind of check, it refuses."""
     schema = json.loads((ROOT / "book" / "_static" / "metrics.schema.json").read_text())
-    found = json.loads((GOLDEN / "metrics.json").read_text())
     jsonschema.Draft7Validator.check_schema(schema)
-    jsonschema.validate(found, schema)
-    assert schema["properties"]["version"]["const"] == compare.VERSION
+    jsonschema.validate(json.loads((GOLDEN / "metrics.json").read_text()), schema)
+    assert schema["properties"]["version"]["const"] == report.VERSION
     fields = schema["properties"]["records"]["items"]["properties"]
     enums = {name: set(fields[name]["enum"]) for name in ("role", "kind")}
     assert enums == {"role": {*ROLES, "open"}, "kind": {*KINDS, None}}
-    known = {field.name for field in dataclasses.fields(Record)} | {"source", "again"}
-    assert set(fields) <= known and set(schema["properties"]["verdicts"]["additionalProperties"]["enum"]) == {
-        *VERDICTS,
-        "failed",
-    }
-    for broken in (
-        {"version": 2},
-        {"verdicts": {"one": "true"}},
-        {"records": [found["records"][0] | {"kind": "sure"}]},
-    ):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(found | broken, schema)
+    assert set(schema["properties"]["verdicts"]["additionalProperties"]["enum"]) == {*VERDICTS, "failed"}
 
 
 @pytest.fixture
@@ -254,7 +239,7 @@ def launched(tmp_path, monkeypatch):
     return start
 
 
-PLACES = ("book/metrics.json", "book/junit.xml", "book/summary.md", "metrics.json")
+PLACES = ("book/metrics.json", "book/summary.md", "metrics.json")
 WRONG = report.Problem("05-t5", "", "cell [1] raised E")
 
 
@@ -264,30 +249,26 @@ def left(folder):
     return found, {json.loads((folder / name).read_text())["run"]["green"] for name in found if name.endswith("json")}
 
 
-def test_a_run_of_some_chapters_leaves_no_green_report_of_all_and_keeps_a_red_one(launched, tmp_path, capsys):
+def test_a_run_of_some_chapters_leaves_no_report_of_all(launched, tmp_path):
     assert launched() == 0 and left(tmp_path) == ([*PLACES], {True})
-    assert launched("05-t5", problems=[WRONG]) == 1
-    assert left(tmp_path) == ([], set()) and "reports of all chapters are withdrawn" in capsys.readouterr().out
+    assert launched("05-t5", problems=[WRONG]) == 1 and left(tmp_path) == ([], set())
     assert launched("05-t5") == 0 and left(tmp_path) == ([], set()), "some chapters have no reports of their own"
     assert launched(problems=[WRONG]) == 1 and left(tmp_path) == ([*PLACES], {False})
-    assert launched("05-t5") == 0 and left(tmp_path) == ([*PLACES], {False})
-    (tmp_path / "book" / "metrics.json").write_text('{"run": {"green": fal')
-    assert launched("05-t5") == 0 and left(tmp_path) == ([], set()), "one that cannot be read may be green"
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_report_that_cannot_be_written_takes_the_others_with_it(launched, tmp_path, monkeypatch, capsys, place):
+def test_a_report_that_cannot_be_written_takes_the_others_with_it(launched, tmp_path, monkeypatch):
     """What was written before it said green."""
     write = summaries.write_atomically
 
     def full(target, text):
-        if target == tmp_path / place:
+        if target == tmp_path / PLACES[-1]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(target, text)
 
     monkeypatch.setattr(summaries, "write_atomically", full)
-    assert launched() == 1 and left(tmp_path) == ([], set())
-    assert "the reports were not written: No space left on device" in capsys.readouterr().out.splitlines()[-1]
+    with pytest.raises(OSError, match="No space left"):
+        launched()
+    assert left(tmp_path) == ([], set())
 
 
 ENTRY = "- {id: a, chapters: [x], source: s, statement: s, expected: confirmed, why: w}\n"

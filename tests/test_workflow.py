@@ -3,13 +3,10 @@
 import contextlib
 import json
 import os
-import platform
 import random
-import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from functools import partial
 from graphlib import TopologicalSorter
@@ -19,7 +16,7 @@ import pytest
 from conftest import ROOT, chapter, check, write_chapters
 
 from nbutils import devices
-from workflow import book, job, sources
+from workflow import book, sources
 
 
 def executed(root, seed=0):
@@ -48,10 +45,6 @@ def write(root, code, name="01-one", **more):
     (root / "book" / f"{name}.md").write_text(chapter(name, code, **more))
 
 
-def environment(**more):
-    return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | more
-
-
 def test_everything_then_nothing_then_only_what_changed(project, workflow):
     """One story, because each run builds on the one before."""
     html, one, two = (project / name for name in ("_build/smoke/html", "book/01-one.md", "book/02-two.md"))
@@ -77,8 +70,8 @@ def test_everything_then_nothing_then_only_what_changed(project, workflow):
     edit(two, "1.0, (0, 2)", "1.25, (0, 2)")
     edit(one, "1.0, (0, 2)", "5.0, (0, 2)")
     done = workflow(project, "01-one")
-    assert done.returncode == 1 and "the green reports of all chapters are withdrawn" in done.stdout
-    assert not [name for name in ("metrics.json", "junit.xml", "summary.md") if (html.parent / name).exists()]
+    assert done.returncode == 1
+    assert not [name for name in ("metrics.json", "summary.md") if (html.parent / name).exists()]
     third = stamps(project)
     assert third["01-one"] > second["01-one"] and third["02-two"] == second["02-two"]
     done = workflow(project, "--html")
@@ -127,7 +120,6 @@ def test_each_chapter_that_fails_is_named_leaves_the_others_and_is_repaired(proj
     # what did not end is no verdict, and what ended without its claim failed
     assert run["verdicts"] == {"unlisted": "failed", "holds": "confirmed"} and not run["run"]["green"]
     assert "Traceback" in (executed(project) / "logs" / "01-raises.ipynb").read_text()
-    assert 'errors="1"' in (project / "_build/smoke/junit.xml").read_text()
     for name, text in sound.items():
         (project / "book" / f"{name}.md").write_text(text)
     done = workflow(project, "--html")
@@ -189,19 +181,6 @@ def test_damaged_and_older_results_do_not_count(project, workflow):
     done = workflow(project)
     assert done.returncode == 1 and last_line(done).startswith("RED"), done.stdout[-2000:]
     assert metrics(project)["verdicts"] == {"two": "confirmed"} and not metrics(project)["run"]["green"]
-
-
-def unshare(*kinds):
-    """The words that start a command in namespaces of its own; as root, or where users may make their own.
-
-    Elsewhere the test is skipped, in CI too: Docker's default and Ubuntu 24.04 may forbid it. The weekly job is root.
-    """
-    words = ["unshare", *([] if os.getuid() == 0 else ["--user", "--map-root-user"]), *kinds]
-    try:
-        subprocess.run([*words, "true"], check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"this machine permits no namespace of its own: {getattr(error, 'stderr', '') or error}")
-    return words
 
 
 def kernel(folder, code):
@@ -307,8 +286,8 @@ def test_killed_over_older_green_results(project, workflow):
             time.sleep(0.1)
         assert "01-one" in found[0]
         second = workflow(project)  # in the same checkout: one clear line
-        line = "error: another run is active in this checkout \\(process \\d+ on {}\\): wait for it"
-        assert second.returncode == 2 and re.fullmatch(line.format(platform.node()), second.stdout.strip())
+        assert second.returncode == 2
+        assert second.stdout.strip() == "error: another run is active in this checkout: wait for it"
 
     assert kill(project, running)
     assert not (executed(project) / "01-one.ipynb").exists() and stamps(project)["02-two"] == older["02-two"]
@@ -368,94 +347,14 @@ def test_what_fails_by_chance_is_judged_at_further_seeds(project, workflow):
     assert noted["noted"] and [each["measured"] for each in noted["further"]] == [1.25, 1.25]
     page = (reports / "html" / "01-noted.html").read_text()
     assert "held at two others: 1.25 at seed 1000003 and 1.25 at seed 2000006" in page and "◐" in page
-    junit = (reports / "junit.xml").read_text()
-    assert 'name="noted" value="1.25 at seed 1000003, 1.25 at seed 2000006"' in junit
     done = workflow(project, "01-noted")
     assert done.returncode == 0 and "1 noted (failed here, held at two further seeds)" in last_line(done)
-
-
-def test_the_hub_out_of_reach(project, tmp_path):
-    """A chapter that asks for a public series ends, and says what is missing. No network but the loopback."""
-    up = """import fcntl, os, socket, struct, sys
-fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH14s", b"lo", 0x41, b""))  # SIOCSIFFLAGS: up and running
-os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"""
-    code = (
-        'try:\n    checkpoints.series(["EleutherAI/pythia-14m@step1000"])\nexcept (OSError, ValueError) as why:\n'
-        '    claims.leave_open("one", f"no public series here: {why}")'
-    )
-    write(project, code, imports="from nbutils import checkpoints")
-    edit(project / "book" / "claims.yml", "expected: confirmed", "expected: open or confirmed")
-    words = [*unshare("--net"), sys.executable, "-c", up, "-m", "workflow", "run", "--profile", "smoke"]
-    alone = environment(HF_HOME=str(tmp_path))
-    done = subprocess.run(words, cwd=project, env=alone, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and "1 confirmed, 1 open" in last_line(done), done.stdout[-3000:]
-    (record,) = [record for record in metrics(project)["records"] if record["claim"] == "one"]
-    assert record["role"] == "open" and "EleutherAI/pythia-14m" in record["reason"]
 
 
 def test_nothing_to_do_costs_little(smoke, workflow):
     started = time.monotonic()
     assert workflow(ROOT, "--html").returncode == 0
     assert time.monotonic() - started < 5 * (1 + os.getloadavg()[0]), "five seconds on a quiet machine"
-
-
-def test_one_job_per_gpu(tmp_path, monkeypatch):
-    """Three jobs for two GPUs: the first two get one each, the third waits until one is free."""
-    monkeypatch.setattr(job, "BUILD", tmp_path)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    got = []
-
-    def third():
-        with job.gpu_slot(["2", "GPU-b"]) as index:
-            got.append(index)
-
-    with job.gpu_slot(["2", "GPU-b"]) as first:
-        with job.gpu_slot(["2", "GPU-b"]) as second:
-            assert (first, second) == ("2", "GPU-b") and os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
-            waiting = threading.Thread(target=third)
-            waiting.start()
-            time.sleep(1.5)
-            assert got == []
-        waiting.join(timeout=10)
-        assert got == [second]
-
-
-@pytest.mark.slow
-def test_through_a_schedulers_submit_script(project, workflow):
-    """Any scheduler: each job asks for memory, time and, in its profile, a GPU."""
-    pytest.importorskip("snakemake_executor_plugin_cluster_generic")
-    submit = '#!/bin/sh\necho "$2 $3 $4" >>asked.txt\nnohup sh "$1" >"$1.log" 2>&1 </dev/null &\necho $!\n'
-    (project / "submit").write_text(submit)
-    (project / "submit").chmod(0o755)
-    command = "'sh -c \"./submit \\$0 {resources.mem_mb} {resources.runtime} {resources.gpu}\"'"
-    words = ["--executor", "cluster-generic", "--executor-args", f"--cluster-generic-submit-cmd {command}"]
-    done = workflow(project, *words)
-    assert "2000 65 0" in (project / "asked.txt").read_text().splitlines()
-    assert done.returncode == 0 and "GREEN: 2 checks hold" in last_line(done), done.stdout[-4000:]
-    if not devices.cuda_count():
-        assert workflow(project, *words, "--device", "cuda").returncode == 1
-        asked = (project / "asked.txt").read_text().splitlines()
-        assert {"2000 65 1", "4000 65 1"} <= {*asked}, "tried again, with more memory"
-
-
-@pytest.mark.slow
-def test_through_slurm(project, workflow):
-    """A SLURM of one node, from Debian's packages: green; a failure names chapter and cell; a noted check."""
-    pytest.importorskip("snakemake_executor_plugin_slurm")
-    server = ["bash", str(ROOT / "tests" / "slurm")]
-    if (started := subprocess.run([*server, "start"], capture_output=True, text=True)).returncode:
-        pytest.skip(f"no SLURM: {started.stderr.strip().splitlines()[-1]}")
-    where = "--default-resources slurm_partition=main slurm_account=none --slurm-no-account"
-    words = ["--executor", "slurm", "--executor-args", f"{where} --slurm-status-command squeue"]
-    try:
-        write(project, check(value="1.0 + 4 * (seed == 0)", kind="derived"))
-        done = workflow(project, *words)
-        assert done.returncode == 0 and "1 noted" in last_line(done), done.stdout[-4000:]
-        write(project, 'raise KeyError("no such thing")')
-        done = workflow(project, *words)
-        assert done.returncode == 1 and "KeyError: 'no such thing'" in last_line(done), done.stdout[-4000:]
-    finally:
-        subprocess.run([*server, "stop"], check=True)
 
 
 def test_what_python_loads_is_among_what_a_chapter_is_made_from():

@@ -36,7 +36,7 @@ class Run:
 
     @property
     def reports(self) -> Path:
-        """Folder of ``metrics.json``, ``junit.xml`` and ``summary.md``."""
+        """Folder of ``metrics.json`` and ``summary.md``."""
         return BUILD / self.profile
 
     @property
@@ -61,13 +61,13 @@ class Run:
         return replace(again, seed=first), replace(again, seed=second)
 
 
-def git(*words: str) -> str | None:
-    """What git says of this checkout; None outside of one, or where there is no git."""
+def commit() -> str | None:
+    """What git calls this state of the checkout; None where there is no git, or no repository."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     try:
-        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def write_atomically(target: Path, text: str) -> None:

@@ -26,14 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.add_argument("b", type=Path)
     command = commands.add_parser("pdf", help="the rendered pages as one PDF")
     command.add_argument("--profile", default="book")
-    command.add_argument("--check", action="store_true", help="only look for the browser that prints")
     commands.add_parser("notebooks", help="write book/notebooks, with the numbers of the last green run")
     command = commands.add_parser("new-chapter", help="a chapter from the template, with its claim")
     command.add_argument("name", help="such as 20-my-question")
     command.add_argument("title")
-    options = parser.parse_args(argv)
     try:
-        return _do(options)
+        return _do(parser.parse_args(argv))
     except (ValueError, RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -51,7 +49,7 @@ def _do(options: argparse.Namespace) -> int:
         case "pdf":
             from workflow.pages import pdf
 
-            print(f"to print with: {pdf.browser()}" if options.check else f"wrote {pdf.make(Run(options.profile))}")
+            print(f"wrote {pdf.make(Run(options.profile))}")
         case "notebooks":
             for path in notebooks.write_all():
                 print(f"updated {path.relative_to(ROOT)}")

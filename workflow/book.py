@@ -18,6 +18,11 @@ OPTIONAL = {"corrected", "ours", "published", "evidence", "falls_with"}
 CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(?:---\n.*?\n---\n|(?::[\w-]+:[^\n]*\n)*)(.*?)^```$", re.M | re.S)
 
 
+def configuration() -> dict[str, Any]:
+    """What ``_config.yml`` says."""
+    return yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
+
+
 def chapters() -> list[str]:
     """Names of the chapters: the sources whose name starts with two digits, in order."""
     return sorted(path.stem for path in (ROOT / "book").glob("[0-9][0-9]-*.md"))

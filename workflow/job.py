@@ -3,9 +3,8 @@
 ``python -m workflow.job chapter 05-t5=HASH --profile book --seed 0 --device cpu 2>logs/05-t5.log``
 
 Each NAME=HASH is what to make and the hash of what it is made from, as the workflow saw it; where that is another when
-the job begins or ends, there is no result. A job dies with its run,
-has a GPU of its own or none, keeps to its time, and leaves no result where it did not finish. Why it did not stands in
-the failed notebook, or in the last line of the log.
+the job begins or ends, there is no result. A job dies with its run, keeps to its time, and leaves no result where it
+did not finish. Why it did not stands in the failed notebook, or in the last line of the log.
 """
 
 from __future__ import annotations
@@ -17,19 +16,16 @@ import resource
 import signal
 import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from nbutils import devices
-from workflow import BUILD, ROOT, Run, book, sources, write_atomically
+from workflow import ROOT, Run, book, sources, write_atomically
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 STOPPED = "stopped: "  # begins the last line of a log that says why
@@ -87,12 +83,12 @@ def training(name: str, run: Run, how: argparse.Namespace) -> None:
 
     from nbutils import trainings
 
-    started, before = datetime.now(UTC), time.process_time()
+    started = datetime.now(UTC)
     torch.set_num_threads(how.threads)
     with time_limit(how.time_limit):
         made = trainings.RECIPES[name](profile=run.profile, seed=run.seed, device=run.device)
         made.save(run.training(name))
-    keep_stats(name, run.training(name) / "stats.json", how, started, resource.RUSAGE_SELF, before)
+    keep_stats(name, run.training(name) / "stats.json", how, started, resource.RUSAGE_SELF)
 
 
 def pages(name: str, run: Run, how: argparse.Namespace) -> None:
@@ -108,12 +104,10 @@ def not_edited(name: str, how: argparse.Namespace) -> None:
         raise RuntimeError("it, or a module of it, changed while the run went on: run it again")
 
 
-def keep_stats(
-    name: str, file: Path, how: argparse.Namespace, started: datetime, who: int, before: float = 0.0
-) -> None:
-    """Write time, memory, hardware and versions of a job; ``before`` is the CPU time its process had spent already."""
+def keep_stats(name: str, file: Path, how: argparse.Namespace, started: datetime, who: int) -> None:
+    """Write time, memory, hardware and versions of a job."""
     not_edited(name, how)
-    usage = resource.getrusage(who)
+    memory = resource.getrusage(who).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
     stats = {
         "profile": how.profile,
         "seed": how.seed,
@@ -121,8 +115,7 @@ def keep_stats(
         "threads": how.threads,
         "started": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds(), 2),
-        "cpu_seconds": round(usage.ru_utime + usage.ru_stime - before, 2),
-        "peak_mb": round(usage.ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2), 1),
+        "peak_mb": round(memory, 1),
         "hardware": devices.hardware(how.device),
         "versions": devices.versions(),
         "made_from": how.made[name],
@@ -164,35 +157,6 @@ def die_with(parent: int) -> None:
         sys.exit("the run that started this job is gone")
 
 
-@contextmanager
-def gpu_slot(names: Sequence[str]) -> Iterator[str]:
-    """Hold one GPU for this job: the first whose lock is free, shown as the only one.
-
-    Before anything of this process asks CUDA for its devices: afterwards it does not look at the variable again.
-    """
-    BUILD.mkdir(exist_ok=True)
-    while True:
-        for name in names:
-            lock = FileLock(BUILD / f".gpu-{name}.lock")
-            with suppress(Timeout):
-                lock.acquire(timeout=0)
-            if lock.is_locked:
-                with lock:
-                    os.environ["CUDA_VISIBLE_DEVICES"] = name
-                    yield name
-                return
-        time.sleep(1)
-
-
-def gpu(how: argparse.Namespace) -> AbstractContextManager[Any]:
-    """The GPU of a job: one of this machine, none, or what a cluster's scheduler has chosen."""
-    if how.device != "cuda":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    elif how.executor == "local":
-        return gpu_slot(how.gpus.split(","))
-    return nullcontext()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     makes = {each.__name__: each for each in (chapter, training, pages)}
@@ -203,29 +167,26 @@ def main() -> None:
     parser.add_argument("--device", required=True)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--time-limit", type=int, default=3600, help="seconds for one chapter or training")
-    parser.add_argument("--gpus", default="0", help="those of this machine, by comma, as in CUDA_VISIBLE_DEVICES")
-    parser.add_argument(
-        "--executor", default="local", help="who starts the jobs; another than local also gives the GPU"
-    )
     parser.add_argument("--parent", type=int, default=0, help="process of the run; this job ends with it")
     how = parser.parse_args()
     how.made = dict(each.split("=") for each in how.made)
-    if how.executor == "local" and how.parent:
+    if how.parent:
         die_with(how.parent)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     os.environ.update({name: str(how.threads) for name in THREADS})
     os.environ.update(PYTHONPATH=path, PYTHONHASHSEED="0", NBUTILS_BOOK="1", JUPYTER_PREFER_ENV_PATH="1")
+    if how.device != "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     run = Run(how.profile, how.seed, how.device)
     run.logs.mkdir(parents=True, exist_ok=True)
-    with gpu(how):
-        for name in how.made:
-            try:
-                not_edited(name, how)
-                makes[how.kind](name, run, how)
-            except (Exception, TimeUp) as error:
-                traceback.print_exc()
-                reason = " ".join(f"{name}: {type(error).__name__}: {error}".split())
-                sys.exit(f"{STOPPED}{reason[:500]}")
+    for name in how.made:
+        try:
+            not_edited(name, how)
+            makes[how.kind](name, run, how)
+        except (Exception, TimeUp) as error:
+            traceback.print_exc()
+            reason = " ".join(f"{name}: {type(error).__name__}: {error}".split())
+            sys.exit(f"{STOPPED}{reason[:500]}")
     (run.logs / f"{next(iter(how.made))}.log").unlink(missing_ok=True)  # what is left there is of jobs that failed
 
 

@@ -25,7 +25,6 @@ ON_GPU = ROOT / "book" / "gpu.json"  # what profile gpu measured on a GPU: pages
 # sentences that pages show only for the verdict they belong to: claims, each with "=verdict" or the expected one; text
 FINDING = re.compile(r"^:::\{finding\}[ ]+([^\n]+)\n(.*?)^:::$", re.M | re.S)
 ADMONITION = re.compile(r"```\{(admonition|note|tip|warning|danger)\}[ ]?([^\n]*)\n(?::\w+:[^\n]*\n)*(.*?)\n```", re.S)
-README_FIGURE = ("05-t5", "fig-t5-norm", ROOT / "book" / "_static" / "t5-norm.svg")
 
 
 def executable(source: Path) -> NotebookNode:
@@ -42,11 +41,13 @@ def plain(source: Path) -> NotebookNode:
     """The notebook that Colab and Jupyter open: the same code cells, MyST prose turned into plain Markdown.
 
     Its text has the numbers of the last green run that was kept, its first cell installs the version it belongs to. A
-    chapter that took ``LONG`` in that run offers to keep the shared trainings that it loads.
+    chapter that loads shared trainings offers to keep them.
 
     Raises:
         ValueError: a directive or role that has no plain form; the message names it.
     """
+    import nbformat
+
     kept = json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.exists() else {}
     numbers = kept.get("chapters", {}).get(source.stem, {})
     notebook = in_plain_words(executable(source), source, numbers)
@@ -56,13 +57,14 @@ def plain(source: Path) -> NotebookNode:
     pinned = f"{tag}) and subprocess.call({INSTALL}"
     for i in [i for i, cell in enumerate(notebook.cells) if "setup" in cell.metadata.get("tags", ())]:
         notebook.cells[i].source = notebook.cells[i].source.replace(INSTALL, pinned)
-        if kept.get("seconds", {}).get(source.stem, 0) >= LONG and sources.trainings_of(source.stem):
-            notebook.cells.insert(i + 1, _drive())
+        if sources.trainings_of(source.stem):
+            form = {"cellView": "form", "tags": ["drive", "hide-cell"]}
+            notebook.cells.insert(i + 1, nbformat.v4.new_code_cell(DRIVE.rstrip(), metadata=form))
     return numbered(notebook)
 
 
 INSTALL = "[*pip, book]"  # the newest, where this version is gone
-LONG = 120  # seconds in profile book on two cores: a session lost after more is worth a cell
+# the cell after the setup cell that keeps in Google Drive what a session on Colab loses: a folded form, off
 DRIVE = """\
 # @title Keep trainings in Google Drive? {display-mode: "form"}
 keep_in_drive = False  # @param {type:"boolean"}
@@ -74,13 +76,6 @@ if keep_in_drive and "google.colab" in sys.modules:
     drive.mount("/content/drive")
     os.environ["NBUTILS_RESULTS"] = "/content/drive/MyDrive/norm-growth"
 """
-
-
-def _drive() -> NotebookNode:
-    """The cell after the setup cell that keeps in Google Drive what a session on Colab loses: a folded form, off."""
-    import nbformat
-
-    return nbformat.v4.new_code_cell(DRIVE.rstrip(), metadata={"cellView": "form", "tags": ["drive", "hide-cell"]})
 
 
 def glued(notebook: Path) -> dict[str, str]:
@@ -97,7 +92,7 @@ def glued(notebook: Path) -> dict[str, str]:
 
 
 def keep_numbers() -> None:
-    """Keep what the last whole ``book`` run gave the prose, if it was green, its times, and the README's figure."""
+    """Keep what the last whole ``book`` run gave the prose, if it was green."""
     from workflow import report
 
     facts = _last("book")["run"]
@@ -107,12 +102,9 @@ def keep_numbers() -> None:
         return
     kept = {
         "run": f"profile book, seed {run.seed}, on {facts['hardware']}",
-        "seconds": {name: _seconds(run, name) for name in book.chapters()},
         "chapters": {name: glued(run.notebook(name)) for name in book.chapters()},
     }
     NUMBERS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    chapter, name, target = README_FIGURE
-    target.write_text(figure(run.notebook(chapter), name), encoding="utf-8")
 
 
 def keep_gpu() -> None:
@@ -135,18 +127,9 @@ def _last(profile: str) -> dict[str, Any]:
     return json.loads(metrics.read_text(encoding="utf-8")) if metrics.exists() else found
 
 
-def _seconds(run: Run, chapter: str) -> float:
-    """Seconds of a chapter with its trainings, as where it runs by itself."""
-    files = [run.stats(chapter), *(run.training(name) / "stats.json" for name in sources.trainings_of(chapter))]
-    return round(sum(json.loads(file.read_text(encoding="utf-8"))["seconds"] for file in files), 1)
-
-
 def _card(source: Path, run: str, numbers: Mapping[str, str]) -> str:
     """The card of a page in plain words, with a link to it; "why believe it" only where there are numbers of a run."""
-    import yaml
-
-    card = book.card(source.stem)
-    address = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))["html"]["baseurl"]
+    card, address = book.card(source.stem), book.configuration()["html"]["baseurl"]
     words = {"asks": "Asked", "found": "Found", "remember": "Remember", "because": "Why believe it"}
     if not numbers:
         del words["because"]
@@ -237,22 +220,6 @@ def _cite(match: re.Match[str]) -> str:
         names = people[0] if len(people) == 1 else " and ".join(people) if len(people) == 2 else f"{people[0]} et al."
         entries.append(f"[{names}, {entry.fields['year']}]({entry.fields['url']})")
     return f"({'; '.join(entries)})" if match[1] == "p" else "; ".join(entries)
-
-
-def figure(notebook: Path, name: str) -> str:
-    """The SVG of a named figure in an executed notebook.
-
-    Raises:
-        KeyError: there is no such figure.
-    """
-    import nbformat
-
-    for cell in nbformat.read(notebook, as_version=4).cells:
-        if cell.metadata.get("mystnb", {}).get("figure", {}).get("name") == name:
-            for output in cell.outputs:
-                if "image/svg+xml" in output.get("data", {}):
-                    return output["data"]["image/svg+xml"].rstrip() + "\n"
-    raise KeyError(f"{notebook.name} has no figure {name!r}")
 
 
 def write_all() -> list[Path]:

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 from nbutils.claims import verdict
 from nbutils.claims.check import records_of as records_of
 from nbutils.claims.records import Record, format_band, format_number
-from workflow import ROOT, Run, book, git, sources
+from workflow import Run, book, commit, sources
 from workflow.job import STOPPED
 
-KILLED = "its job was killed before its end: by hand, for want of memory, or by a limit of the scheduler"
+VERSION = 1  # of metrics.json: book/_static/metrics.schema.json
+KILLED = "its job was killed before its end: by hand, or for want of memory"
 
 
 class Problem(NamedTuple):
@@ -30,7 +31,6 @@ class Problem(NamedTuple):
     what: str
     measured: str = ""
     band: str = ""
-    baseline: str = ""
 
 
 class Report(NamedTuple):
@@ -83,7 +83,7 @@ def _failed(record: Record) -> Problem:
     again = ", ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further)
     what = f"{record.role} check does not hold: {record.check}" + (f" (looked at again: {again})" if again else "")
     measured, band = format_number(record.measured), format_band(record)
-    return Problem(record.chapter, record.claim, what, measured, band, format_baseline(record))
+    return Problem(record.chapter, record.claim, what, measured, band)
 
 
 def collect(run: Run) -> Report:
@@ -91,14 +91,12 @@ def collect(run: Run) -> Report:
 
     A result that is not of today's code is removed and refused: the next run makes it again.
     """
-    edited, baselines = sources.discard_older(run), _over_fresh_seeds(run)
+    edited = sources.discard_older(run)
     records, stats, ran, failed = [], [], [], []
     for chapter in run.chapters:
         try:
             found = json.loads(run.stats(chapter).read_text(encoding="utf-8"))
-            measured = baselines.get(chapter, {})
-            for record in judged(run, chapter):
-                records.append(replace(record, baseline=measured.get(f"{record.claim}/{record.check}")))
+            records += judged(run, chapter)
         except FileNotFoundError:
             meanwhile = "it, or a module of it, changed while the run went on: run it again"
             failed.append(Problem(chapter, "", meanwhile if chapter in edited else why_not(run, chapter)))
@@ -112,7 +110,7 @@ def collect(run: Run) -> Report:
     facts = {
         "profile": run.profile,
         "seed": run.seed,
-        "commit": git("describe", "--always", "--dirty"),
+        "commit": commit(),
         "device": run.device,
         "hardware": stats[0]["hardware"] if stats else None,
         "versions": stats[0]["versions"] if stats else {},
@@ -199,16 +197,24 @@ def _with(record: Record, others: Sequence[Mapping[tuple[str, str], Record]]) ->
     return replace(record, further=further, noted=sum(each.holds is True for each in found) == len(others))
 
 
-def load(folder: Path) -> Report:
+def load(place: Path) -> Report:
     """The report of a run as its ``metrics.json`` keeps it: pages, last line and exit status say the same.
 
+    ``place`` is that file or the folder that has it.
+
     Raises:
-        ValueError: none is there.
+        ValueError: there is none, or one of another version.
     """
-    file = folder / "metrics.json"
-    if not file.exists():
-        raise ValueError(f"{file} is not there: run all chapters first, `make {folder.name}`")
-    kept = json.loads(file.read_text(encoding="utf-8"))
+    file = place / "metrics.json" if place.is_dir() else place
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        version = kept["version"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(
+            f"no run in {place}: give a metrics.json or its folder, _build/smoke after `make smoke`"
+        ) from None
+    if version != VERSION:
+        raise ValueError(f"{file} has version {version}; this checkout reads version {VERSION}")
     problems = [Problem(*(problem[field] for field in Problem._fields)) for problem in kept["problems"]]
     records = [Record.of(record) for record in kept["records"]]
     return Report(kept["run"], records, kept["verdicts"], problems)
@@ -227,28 +233,6 @@ def table(problems: Sequence[Problem]) -> str:
     return "\n".join(
         "  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
-
-
-def format_baseline(record: Record) -> str:
-    """What a check measured over fresh seeds, as text; empty where these were not run.
-
-    >>> format_baseline(Record("c", "a", "stated", baseline={"mean": 2.0, "sd": 0.5, "n": 30}))
-    '2 ± 0.5 (sd), n = 30'
-    """
-    found = record.baseline
-    return f"{found['mean']:.5g} ± {found['sd']:.2g} (sd), n = {found['n']}" if found else ""
-
-
-def alarms_file(profile: str, device: str = "cpu") -> Path:
-    """What ``maintenance`` has measured at fresh seeds of a profile, for each device apart."""
-    return ROOT / "maintenance" / f"alarms-{profile}{'' if device == 'cpu' else f'-{device}'}.json"
-
-
-def _over_fresh_seeds(run: Run) -> dict[str, dict[str, dict[str, float]]]:
-    """Mean, sd and number of seeds by ``claim/check``, of each chapter that was measured so as it is today."""
-    file, today = alarms_file(run.profile, run.device), sources.hashes()
-    kept = json.loads(file.read_text(encoding="utf-8"))["chapters"] if file.exists() else {}
-    return {name: entry["measured"] for name, entry in kept.items() if entry["made_from"] == today.get(name)}
 
 
 def shown_by(problem: Problem) -> list[str]:

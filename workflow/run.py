@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import platform
-import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -31,11 +29,9 @@ def positive(text: str) -> int:
     return number
 
 
-OPTIONS = argparse.ArgumentParser(add_help=False)  # how jobs are run: on which machine, how many at once, how long
+OPTIONS = argparse.ArgumentParser(add_help=False)  # how jobs are run: on what, how many at once, how long
 OPTIONS.add_argument("--device", default="", help="auto, cpu or cuda; cpu unless the profile is gpu")
 OPTIONS.add_argument("--jobs", type=positive, default=min(2, cores()), help="notebooks at once")
-OPTIONS.add_argument("--executor", default="local", help="a Snakemake executor plugin, such as slurm")
-OPTIONS.add_argument("--executor-args", default="", help="more arguments for Snakemake, as on its command line")
 OPTIONS.add_argument("--time-limit", type=positive, default=3600, help="seconds for one notebook")
 
 
@@ -47,9 +43,7 @@ def asked(profile: str, seed: int, chapters: Sequence[str], options: argparse.Na
         RuntimeError: CUDA was asked for, and there is none here.
     """
     profile, known = profiles.resolve(profile), book.chapters()
-    wanted = options.device or ("cuda" if profile == "gpu" else "cpu")
-    # on a cluster only the scheduler knows where the GPUs are, so there nothing is looked for
-    device = wanted if options.executor != "local" and wanted == "cuda" else devices.resolve(wanted)
+    device = devices.resolve(options.device or ("cuda" if profile == "gpu" else "cpu"))
     if unknown := [name for name in chapters if name not in known]:
         raise ValueError(f"unknown chapter {unknown[0]!r}: choose from {', '.join(known)}")
     if not 0 <= seed < 2**31:
@@ -57,25 +51,17 @@ def asked(profile: str, seed: int, chapters: Sequence[str], options: argparse.Na
     return Run(profile, seed, device, tuple(chapters or known))
 
 
-@contextlib.contextmanager
-def checkout(wait: float = 3.0) -> Iterator[None]:
+def checkout() -> AbstractContextManager[object]:
     """This checkout for one run; it is free again when the process ends, however it does.
 
     Raises:
         RuntimeError: another run has it.
     """
     BUILD.mkdir(exist_ok=True)
-    lock, holder = FileLock(BUILD / ".lock"), BUILD / ".holder"
     try:
-        lock.acquire(timeout=wait)
+        return FileLock(BUILD / ".lock").acquire(timeout=3)
     except Timeout:
-        other = holder.read_text(encoding="utf-8").strip() if holder.exists() else "a process"
-        raise RuntimeError(f"another run is active in this checkout ({other}): wait for it") from None
-    try:
-        holder.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
-        yield
-    finally:
-        lock.release()
+        raise RuntimeError("another run is active in this checkout: wait for it") from None
 
 
 def run(asked_for: Run, options: argparse.Namespace, html: bool = False) -> int:
@@ -87,11 +73,13 @@ def run(asked_for: Run, options: argparse.Namespace, html: bool = False) -> int:
     whole = list(asked_for.chapters) == book.chapters()
     with checkout():
         result, done = _judged(asked_for, options)
-        result = _kept(result, asked_for) if whole else result
+        if whole:
+            summaries.write(result, asked_for)
         html = html and whole and done
         if html and not snakemake("html", [asked_for], options):
             why = report.last_words(asked_for.logs / "pages.log")
-            result, html = _kept(report.stopped(result, f"no pages: {why}"), asked_for), False
+            result, html = report.stopped(result, f"no pages: {why}"), False
+            summaries.write(result, asked_for)
     return conclude(result, asked_for.html / "index.html" if html else None)
 
 
@@ -107,11 +95,7 @@ def page(asked_for: Run, options: argparse.Namespace) -> int:
 
 def _judged(asked_for: Run, options: argparse.Namespace) -> tuple[report.Report, bool]:
     """What a run says, and whether all of its jobs ended. Reports of an earlier run of all chapters go before it."""
-    green = summaries.is_green(asked_for)
-    if green or list(asked_for.chapters) == book.chapters():
-        summaries.withdraw(asked_for)
-    if green and list(asked_for.chapters) != book.chapters():
-        print("the green reports of all chapters are withdrawn: a run of all writes new ones")
+    summaries.withdraw(asked_for)
     done = execute([asked_for], options)
     result = report.collect(asked_for)
     if done and rejudge(asked_for, options):
@@ -119,17 +103,6 @@ def _judged(asked_for: Run, options: argparse.Namespace) -> tuple[report.Report,
     if not done:
         result = report.stopped(result, "" if result.problems else STOPPED)
     return result, done
-
-
-def _kept(result: report.Report, asked_for: Run) -> report.Report:
-    """Write the reports of a run of all chapters; pages, last line and exit status follow them."""
-    try:
-        summaries.write(result, asked_for)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            summaries.withdraw(asked_for)
-        return report.stopped(result, f"the reports were not written: {error.strerror}")
-    return result
 
 
 def execute(runs: Sequence[Run], options: argparse.Namespace) -> bool:
@@ -158,30 +131,23 @@ def snakemake(target: str, runs: Sequence[Run], options: argparse.Namespace) -> 
     """Run the workflow up to ``target`` (``html`` or ``notebooks``) in this process. True if every job succeeded."""
     from snakemake.cli import main
 
-    local, first = options.executor == "local", runs[0]
-    gpus = devices.cuda_names() if local and first.device == "cuda" else ["0"]
+    first = runs[0]
     settings = {
         "profile": first.profile,
         "seeds": " ".join(str(each.seed) for each in runs),
         "device": first.device,
         "chapters": " ".join(first.chapters),
-        "threads": max(1, cores() // options.jobs) if local else 1,
+        "threads": max(1, cores() // options.jobs),
         "time_limit": options.time_limit,
-        "executor": options.executor,
-        "gpus": ",".join(gpus),
     }
     arguments = [target, "--snakefile", str(ROOT / "Snakefile"), "--directory", str(ROOT)]
-    if local:
-        arguments += ["--cores", str(options.jobs), "--resources", f"gpu={len(gpus)}"]
-    else:
-        arguments += ["--executor", options.executor, "--jobs", str(options.jobs), "--local-cores", "1"]
-        arguments += ["--retries", "2"]  # with more memory each time
+    arguments += ["--cores", str(options.jobs), "--resources", "gpu=1"]
     # Our own lock is released when the process dies; Snakemake's is not. Content decides, whatever its size.
     arguments += ["--keep-going", "--nolock", "--rerun-incomplete", "--max-checksum-file-size", "100MB"]
     arguments += ["--quiet", "host", "reason", "rules", "--config", *(f"{x}={y}" for x, y in settings.items())]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     try:
-        main([*arguments, *shlex.split(options.executor_args)])
+        main(arguments)
     except SystemExit as end:
         return not end.code
     return True

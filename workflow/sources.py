@@ -10,13 +10,13 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 from nbutils import devices, trainings
 from workflow import ROOT, Run, book
 
 DATA = ("data/*.csv", "book.mplstyle")  # what chapters read beside modules; a change of it is one for all
-TOGETHER = 9  # trainings that share a job: to start Python and import torch takes as long as a small one
 
 
 def hashes() -> dict[str, str]:
@@ -120,13 +120,8 @@ def trainings_of(chapter: str) -> list[str]:
 
 
 def families() -> list[list[str]]:
-    """The shared trainings by the job that makes them: neighbours of one module, nine at most."""
-    made: list[list[str]] = []
-    for name in trainings.names():
-        if not made or len(made[-1]) == TOGETHER or _module_of(made[-1][0]) != _module_of(name):
-            made.append([])
-        made[-1].append(name)
-    return made
+    """The shared trainings by the job that makes them, those of one module: to start takes as long as a small one."""
+    return [list(names) for _, names in groupby(trainings.names(), key=_module_of)]
 
 
 @cache

@@ -1,7 +1,7 @@
 """The ledger: a chapter says what it measured and the band it must lie in; verdicts follow from these checks.
 
-A check never stops a notebook. It shows one line and leaves a record in the notebook's output. The scorecard,
-``metrics.json`` and the JUnit file are made from these records.
+A check never stops a notebook. It shows one line and leaves a record in the notebook's output. The scorecard
+and ``metrics.json`` are made from these records.
 """
 
 from __future__ import annotations

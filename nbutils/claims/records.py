@@ -17,7 +17,7 @@ class Record:
 
     ``form`` is how it was checked (``band``, ``smallest``, ``largest``, ``nearest``, ``mean``, ``population``,
     ``open``); ``kind`` and ``role`` are those of ``Ledger``. Only some forms have the fields after ``versions``; the
-    last three are the workflow's, which may run the chapter again at two further seeds.
+    last two are the workflow's, which may run the chapter again at two further seeds.
     """
 
     claim: str
@@ -44,7 +44,6 @@ class Record:
     anchor: str | None = None  # where pages link to
     further: tuple[Mapping[str, Any], ...] = ()  # seed, measured, holds
     noted: bool = False  # failed here, held at both further seeds
-    baseline: Mapping[str, float] | None = None  # mean, sd and n of the value over fresh seeds, where these were run
 
     @classmethod
     def of(cls, kept: Mapping[str, Any]) -> Record:

@@ -16,19 +16,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from nbutils.claims.records import Record, format_band, format_measured, format_number
 from workflow import book, notebooks
-from workflow.pages import api
 
 if TYPE_CHECKING:  # only Sphinx itself needs it
     from sphinx.application import Sphinx
-
-
-class Nothing(StrictUndefined):
-    """What a placeholder without a meaning stands for: an error that names it."""
-
-    @property
-    def _undefined_message(self) -> str:
-        name = self._undefined_name
-        return f"nothing stands for {{{{ {name} }}}}: no claim, no number of a chapter, no table"
 
 
 def state(record: Record) -> str:
@@ -39,8 +29,7 @@ def state(record: Record) -> str:
 @cache
 def gpu() -> dict[str, Any]:
     """What a GPU measured, as ``book/gpu.json`` keeps it."""
-    kept: dict[str, Any] = json.loads(notebooks.ON_GPU.read_text(encoding="utf-8"))
-    return kept
+    return json.loads(notebooks.ON_GPU.read_text(encoding="utf-8"))
 
 
 def on_gpu(record: Record) -> str:
@@ -51,7 +40,7 @@ def on_gpu(record: Record) -> str:
 
 TEMPLATES = Environment(
     loader=PackageLoader("workflow.pages"),
-    undefined=Nothing,
+    undefined=StrictUndefined,  # a placeholder that stands for nothing is an error that names it
     autoescape=lambda name: ".html." in (name or ""),  # Markdown is escaped where it holds HTML
     trim_blocks=True,
     lstrip_blocks=True,
@@ -75,21 +64,12 @@ TIDY = (
 MATHJAX = re.compile(r"<script [^>]*/mathjax/[^>]*></script>")
 
 
-def theme(app: Sphinx) -> None:
-    """What ``_config.yml`` cannot set."""
-    # the theme puts a second, hidden search field into the navigation bar; screen readers meet both
-    app.config.html_theme_options["navbar_persistent"] = []
-    address = app.config.html_theme_options["repository_url"]
-    app.config.linkcode_resolve = lambda *of: f"{address}/blob/main/{at}" if (at := api.source(*of)) else None
-    app.config.html_theme_options["footer_content_items"] = ["author.html", "cite.html"]
-
-
 def tidy(app: Sphinx, error: Exception | None) -> None:
     """Correct the pages where they are, and put what they let one download beside them."""
     if error or app.builder.name != "html":
         return
     out = Path(app.outdir)
-    for page in [*out.glob("*.html"), *out.glob("claims/*.html"), *out.glob("api/*.html")]:
+    for page in [page for page in out.rglob("*.html") if "_static" not in page.parts]:
         html = page.read_text(encoding="utf-8")
         for pattern, replacement in TIDY:
             html = re.sub(pattern, replacement, html)
@@ -100,8 +80,5 @@ def tidy(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    app.add_config_value("packages", "", "env")  # others parse and render otherwise: all pages are read again
-    app.connect("builder-inited", theme)
-    app.connect("missing-reference", api.elsewhere)
     app.connect("build-finished", tidy)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

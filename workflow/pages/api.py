@@ -1,31 +1,13 @@
-"""The reference of nbutils: a page for each module, with links to the sources and to torch."""
+"""The reference of nbutils: a page for each module."""
 
 from __future__ import annotations
 
 import ast
-import importlib
-import inspect
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from workflow import ROOT, sources
-
-if TYPE_CHECKING:  # only Sphinx itself needs them
-    from docutils import nodes
-    from sphinx.application import Sphinx
+from workflow import sources
 
 OWN = ("checkpoints", "norms", "callbacks", "fits", "intervals", "saturation", "heads", "homogeneity", "text", "layers")
-TORCH = "https://docs.pytorch.org/docs/stable/"
-ELSEWHERE = {
-    "Tensor": TORCH + "tensors.html",
-    "Module": TORCH + "generated/torch.nn.Module.html",
-    "Generator": TORCH + "generated/torch.Generator.html",
-    "Optimizer": TORCH + "optim.html#torch.optim.Optimizer",
-    "DataFrame": "https://pandas.pydata.org/docs/reference/api/pandas.DataFrame.html",
-    "NDArray": "https://numpy.org/doc/stable/reference/typing.html#numpy.typing.NDArray",
-    "ArrayLike": "https://numpy.org/doc/stable/reference/typing.html#numpy.typing.ArrayLike",
-}  # by the last part of what signatures write
 
 
 def groups() -> dict[str, dict[str, str]]:
@@ -51,28 +33,3 @@ def pages() -> Iterator[tuple[str, bytes]]:
     for name in [name for group in groups().values() for name in group]:
         text = f"---\norphan: true\n---\n\n# `{name}`\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n```\n"
         yield f"api/{name}.md", text.encode()
-
-
-def source(domain: str, info: dict[str, str]) -> str | None:
-    """Where the code of a function or class stands, from the root of the repository; None of what has no code."""
-    if domain != "py" or not info["module"]:
-        return None
-    found: object = importlib.import_module(info["module"])
-    try:
-        for part in info["fullname"].split("."):
-            found = getattr(found, part)
-        found = inspect.unwrap(getattr(found, "fget", found))  # type: ignore[arg-type]
-        file, (_, line) = inspect.getsourcefile(found), inspect.getsourcelines(found)  # type: ignore[arg-type]
-    except (AttributeError, TypeError, OSError):
-        return None
-    if file is None or not Path(file).is_relative_to(ROOT / "nbutils"):
-        return None
-    return f"{Path(file).relative_to(ROOT)}#L{line}"
-
-
-def elsewhere(app: Sphinx, env: object, node: nodes.Element, text: nodes.Element) -> nodes.reference | None:
-    """A link to the documentation of torch, numpy or pandas."""
-    from docutils import nodes
-
-    url = ELSEWHERE.get(node.get("reftarget", "").rpartition(".")[2])
-    return nodes.reference("", "", text, refuri=url, internal=False) if url else None

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 import shutil
 import subprocess
 import sys
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +23,11 @@ from jinja2 import TemplateError
 
 from nbutils import __version__
 from nbutils.claims import KINDS
-from workflow import ROOT, Run, book, git, notebooks, report, sources
+from workflow import ROOT, Run, book, notebooks, report, sources
 from workflow.job import die_with
 from workflow.pages import TEMPLATES, api, chapter, figures, gpu, render, verdicts
-from workflow.pages import claims as of_claims
+from workflow.pages.chapter import Evidence
+from workflow.pages.verdicts import Claim
 from workflow.report import Report
 
 BOOK, STATIC = ROOT / "book", ROOT / "book" / "_static"
@@ -37,48 +36,17 @@ PARTS = '{% from "parts.html.j2" import badge, verdict, checks, judged, number, 
 NOT_THERE = ["myst.xref_missing", "myst.xref_ambiguous", "ref.numref", "ref.ref", "toc.not_included"]
 
 
-def hosted(remote: str) -> str | None:
-    """Web address of a git remote on a host, None for a path on this machine.
-
-    >>> hosted("git@github.com:someone/book.git"), hosted("/somewhere/book")
-    ('https://github.com/someone/book', None)
-    """
-    pattern = r"(?:https?://(?:[^@/]+@)?|ssh://git@|git@)([\w.-]+\.\w+)[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?"
-    match = re.fullmatch(pattern, remote)
-    return f"https://{match[1]}/{match[2]}" if match else None
-
-
-def settings() -> dict[str, Any]:
-    """``_config.yml`` with the repository of this checkout. Colab opens notebooks from GitHub only."""
-    found = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf-8"))
-    found["repository"]["url"] = hosted(git("remote", "get-url", "origin") or "") or found["repository"]["url"]
-    if not found["repository"]["url"].startswith("https://github.com/"):
-        found["launch_buttons"].pop("colab_url", None)
-    return found
-
-
-def colab() -> str:
-    """Where Colab opens the notebooks; "" where it cannot."""
-    place, url = settings()["repository"], settings()["launch_buttons"].get("colab_url")
-    where = f"{place['url'].removeprefix('https://github.com/')}/blob/{place['branch']}/{place['path_to_book']}"
-    return f"{url}/github/{where}" if url else ""
-
-
 def configuration(quiet: Iterable[str] = ()) -> str:
     """``conf.py`` as Jupyter Book makes it, but that figures to move bring their own style and scripts."""
     from jupyter_book.config import get_final_config  # here: it takes a second, and tests need the rest
 
     given = {"latex_individualpages": False, "external_toc_path": "_toc.yml"}
-    values, _ = get_final_config(user_yaml=settings(), sourcedir=BOOK, cli_config=given)
+    values, _ = get_final_config(user_yaml=book.configuration(), sourcedir=BOOK, cli_config=given)
     for name in ("html_css_files", "html_js_files"):
         values[name] = sorted(file for file in values[name] if not file.startswith("explore/"))
     values["suppress_warnings"] += quiet
-    values |= {
-        "project": values["html_title"],
-        "version": __version__,
-        "templates_path": [str(Path(__file__).with_name("templates"))],
-    }
-    values["packages"] = " ".join(sorted({f"{each.name} {each.version}" for each in distributions()}))
+    templates = str(Path(__file__).with_name("templates"))
+    values |= {"project": values["html_title"], "version": __version__, "templates_path": [templates]}
     return "".join(f"{name} = {value!r}\n" for name, value in sorted(values.items()))
 
 
@@ -91,10 +59,10 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
     claims, banner = verdicts.judged(result, ChainMap(*numbers.values())), red(result)
     content = {"references.bib": (BOOK / "references.bib").read_bytes()}
     content |= {str(path.relative_to(BOOK)): path.read_bytes() for path in STATIC.rglob("*") if path.is_file()}
-    drawn, shown = dict[str, figures.Figure](), of_claims.Evidence()
+    drawn, shown = dict[str, figures.Figure](), Evidence()
     for name in run.chapters:
         node = chapter.bound(chapter.grafted(name, run.notebook(name)), name, claims)
-        plain, shown = copy.deepcopy(node), of_claims.evidence(node.cells) | shown
+        plain, shown = copy.deepcopy(node), chapter.evidence(node.cells) | shown
         node, figures_of_page = chapter.page(node, name, result, claims, banner)
         content[f"{name}.ipynb"] = nbformat.writes(node).encode()
         drawn |= figures_of_page
@@ -103,16 +71,15 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
         content[f"executed/{name}.ipynb"] = nbformat.writes(download).encode()
     for figure in drawn.values():
         content |= figure.files()
-    content |= of_claims.pages(claims, shown, drawn, result, colab())
+    content |= claim_pages(claims, shown, drawn)
     known: dict[str, Any] = {
         "run": result.run,
         "records": result.records,
         "claims": claims,
         "figures": drawn,
         "numbers": numbers,
-    }
-    known |= {"cards": {name: book.card(name) for name in book.chapters()}, "title": book.title}
-    known |= {
+        "cards": {name: book.card(name) for name in book.chapters()},
+        "title": book.title,
         "counts": verdicts.counts,
         "examples": verdicts.examples,
         "order": verdicts.ORDER,
@@ -124,6 +91,19 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
         text = chapter.below_title(chapter.bind(path.read_text(encoding="utf-8"), claims), banner)
         content[path.name] = chapter.to_notebooks(filled(path.name, text, known)).encode()
     return content
+
+
+def claim_pages(
+    claims: Mapping[str, Claim], shown: Evidence, drawn: Mapping[str, figures.Figure]
+) -> Iterator[tuple[str, bytes]]:
+    """Path and content of the page of each claim, which is a link to send."""
+    config = book.configuration()
+    for name, claim in claims.items():
+        first = claim.listed["chapters"][0]
+        figure, code = shown.get(name, ("", ""))
+        known = {"claim": claim, "chapter": first, "title": book.title(first), "code": code, "config": config}
+        known["figure"] = drawn.get(figure or book.card(first).get("figure", ""))
+        yield f"claims/{name}.md", render("claim.md.j2", **known).encode()
 
 
 def filled(page: str, text: str, known: Mapping[str, Any]) -> str:
@@ -183,8 +163,8 @@ def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def pages(run: Run) -> Path:
-    """Render all pages of a run, whose chapters are all there are. Returns the first page."""
+def pages(run: Run) -> None:
+    """Render all pages of a run, whose chapters are all there are."""
     others = [path for path in sorted(BOOK.glob("[!_]*.md")) if path.stem not in run.chapters]
     content = staged(run, report.load(run.reports), others)
     content |= api.pages()
@@ -193,7 +173,6 @@ def pages(run: Run) -> Path:
     folder = run.reports / "pages"
     write(folder / "source", content)
     sphinx(folder, run.html, folder / "sphinx.log", "-W", "--keep-going", "-n")
-    return run.html / "index.html"
 
 
 def page(run: Run, name: str) -> Path:
@@ -203,8 +182,6 @@ def page(run: Run, name: str) -> Path:
     """
     alone, folder = replace(run, chapters=(name,)), run.reports / "page"
     result = report.collect(alone)
-    if not run.notebook(name).exists():
-        raise ValueError(f"no result of {name}: `make {run.profile} SEED={run.seed} CHAPTERS={name}` makes it")
     content = staged(alone, result, [BOOK / "bibliography.md"])
     toc = {"format": "jb-book", "root": name, "chapters": [{"file": "bibliography"}]}
     content["_toc.yml"] = yaml.safe_dump(toc, sort_keys=False).encode()
