@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,40 +14,37 @@ if TYPE_CHECKING:
 def attach(tracker: NormTracker, optimizer: Any) -> Callable[[], None]:
     """Measure each step of an optimizer from hooks on it; see ``NormTracker.attach``. Returns what takes them off."""
     inner = _innermost(optimizer)
-    if inner in tracker.attached:
-        raise ValueError("this tracker is on this optimizer already: call first what attach() returned")
     theirs = {id(p) for group in inner.param_groups for p in group["params"]}
-    if theirs.isdisjoint(id(p) for group in tracker._groups for p in group.parameters):
+    if theirs.isdisjoint(map(id, tracker._pieces.parameters)):
         text = "the optimizer has none of the tracked parameters: give the tracker those of the model that it trains"
         warnings.warn(text, stacklevel=3)
-    tracker.attached.append(inner)
+
+    def before() -> None:
+        scale = getattr(inner, "grad_scale", None)  # a fused optimizer takes it off itself under GradScaler
+        tracker.before(scale=1.0 if scale is None else float(scale))
 
     def pre(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
         if closure is None:
-            tracker.before(scale=_scale(inner))
+            before()
             return args, kwargs
-        pending = [True]
+        calls = itertools.count()
 
         def evaluated() -> Any:  # the gradients are there only once the closure has run
             loss = closure()
-            if pending.pop() if pending else False:
-                tracker.before(scale=_scale(inner))
+            if next(calls) == 0:
+                before()
             return loss
 
-        return ((args[0], evaluated, *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": evaluated})
+        return args[:1], kwargs | {"closure": evaluated}
 
     def post(*_: object) -> None:
-        found_inf = getattr(inner, "found_inf", None)
-        if found_inf is not None and float(found_inf):
-            tracker.skip()  # a fused optimizer under GradScaler is called, and does nothing
-        else:
-            tracker.after(stepped=True)
+        # a fused optimizer under GradScaler is called, and does nothing where a gradient is infinite
+        tracker.after(stepped=not getattr(inner, "found_inf", None))
 
     handles = [inner.register_step_pre_hook(pre), inner.register_step_post_hook(post)]
 
     def detach() -> None:
-        tracker.attached[:] = [other for other in tracker.attached if other is not inner]
         for handle in handles:
             handle.remove()
 
@@ -57,20 +55,13 @@ def _innermost(optimizer: Any) -> Any:
     """The optimizer of torch within what accelerate and Lightning wrap around it."""
     import torch
 
-    def foreign() -> bool:
-        return type(optimizer).__module__.startswith("deepspeed")
-
-    while not foreign() and isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = optimizer.optimizer
-    if foreign() or not isinstance(optimizer, torch.optim.Optimizer):
+    within = getattr(optimizer, "optimizer", None)
+    of_deepspeed = type(optimizer).__module__.startswith("deepspeed")
+    if isinstance(within, torch.optim.Optimizer) and not of_deepspeed:
+        return _innermost(within)
+    if of_deepspeed or not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"{type(optimizer).__name__} is no optimizer of torch, and writes the parameters after its step: put "
             "`with tracker.step():` around the call that steps (of DeepSpeed engine.step())"
         )
     return optimizer
-
-
-def _scale(optimizer: Any) -> float:
-    """Factor on the gradients that a fused optimizer takes off itself under GradScaler; others see none."""
-    scale = getattr(optimizer, "grad_scale", None)
-    return 1.0 if scale is None else float(scale)
