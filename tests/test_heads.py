@@ -102,19 +102,6 @@ def test_summary_leaves_padding_out():
     assert heads.allowed_positions(batch, causal=False).sum().item() == 16 + 4
 
 
-def test_heads_of_known_kind():
-    """First position, uniform over the past, one of two token types, and the three best of 32."""
-    length, past = 32, torch.ones(32, 32, dtype=torch.bool).tril()
-    scores = torch.zeros(1, 4, length, length)
-    scores[0, 0, :, 0] = 1
-    scores[0, 2, :, ::2] = 1
-    scores[0, 3, :, :3] = 1
-    summary = heads.summarise(heads.saturated(heads.causal_mask(scores)), past)
-    assert heads.classify(summary) == ["argmax-like", "mean-like", "mean-like", "other"]
-    assert float(summary.positions[1]) == (length + 1) / 2
-    assert summary.masked_mass.tolist() == [0] * 4
-
-
 HALVES = torch.full((1, 1, 2, 2), 0.5)
 BAD = [[torch.nan, 1.0, torch.inf], [-torch.inf, torch.nan, 0.0]]
 

@@ -1,6 +1,7 @@
 """Inner products of flat tensors, each in one reading, with float64 sums: compiled by numba on CPU, elsewhere by torch.
 
-numba compiles at the first call. torch multiplies in the tensors' own type.
+numba compiles at the first call, and gives numbers; torch multiplies in the tensors' own type, and gives tensors of one
+element, for which nothing waits.
 """
 
 from __future__ import annotations
@@ -11,27 +12,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+Sums = tuple[float | Tensor, ...]
 Real = NDArray[np.float32] | NDArray[np.float64]
 # vector instructions need sums in another order and fused multiply-adds; NaN and infinity stay what they are
 _compiled = numba.njit(nogil=True, fastmath={"reassoc", "contract"})
 
 
-def products(a: Tensor, b: Tensor) -> Tensor:
+def products(a: Tensor, b: Tensor) -> Sums:
     """a·b and ‖b‖² of two tensors of one length."""
     if _has_loops(a):
-        return torch.tensor(_products(a.numpy(), b.numpy()), dtype=torch.float64)
-    return torch.stack([_dot(a, b), _dot(b, b)])
+        return _products(a.numpy(), b.numpy())
+    return _dot(a, b), _dot(b, b)
 
 
-def advance(now: Tensor, old: Tensor, kept: Tensor) -> Tensor:
+def advance(now: Tensor, old: Tensor, kept: Tensor) -> Sums:
     """θ·δ, ‖δ‖², ‖θ + δ‖² and (θ + δ)·``kept``, for θ in ``old`` and θ + δ in ``now``; ``old`` becomes ``now``.
 
     An empty ``kept`` gives 0.
     """
     if _has_loops(now):
-        return torch.tensor(_advance(now.numpy(), old.numpy(), kept.numpy()), dtype=torch.float64)
+        return _advance(now.numpy(), old.numpy(), kept.numpy())
     delta = now - old
-    sums = torch.stack([_dot(old, delta), _dot(delta, delta), _dot(now, now), _dot(now[: len(kept)], kept)])
+    sums = _dot(old, delta), _dot(delta, delta), _dot(now, now), _dot(now[: len(kept)], kept)
     old.copy_(now)
     return sums
 

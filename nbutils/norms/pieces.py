@@ -11,6 +11,8 @@ from nbutils.norms.shards import local
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nbutils.norms.loops import Sums
+
 SMALL = 1 << 14  # elements: tensors up to here are gathered by layer, since every call of torch has its price
 
 
@@ -83,11 +85,13 @@ class Pieces:
 
         return self._by_layer([loops.products(_wide(a), _wide(b)) for a, b in zip(left, right, strict=True)])
 
-    def _by_layer(self, sums: list[Tensor]) -> Tensor:
+    def _by_layer(self, sums: list[Sums]) -> Tensor:
         """Sums of each piece to sums of layers."""
         import torch
 
-        of_pieces = torch.stack(sums, dim=1)
+        numbers: list[Any] = [number for each in sums for number in each]
+        flat = torch.stack(numbers) if torch.is_tensor(numbers[0]) else torch.tensor(numbers, dtype=torch.float64)
+        of_pieces = flat.view(len(sums), -1).T
         zero = of_pieces.new_zeros(len(of_pieces), len(self.layers))
         return shards.summed(zero.index_add(1, self._layers, of_pieces * self._weights), self._mesh)
 
