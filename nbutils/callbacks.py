@@ -10,6 +10,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nbutils.norms import NormTracker
 
 
@@ -21,7 +23,6 @@ def for_trainer(trainer: Any, **options: Any) -> Any:
     Args:
         options: of ``NormTracker``, such as ``every`` or ``gradients``.
     """
-    import torch
     from transformers import TrainerCallback
 
     class Norms(TrainerCallback):

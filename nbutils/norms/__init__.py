@@ -6,9 +6,12 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
 
 from nbutils.layers import layer_of
 from nbutils.layers import layers as layers_of
@@ -18,10 +21,6 @@ from nbutils.norms.budget import NormBudget as NormBudget
 from nbutils.norms.budget import drift_free_cap as drift_free_cap
 from nbutils.norms.budget import norm_budget as norm_budget
 from nbutils.norms.pieces import Pieces
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from torch import Tensor, nn
 
 # Sums by layer that each measured step leaves: ‖θ'‖², ‖δ‖², θ·δ, ‖θ‖², θ'·s and ‖s‖² of the snapshot s, θ·∇L, ‖∇L‖².
 QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
@@ -36,9 +35,7 @@ def norm(parameters: nn.Module | Mapping[str, Tensor] | Iterable[Tensor]) -> flo
     >>> norm(torch.nn.ModuleList([layer, layer]))
     5.0
     """
-    from torch.nn import Module
-
-    if isinstance(parameters, Module):
+    if isinstance(parameters, nn.Module):
         parameters = parameters.parameters()
     elif isinstance(parameters, Mapping):
         parameters = parameters.values()
@@ -94,12 +91,10 @@ class NormTracker:
         gradients: bool = False,
         frozen: bool = False,
     ) -> None:
-        import torch
-
-        if isinstance(named_parameters, torch.nn.Module):
+        if isinstance(named_parameters, nn.Module):
             named_parameters = named_parameters.named_parameters()
         pairs = list(named_parameters)
-        if not all(isinstance(pair, tuple) and isinstance(pair[-1], torch.Tensor) for pair in pairs):
+        if not all(isinstance(pair, tuple) and isinstance(pair[-1], Tensor) for pair in pairs):
             raise TypeError("give a model or its named_parameters(): each parameter with its name, to tell its layer")
         given = list({id(p): (name, p) for name, p in reversed(pairs)}.values())[::-1]
         shards.refuse(given)
@@ -166,8 +161,6 @@ class NormTracker:
         Raises:
             RuntimeError: no ``before()`` since the last ``after()``.
         """
-        import torch
-
         if not self._open:
             raise RuntimeError("NormTracker.after() without a before(): put both around each optimizer step")
         self._open = False
@@ -199,7 +192,6 @@ class NormTracker:
         last snapshot. What was not measured is NaN; so is a cosine with a zero vector.
         """
         import pandas as pd
-        import torch
 
         rows = self._rows[-1:] if last else self._rows
         sums, layers = torch.stack([sums for _, sums in rows], dim=1).cpu().numpy(), self.layers
@@ -230,8 +222,6 @@ class NormTracker:
         Raises:
             RuntimeError: nothing measured yet.
         """
-        import torch
-
         if len(self._rows) < 2:
             raise RuntimeError("no step measured yet: there is no identity to check")
         norm, step, inner, before, *_ = torch.stack([sums for _, sums in self._rows[1:]], dim=1)
@@ -254,8 +244,6 @@ class NormTracker:
 
     def state_dict(self) -> dict[str, Any]:
         """The history, for a checkpoint of the training; ``torch.save`` and ``weights_only`` take it."""
-        import torch
-
         steps, sums = zip(*self._rows, strict=True)
         return {"layers": self.layers, "steps": self.steps, "at": list(steps), "sums": torch.stack(sums).cpu()}
 

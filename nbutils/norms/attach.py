@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from nbutils.norms import NormTracker
 
@@ -53,8 +55,6 @@ def attach(tracker: NormTracker, optimizer: Any) -> Callable[[], None]:
 
 def _innermost(optimizer: Any) -> Any:
     """The optimizer of torch within what accelerate and Lightning wrap around it."""
-    import torch
-
     within = getattr(optimizer, "optimizer", None)
     of_deepspeed = type(optimizer).__module__.startswith("deepspeed")
     if isinstance(within, torch.optim.Optimizer) and not of_deepspeed:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nbutils.norms import shards
+import torch
+from torch import Tensor
+
+from nbutils.norms import loops, shards
+from nbutils.norms.loops import Sums
 from nbutils.norms.shards import local
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from nbutils.norms.loops import Sums
 
 SMALL = 1 << 14  # elements: tensors up to here are gathered by layer, since every call of torch has its price
 
@@ -27,8 +26,6 @@ class Pieces:
     """
 
     def __init__(self, members: Sequence[tuple[Tensor, str]]) -> None:
-        import torch
-
         self.parameters = [p for p, _ in members]
         self.layers = list(dict.fromkeys(layer for _, layer in members))
         self._mesh = shards.mesh_of(self.parameters)
@@ -58,8 +55,6 @@ class Pieces:
 
         θ is in the copy, θ + δ in the parameters. The copy moves on to θ + δ.
         """
-        from nbutils.norms import loops
-
         sums = []
         for now, copy, kept in zip(self._now(), self._copy, self._kept, strict=True):
             theta = _wide(copy)
@@ -81,14 +76,10 @@ class Pieces:
         return [_flat(map(local, run)) for run in self._runs]
 
     def _products(self, left: Iterable[Tensor], right: Iterable[Tensor]) -> Tensor:
-        from nbutils.norms import loops
-
         return self._by_layer([loops.products(_wide(a), _wide(b)) for a, b in zip(left, right, strict=True)])
 
     def _by_layer(self, sums: list[Sums]) -> Tensor:
         """Sums of each piece to sums of layers."""
-        import torch
-
         numbers: list[Any] = [number for each in sums for number in each]
         flat = torch.stack(numbers) if torch.is_tensor(numbers[0]) else torch.tensor(numbers, dtype=torch.float64)
         of_pieces = flat.view(len(sums), -1).T
@@ -98,8 +89,6 @@ class Pieces:
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
     """All elements side by side in one tensor: a view of a single one without gaps, else a copy."""
-    import torch
-
     flat = [tensor.detach().contiguous().view(-1) for tensor in tensors]
     return flat[0] if len(flat) == 1 else torch.cat(flat)
 
@@ -110,7 +99,5 @@ def _wide(piece: Tensor) -> Tensor:
 
 
 def _gradient(p: Tensor) -> Tensor:
-    import torch
-
     grad = local(shards.of_same_shards(torch.zeros_like(p) if p.grad is None else p.grad, p))
     return grad.to_dense() if grad.is_sparse else grad
