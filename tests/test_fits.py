@@ -67,7 +67,6 @@ def test_published_fit_of_t5():
 @pytest.mark.parametrize(
     ("form", "t", "text"),
     [
-        ("cube", [1, 2, 3, 4, 5], "unknown form 'cube'"),
         ("sqrt", [1, 2, 3], "at least 4 points"),
         ("sqrt", [1, 2, 2, 3, 4], "increasing"),
     ],

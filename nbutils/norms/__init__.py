@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from nbutils.layers import layer_of
 from nbutils.layers import layers as layers_of
 from nbutils.norms import shards
-from nbutils.norms.attach import attach
 from nbutils.norms.budget import NormBudget as NormBudget
 from nbutils.norms.budget import drift_free_cap as drift_free_cap
 from nbutils.norms.budget import norm_budget as norm_budget
@@ -132,7 +132,42 @@ class NormTracker:
         Raises:
             TypeError: an optimizer that is none of torch, such as DeepSpeed's: use ``step``.
         """
-        return attach(self, optimizer)
+        inner = _innermost(optimizer)
+        theirs = {id(p) for group in inner.param_groups for p in group["params"]}
+        if theirs.isdisjoint(map(id, self._pieces.parameters)):
+            text = "the optimizer has none of the tracked parameters: give the tracker the model that it trains"
+            warnings.warn(text, stacklevel=2)
+
+        def begin() -> None:
+            scale = getattr(inner, "grad_scale", None)  # a fused optimizer takes it off itself under GradScaler
+            self.before(scale=1.0 if scale is None else float(scale))
+
+        def pre(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+            if closure is None:
+                begin()
+                return args, kwargs
+            calls = itertools.count()
+
+            def evaluated() -> Any:  # the gradients are there only once the closure has run
+                loss = closure()
+                if next(calls) == 0:
+                    begin()
+                return loss
+
+            return args[:1], kwargs | {"closure": evaluated}
+
+        def post(*_: object) -> None:
+            # a fused optimizer under GradScaler is called, and does nothing where a gradient is infinite
+            self.after(stepped=not getattr(inner, "found_inf", None))
+
+        handles = [inner.register_step_pre_hook(pre), inner.register_step_post_hook(post)]
+
+        def detach() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return detach
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -268,3 +303,17 @@ class NormTracker:
         """Copy the parameters and take their norm, unless the last step's copy is still exact."""
         if self._version != self._versions():
             self._squared, self._version = self._pieces.refresh(), self._versions()
+
+
+def _innermost(optimizer: Any) -> Any:
+    """The optimizer of torch within what accelerate and Lightning wrap around it."""
+    within = getattr(optimizer, "optimizer", None)
+    of_deepspeed = type(optimizer).__module__.startswith("deepspeed")
+    if isinstance(within, torch.optim.Optimizer) and not of_deepspeed:
+        return _innermost(within)
+    if of_deepspeed or not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"{type(optimizer).__name__} is no optimizer of torch, and writes the parameters after its step: put "
+            "`with tracker.step():` around the call that steps (of DeepSpeed engine.step())"
+        )
+    return optimizer
