@@ -1,31 +1,18 @@
-"""Norms in the logs of a training: for the Trainer of ``transformers``, Lightning, and loops with ``accelerate``.
+"""Norms in the logs of a training: for the Trainer of ``transformers`` and for Lightning.
 
 Each puts a ``NormTracker`` on the optimizer that really steps, so accumulation, skipped steps and clipping are right,
-and logs through what the trainer logs with (TensorBoard, W&B, …): ``norm/total``, ``norm/block 0``, ``step_norm/total``
-``inner/total``, ``alignment/total``. With ``accelerate`` the tracker itself is enough::
-
-    tracker = NormTracker(model.named_parameters())
-    tracker.attach(optimizer)                   # the one that accelerator.prepare gave
-    accelerator.register_for_checkpointing(tracker)
-    accelerator.log(tracker.latest(), step=tracker.steps)
+and logs ``NormTracker.latest`` through what the trainer logs with (TensorBoard, W&B, …).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nbutils.norms import NormTracker
-
-
-def _attached(model: Any, optimizer: Any, kept: Any, options: dict[str, Any]) -> tuple[NormTracker, Callable[[], None]]:
-    """A tracker on an optimizer, which goes on with a kept history if there is one; and what ends it."""
-    tracker = NormTracker(model.named_parameters(), **options)
-    if kept:
-        tracker.load_state_dict(kept)
-    return tracker, tracker.attach(optimizer)
 
 
 def for_trainer(trainer: Any, **options: Any) -> Any:
@@ -35,13 +22,7 @@ def for_trainer(trainer: Any, **options: Any) -> Any:
 
     Args:
         options: of ``NormTracker``, such as ``every`` or ``gradients``.
-
-    >>> from types import SimpleNamespace
-    >>> trainer = SimpleNamespace(log=print, add_callback=lambda callback: None)
-    >>> for_trainer(trainer, every=10).tracker is None  # until it trains
-    True
     """
-    import torch
     from transformers import TrainerCallback
 
     class Norms(TrainerCallback):
@@ -49,10 +30,12 @@ def for_trainer(trainer: Any, **options: Any) -> Any:
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
             file = Path(args.output_dir, f"checkpoint-{state.global_step}", "norms.pt")
-            kept = torch.load(file, weights_only=True) if file.is_file() else None
-            if state.global_step and not kept:
+            self.tracker = NormTracker(model, **options)
+            if file.is_file():
+                self.tracker.load_state_dict(torch.load(file, weights_only=True))
+            elif state.global_step:
                 warnings.warn(f"no {file}: norms begin at step {state.global_step}, counted from 0", stacklevel=2)
-            self.tracker, self.detach = _attached(model, kwargs["optimizer"], kept, options)
+            self.detach = self.tracker.attach(kwargs["optimizer"])
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
@@ -83,9 +66,6 @@ def for_lightning(**options: Any) -> Any:
 
     Raises:
         ValueError: at the start of training, for several optimizers.
-
-    >>> for_lightning(every=10).tracker is None  # until it trains
-    True
     """
     try:
         from lightning.pytorch import Callback
@@ -99,7 +79,10 @@ def for_lightning(**options: Any) -> Any:
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             if len(trainer.optimizers) != 1:
                 raise ValueError(f"{len(trainer.optimizers)} optimizers: attach a NormTracker of its own to each")
-            self.tracker, self.detach = _attached(pl_module, trainer.optimizers[0], self.kept, options)
+            self.tracker = NormTracker(pl_module, **options)
+            if self.kept:
+                self.tracker.load_state_dict(self.kept)
+            self.detach = self.tracker.attach(trainer.optimizers[0])
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
             if self.tracker and trainer.log_every_n_steps and self.tracker.steps % trainer.log_every_n_steps == 0:

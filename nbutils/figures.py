@@ -25,14 +25,7 @@ THEORY: dict[str, Any] = {"color": BLACK, "linestyle": "--", "linewidth": 1.2, "
 
 
 def use_style() -> None:
-    """Apply the book's style file; in a notebook figures become SVG, sharp at any size.
-
-    >>> import matplotlib.pyplot as plt
-    >>> with plt.rc_context():
-    ...     use_style()
-    ...     plt.rcParams["axes.spines.top"]  # axes have no frame above
-    False
-    """
+    """Apply the book's style file; in a notebook figures become SVG, sharp at any size."""
     import matplotlib.pyplot as plt
 
     plt.style.use(str(data.path("book.mplstyle")))
@@ -43,12 +36,7 @@ def use_style() -> None:
 
 
 def axes(xlabel: str, ylabel: str, *, log: str = "", height: float = 3.8) -> Axes:
-    """One pair of axes with labels; ``log`` names the logarithmic ones: ``""``, ``"x"``, ``"y"`` or ``"xy"``.
-
-    >>> ax = axes("t", "ρ", log="y")
-    >>> ax.get_xscale(), ax.get_yscale(), ax.get_ylabel()
-    ('linear', 'log', 'ρ')
-    """
+    """One pair of axes with labels; ``log`` names the logarithmic ones: ``""``, ``"x"``, ``"y"`` or ``"xy"``."""
     import matplotlib.pyplot as plt
 
     _, ax = plt.subplots(figsize=(6.4, height))

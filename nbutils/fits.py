@@ -32,15 +32,15 @@ def _line(x: Callable[[Array], Array]) -> Callable[[Array, Array], tuple[float, 
     return start
 
 
-def _squared_start(t: Array, rho: Array) -> tuple[float, float]:
-    c = (rho[-1] ** 2 - rho[0] ** 2) / (t[-1] - t[0])
-    return c, rho[0] ** 2 - c * t[0]
-
-
 # The two-parameter forms are affine in t or a function of t; `square` is the law of a walk from ρ₀: ρ² = ρ₀² + ct.
 FORMS: dict[str, Form] = {
     "sqrt": Form("a√t + b", lambda t, a, b: a * np.sqrt(t) + b, ("a", "b"), _line(np.sqrt)),
-    "square": Form("√(A + ct)", lambda t, c, A: np.sqrt(np.maximum(A + c * t, 0)), ("c", "A"), _squared_start),
+    "square": Form(
+        "√(A + ct)",
+        lambda t, c, A: np.sqrt(np.maximum(A + c * t, 0)),
+        ("c", "A"),
+        lambda t, rho: _line(lambda t: t)(t, rho**2),
+    ),
     "power": Form("a·tᵖ", lambda t, a, p: a * t**p, ("a", "p"), lambda t, rho: (rho[-1] / t[-1] ** 0.5, 0.5)),
     "power_offset": Form(
         "a·tᵖ + b",
@@ -57,7 +57,6 @@ FORMS: dict[str, Form] = {
 class Fit(NamedTuple):
     """Least-squares fit of one form to ρ(t)."""
 
-    form: str
     values: dict[str, float]
     fitted: Array  # (n,)
     residuals: Array  # (n,) data − fit
@@ -71,14 +70,12 @@ def fit(form: str, t: ArrayLike, rho: ArrayLike) -> Fit:
     All forms predict ρ itself, so their R² and AIC may be compared; that of ρ² against t may not.
 
     Raises:
-        ValueError: unknown form, fewer points than parameters + 2, times not increasing.
+        ValueError: fewer points than parameters + 2, times not increasing.
 
     >>> t = np.arange(1.0, 50.0)
     >>> {name: round(value, 6) for name, value in fit("sqrt", t, 3 * np.sqrt(t) + 2).values.items()}
     {'a': 3.0, 'b': 2.0}
     """
-    if form not in FORMS:
-        raise ValueError(f"unknown form {form!r}: choose one of {', '.join(FORMS)}")
     t, rho = np.asarray(t, dtype=np.float64), np.asarray(rho, dtype=np.float64)
     law = FORMS[form]
     if len(t) != len(rho) or len(t) < len(law.parameters) + 2 or (np.diff(t) <= 0).any():
@@ -94,7 +91,6 @@ def fit(form: str, t: ArrayLike, rho: ArrayLike) -> Fit:
     rss, n = float(residuals @ residuals), len(t)
     variance = float(((rho - rho.mean()) ** 2).sum()) if rho.min() < rho.max() else 0.0  # a mean is rounded
     return Fit(
-        form,
         dict(zip(law.parameters, map(float, values), strict=True)),
         fitted,
         residuals,

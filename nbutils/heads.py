@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -39,7 +40,7 @@ def saturated(scores: Tensor, *, rtol: float = 0.0) -> Tensor:
             float32, and may tie what is only close. With ``rtol`` > 0 a shift of the row moves the threshold.
 
     Raises:
-        ValueError: a score is NaN or +∞, or ``rtol`` is negative.
+        ValueError: a score is NaN or +∞.
 
     >>> saturated(torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, -torch.inf]]))
     tensor([[0.0000, 0.5000, 0.5000],
@@ -47,8 +48,6 @@ def saturated(scores: Tensor, *, rtol: float = 0.0) -> Tensor:
     """
     if not (scores < torch.inf).all():
         raise ValueError(f"{int((~(scores < torch.inf)).sum())} scores are NaN or +inf: no maximum to attend to")
-    if not rtol >= 0:
-        raise ValueError(f"rtol must not be negative; got {rtol}")
     open_ = scores != -torch.inf
     size = scores.abs().masked_fill(~open_, 0).amax(-1, keepdim=True)
     chosen = open_ & (scores >= scores.amax(-1, keepdim=True) - rtol * size)
@@ -56,12 +55,7 @@ def saturated(scores: Tensor, *, rtol: float = 0.0) -> Tensor:
 
 
 def causal_mask(scores: Tensor) -> Tensor:
-    """Scores with those of future keys at −∞: the mask that the softmax turns into weight 0.
-
-    >>> causal_mask(torch.zeros(2, 2))
-    tensor([[0., -inf],
-            [0., 0.]])
-    """
+    """Scores with those of future keys at −∞: the mask that the softmax turns into weight 0."""
     return scores.masked_fill(~_past(scores), -torch.inf)
 
 
@@ -84,21 +78,18 @@ def _past(scores: Tensor) -> Tensor:
 # ---- measures ----
 
 
-def windows(model: nn.Module) -> list[int | None]:
+def windows(model: Any) -> list[int | None]:
     """How many positions back each layer of a model of ``transformers`` sees, itself among them; None for all.
 
-    >>> from types import SimpleNamespace
-    >>> config = {"num_hidden_layers": 2, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
-    >>> windows(SimpleNamespace(config=SimpleNamespace(**config)))
-    [4, None]
+    Raises:
+        ValueError: layers of a kind that is not known.
     """
-    config: Any = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    config = model.config.get_text_config()
     size = getattr(config, "sliding_window", None) or getattr(config, "window_size", None)
     kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
     if kinds is None:
         everywhere = size if getattr(config, "use_sliding_window", True) else None
-        return [everywhere] * (getattr(config, "num_hidden_layers", None) or 0)
+        return [everywhere] * config.num_hidden_layers
     if unknown := set(kinds) - {"sliding_attention", "full_attention", "local", "global"}:
         raise ValueError(f"layers of kind {', '.join(sorted(unknown))}: which positions they see is not known here")
     return [size if kind in ("sliding_attention", "local") else None for kind in kinds]
@@ -194,11 +185,8 @@ def classify(summary: HeadSummary) -> list[str]:
     >>> classify(summarise(torch.stack([one, all_of_them])[None]))
     ['argmax-like', 'mean-like']
     """
-    kinds = []
-    for count, share, sink in zip(*(x.tolist() for x in (summary.positions, summary.share, summary.sink)), strict=True):
-        kind = "argmax-like" if count <= 1.5 else "mean-like" if share >= 0.25 else "other"
-        kinds.append("sink" if sink >= 0.5 else kind)
-    return kinds
+    rules = (summary.sink >= 0.5, summary.positions <= 1.5, summary.share >= 0.25)
+    return np.select([rule.numpy() for rule in rules], ["sink", "argmax-like", "mean-like"], "other").tolist()
 
 
 # ---- models ----

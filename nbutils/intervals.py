@@ -22,10 +22,6 @@ class Estimate(NamedTuple):
     high: float
     n: int
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        return self.low, self.high
-
 
 def _replicates(values: ArrayLike, least: int = REPLICATES) -> NDArray[np.float64]:
     found = np.asarray(values, dtype=np.float64).ravel()
@@ -71,8 +67,7 @@ def median(values: ArrayLike, confidence: float = CONFIDENCE) -> Estimate:
     n = found.size
     if np.isnan(found).any():
         return Estimate(math.nan, math.nan, math.nan, n)
-    out = max(k for k in range(n // 2 + 1) if k == 0 or 2 * bdtr(k - 1, n, 0.5) <= 1 - confidence)
-    out = max(out, 1)  # of 8 or more, the smallest and the largest have 99 %
+    out = max(k for k in range(1, n // 2 + 1) if 2 * bdtr(k - 1, n, 0.5) <= 1 - confidence)
     return Estimate(float(np.median(found)), float(found[out - 1]), float(found[n - out]), n)
 
 

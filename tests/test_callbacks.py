@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from nbutils import callbacks
-from nbutils.norms import NormTracker
+from nbutils.norms import NormTracker, norm
 from workflow import ROOT
 
 LR = 0.05
@@ -29,10 +29,6 @@ def network(seed=0, tied=False):
     return net
 
 
-def rho(parameters):
-    return math.sqrt(sum(float(p.detach().double().square().sum()) for p in parameters))
-
-
 def assert_of_sgd(tracker, model, steps, rtol=1e-8):
     """Each step is −η times the gradient that it used, and the last norm is that of the parameters."""
     rows = tracker.history().query("layer == 'total'")
@@ -41,7 +37,7 @@ def assert_of_sgd(tracker, model, steps, rtol=1e-8):
     np.testing.assert_allclose(later.inner, -LR * later.projection, rtol=rtol, atol=1e-12)
     np.testing.assert_allclose(later.step_norm, LR * later.grad_norm, rtol=rtol)
     assert (later.step_norm > 0).all()
-    np.testing.assert_allclose(rows.norm.iloc[-1], rho(model.parameters()), rtol=1e-12)
+    np.testing.assert_allclose(rows.norm.iloc[-1], norm(model), rtol=1e-12)
     assert tracker.identity_error() < 1e-12
 
 
@@ -212,7 +208,7 @@ def test_the_page_on_callbacks_runs_and_names_each_column(tmp_path, monkeypatch)
 def test_tied_weights_count_once_however_they_are_named():
     model = network(tied=True)
     twice = NormTracker(model.named_parameters(remove_duplicate=False))
-    assert twice.history().norm.iloc[-1] == pytest.approx(rho(model.parameters()), rel=1e-13)
+    assert twice.history().norm.iloc[-1] == pytest.approx(norm(model), rel=1e-13)
 
 
 def test_what_is_unfrozen_later_is_told_or_counted_from_the_start():
@@ -229,7 +225,7 @@ def test_what_is_unfrozen_later_is_told_or_counted_from_the_start():
         with every.step(), some.step():
             optimizer.step()
     rows = every.history().query("layer == 'total'")
-    assert rows.norm.iloc[-1] == pytest.approx(rho(model.parameters()), rel=1e-13)
+    assert rows.norm.iloc[-1] == pytest.approx(norm(model), rel=1e-13)
     assert some.history().norm.iloc[-1] < rows.norm.iloc[-1]
 
 
@@ -243,7 +239,7 @@ def test_history_goes_on_from_a_state_and_refuses_another_networks():
     with second.step(), torch.no_grad():
         model[2].weight.add_(1.0)
     rows = second.history().query("layer == 'total'")
-    assert list(rows.step) == [0, 1, 2] and rows.norm.iloc[-1] == pytest.approx(rho(model.parameters()), rel=1e-13)
+    assert list(rows.step) == [0, 1, 2] and rows.norm.iloc[-1] == pytest.approx(norm(model), rel=1e-13)
     with pytest.raises(ValueError, match="the history is of layers"):
         NormTracker([("lm_head.weight", model[0].weight)]).load_state_dict(first.state_dict())
 

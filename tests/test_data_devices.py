@@ -90,5 +90,3 @@ def test_import_is_cheap():
         assert torch_is_there == "False"
         seconds.append(float(took))
     assert statistics.median(seconds) < 0.1
-
-

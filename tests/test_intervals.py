@@ -1,4 +1,4 @@
-"""Intervals: exact where they are exact, and their coverage where they are not."""
+"""Intervals against their definitions."""
 
 import math
 from fractions import Fraction
@@ -18,7 +18,7 @@ def test_mean_is_students_interval(values, level, widen):
     found = intervals.mean(values, level, widen=widen, least=2)
     error = stats.sem(values)
     low, high = stats.t.interval(level, len(values) - 1, values.mean(), error) if error > 0 else [values.mean()] * 2
-    np.testing.assert_allclose(found.interval, (low - widen, high + widen), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose((found.low, found.high), (low - widen, high + widen), rtol=1e-9, atol=1e-9)
     assert found.n == len(values) and found.value == values.mean()
 
 
@@ -29,14 +29,6 @@ def test_the_medians_interval_is_the_narrowest_of_its_confidence(n):
     out = int(found.low)
     assert found.low + found.high == n + 1
     assert 1 - 2 * stats.binom.cdf(out - 1, n, 0.5) >= 0.95 > 1 - 2 * stats.binom.cdf(out, n, 0.5)
-
-
-def test_the_medians_interval_covers_for_a_skewed_law():
-    rng, inside = np.random.default_rng(1), 0
-    for _ in range(4000):
-        found = intervals.median(rng.exponential(size=12))
-        inside += found.low <= math.log(2) <= found.high
-    assert inside / 4000 > 0.95 - 3 * math.sqrt(0.05 * 0.95 / 4000)
 
 
 @given(st.integers(8, 40), st.data())

@@ -9,7 +9,7 @@ from nbutils import checkpoints, models
 from nbutils.chapters import counting
 from nbutils.layers import layer_of, layer_order
 from nbutils.norms import NormTracker
-from nbutils.trainings import recipes_lm, recipes_t5
+from nbutils.trainings import recipes_t5
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,8 @@ from nbutils.trainings import recipes_lm, recipes_t5
         ("layers.3.autoencoder.encoder.weight", "block 3"),
         ("decoder.bert.encoder.layer.3.output.dense.weight", "decoder 3"),  # BERT as the decoder of a pair
         ("unembed.W_U", "head"), ("unembedding.weight", "head"),
+        ("model.transformer.ff_out.weight", "head"), ("model.transformer.blocks.3.ff_out.weight", "block 3"),  # OLMo
+        ("language_model.output_layer.weight", "head"),  # Megatron
     ],
 )  # fmt: skip
 def test_layer_of(name, layer):
@@ -56,12 +58,6 @@ def test_our_own_models_have_no_unnamed_matrix():
         layers = {name: layer_of(name) for name, _ in model.named_parameters()}
         assert {"embeddings"} < set(layers.values()) and ("head" in layers.values()) == (model in untied)
         assert all("norm" in name for name, layer in layers.items() if layer.endswith("rest"))
-
-
-def test_parts_of_a_language_model_are_its_layers_and_vectors():
-    assert recipes_lm.part_of("blocks.2.inner.weight") == layer_of("blocks.2.inner.weight")
-    assert recipes_lm.part_of("embedding.weight") == layer_of("embedding.weight")
-    assert recipes_lm.part_of("blocks.2.inner.bias") == recipes_lm.part_of("norm.weight") == "vectors"
 
 
 def two_towers():
@@ -98,8 +94,3 @@ def test_towers_share_no_name_and_files_agree_with_the_tracker(tmp_path, family)
     assert all(mine[layer] == pytest.approx(theirs[layer], rel=1e-12) for layer in mine)
     blocks = [layer for layer in mine if layer[-1] == "0"]
     assert len(blocks) == {"clip": 2, "siglip": 2, "llava": 2, "t5": 2}.get(family, 1), blocks
-
-
-def test_heads_of_olmo_and_megatron():
-    assert layer_of("model.transformer.ff_out.weight") == "head" == layer_of("language_model.output_layer.weight")
-    assert layer_of("model.transformer.blocks.3.ff_out.weight") == "block 3"

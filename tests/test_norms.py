@@ -1,7 +1,5 @@
 """The norm budget, the drift-free cap and the tracker against whole vectors and simulated optimizers."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -10,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from nbutils import intervals
-from nbutils.norms import NormTracker, drift_free_cap, norm, norm_budget
+from nbutils.norms import NormTracker, drift_free_cap, loops, norm, norm_budget
 
 
 @given(arrays(np.float64, st.tuples(st.integers(2, 8), st.integers(1, 5)), elements=st.floats(-1e3, 1e3)))
@@ -24,7 +21,7 @@ def test_budget_of_real_vectors(path):
     scale = (rho**2).max()
     np.testing.assert_allclose(budget.displacement_sq, (delta**2).sum(1), atol=1e-11 * scale)
     np.testing.assert_allclose(budget.inner, 2 * (path[:-1] * delta).sum(1), atol=1e-11 * scale)
-    np.testing.assert_allclose(budget.displacement_sq + budget.inner, budget.total, atol=1e-11 * scale)
+    np.testing.assert_allclose(budget.displacement_sq + budget.inner, np.diff(rho**2), atol=1e-11 * scale)
 
 
 def test_budget_keeps_digits_where_it_cancels():
@@ -36,15 +33,13 @@ def test_budget_keeps_digits_where_it_cancels():
 @pytest.mark.parametrize(
     ("rho", "cos", "text"),
     [
-        ([1, 2, 3], [0.5], r"3 norms need 2 neighbour cosines, shape \(2,\); got \(1,\)"),
-        ([1, 2], [1.0001], "must lie in \\[-1, 1\\]; got 1.0001 at position 0"),
-        ([1, 2, 3], [0.1, -1.2], "got -1.2 at position 1"),
+        ([1, 2, 3], [0.5], r"need n - 1 neighbour cosines.*got shapes \(3,\) and \(1,\)"),
+        ([[1, 2], [3, 4]], [0.5], r"got shapes \(2, 2\)"),
+        ([1, 2, 3], [0.1, -1.2], r"must lie in \[-1, 1\]; got -1.2"),
         ([1, 2], [np.nan], "must lie in"),
         ([1, -2, -3], [0.5, 0.5], r"not negative; got -2\.0"),
         ([np.nan, 2], [0.5], "finite and not negative; got nan"),
         ([1, np.inf], [0.5], "finite"),
-        ([1], [], "at least two norms"),
-        ([[1, 2], [3, 4]], [0.5], "at least two norms"),
     ],
 )
 def test_budget_names_bad_input(rho, cos, text):
@@ -55,19 +50,24 @@ def test_budget_names_bad_input(rho, cos, text):
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 40), st.floats(0.1, 1.0))
 def test_no_orthogonal_relative_step_beats_the_cap(seed, warmup, clip):
-    """Steps of relative length clip·α/√max(s, k), orthogonal to θ: ρ² stays under the cap, and reaches it at clip 1."""
-    rng, steps, alpha = np.random.default_rng(seed), 120, 0.9
-    theta = rng.normal(size=7)
-    start = theta @ theta
-    for s in range(steps):
-        delta = rng.normal(size=7)
-        delta -= (delta @ theta) / (theta @ theta) * theta
-        delta *= clip * alpha / np.sqrt(max(s, warmup)) * np.linalg.norm(theta) / np.linalg.norm(delta)
-        theta = theta + delta
-    growth, cap = np.log(theta @ theta / start), drift_free_cap([0, steps], warmup=warmup, alpha=alpha)[0]
-    assert growth <= cap * (1 + 1e-12)
-    full = drift_free_cap([0, steps], warmup=warmup, alpha=clip * alpha)[0]
-    assert growth == pytest.approx(full, rel=1e-9)
+    """Steps of relative length clip/√max(s, k), orthogonal to θ: ρ² stays under the cap, and reaches it at clip 1."""
+    rng, steps = np.random.default_rng(seed), 120
+    for length in (clip, 1.0):
+        theta = rng.normal(size=7)
+        start = theta @ theta
+        for s in range(steps):
+            delta = rng.normal(size=7)
+            delta -= (delta @ theta) / (theta @ theta) * theta
+            theta = theta + length / np.sqrt(max(s, warmup) * (delta @ delta) / (theta @ theta)) * delta
+        growth, cap = np.log(theta @ theta / start), drift_free_cap([0, steps], warmup=warmup)[0]
+        assert growth <= cap * (1 + 1e-12)
+    assert growth == pytest.approx(cap, rel=1e-9)
+
+
+@pytest.mark.parametrize("steps", [[2, 1], [1, 1], [-1, 1]])
+def test_a_cap_needs_steps_in_order(steps):
+    with pytest.raises(ValueError, match="increasing and not negative"):
+        drift_free_cap(steps)
 
 
 def network(seed=0, dtype=torch.float32):
@@ -85,11 +85,9 @@ OPTIMIZERS = {
 }
 
 
-def as_on_cuda(tracker):
+def as_on_cuda(monkeypatch):
     """The sums by torch, here on CPU."""
-    for group in tracker._groups:
-        assert group._compiled
-        group._compiled = False
+    monkeypatch.setattr(loops, "_has_loops", lambda x: False)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -105,13 +103,13 @@ def as_on_cuda(tracker):
         (torch.float64, "as on CUDA", 1e-12),
     ],
 )
-def test_tracker_against_whole_vectors_in_float64(optimizer, dtype, sums, exact):
+def test_tracker_against_whole_vectors_in_float64(monkeypatch, optimizer, dtype, sums, exact):
     net = network(dtype=dtype)
     opt, rng = OPTIMIZERS[optimizer](net.parameters()), torch.Generator().manual_seed(1)
     flat = lambda tensors: torch.cat([t.detach().double().flatten() for t in tensors])  # noqa: E731
-    tracker = NormTracker(net.named_parameters(), by=lambda name: name.split(".")[0], gradients=True)
     if sums == "as on CUDA":
-        as_on_cuda(tracker)
+        as_on_cuda(monkeypatch)
+    tracker = NormTracker(net.named_parameters(), by=lambda name: name.split(".")[0], gradients=True)
     if sums != "compiled, no snapshot":
         tracker.snapshot()
     first, wanted, length = flat(net.parameters()), [], 1.0
@@ -140,7 +138,7 @@ def test_tracker_against_whole_vectors_in_float64(optimizer, dtype, sums, exact)
     sums = layers[["norm", "step_norm"]].agg(lambda x: np.sqrt((x**2).sum(min_count=1)))
     np.testing.assert_allclose(sums.norm[1:], total[:, 0], rtol=1e-12)
     np.testing.assert_allclose(layers.inner.sum()[1:], total[:, 2], rtol=1e-9, atol=1e-12)
-    assert tracker.identity_error() < exact / 10
+    assert tracker.identity_error() < exact
 
 
 def test_tracker_leaves_changes_between_steps_out():
@@ -167,22 +165,22 @@ def behind_autograd(net, step):
 
 
 @pytest.mark.parametrize("how", ["p.data", "fused, not tracked"])
-def test_identity_sees_changes_between_steps_that_no_version_shows(how):
-    """Each such change is part of the next step's δ; the check of that step says that something else moved."""
-    for check, seen in ((1, True), (32, False)):
-        net = network()
-        tracker = NormTracker(net.named_parameters(), check=check)
-        with tracker.step():
-            pass
-        version = net[0].weight._version
-        behind_autograd(net, how)
-        assert net[0].weight._version == version
-        with tracker.step():
-            pass
-        assert (tracker.identity_error() > 1e-2) == seen
-        assert tracker.history().step_norm.iloc[-1] > 0.1
+def test_identity_sees_changes_since_the_last_step_that_no_version_shows(how):
+    """Each such change is part of the next step's δ."""
+    net = network()
+    tracker = NormTracker(net.named_parameters())
+    with pytest.raises(RuntimeError, match="no step measured"):
+        tracker.identity_error()
+    with tracker.step(), torch.no_grad():
+        net[0].weight.mul_(2)
+    version = net[0].weight._version
     behind_autograd(net, how)
-    assert tracker.identity_error() > 1e-2, "asked afterwards it looks at the parameters themselves"
+    assert net[0].weight._version == version
+    assert tracker.identity_error() > 1e-3
+    with tracker.step():
+        pass
+    assert tracker.identity_error() < 1e-12
+    assert tracker.history().step_norm.iloc[-1] > 0.1
 
 
 def test_sparse_gradients_are_read():
@@ -222,8 +220,7 @@ EMPTY.ds_id = 3
 REFUSED = [
     ({"named_parameters": [("_fsdp_wrapped_module.w", nn.Parameter(torch.ones(2)))]}, r"FSDP1.*use FSDP2 \(fully"),
     ({"named_parameters": [("w", EMPTY)]}, "ZeRO-3"),
-    ({"named_parameters": []}, "got 0 of them"), ({"every": 0}, "every ≥ 1 and check ≥ 1; got 2 of them.* every = 0"),
-    ({"every": -1}, "every = -1"), ({"check": 0}, "check = 0"), ({"check": -1}, "check = -1"),
+    ({"named_parameters": []}, "got 0 of them"), ({"every": 0}, "every ≥ 1; got 2 of them.* every = 0"),
     ({"by": lambda name: "total"}, "no layer may be named 'total'"),
     ({"named_parameters": [("theta", nn.Parameter(torch.tensor([3 + 4j])))]}, "theta is complex"),
     ({"named_parameters": [(d, nn.Parameter(torch.empty(2, device=d))) for d in ("cpu", "meta")]},
@@ -250,94 +247,43 @@ def test_an_optimizer_of_another_kind_is_refused():
         NormTracker(nn.Linear(2, 2).named_parameters()).attach(object())
 
 
-def test_an_optimizer_of_another_model_is_warned_of_and_one_is_taken_once():
+def test_an_optimizer_of_another_model_is_warned_of():
     nets = [nn.Linear(2, 2) for _ in range(2)]
-    mine, others = (torch.optim.SGD(net.parameters(), 0.1) for net in nets)
     tracker = NormTracker(nets[0].named_parameters())
     with pytest.warns(UserWarning, match="none of the tracked parameters") as caught:
-        tracker.attach(others)
+        tracker.attach(torch.optim.SGD(nets[1].parameters(), 0.1))
     assert caught[0].filename == __file__
-    detach = tracker.attach(mine)
-    with pytest.raises(ValueError, match="on this optimizer already"):
-        tracker.attach(mine)
-    detach()
-    tracker.attach(mine)
 
 
-def exact_dot(a, b):
-    """The sum of products of float32 numbers, which float64 holds exactly, rounded once."""
-    return math.fsum((a.double() * b.double()).ravel().tolist())
-
-
-def moved(parameters, tracker, factor=0.5):
-    """One step θ' = (1 + factor)·θ; the last row against sums that are rounded once."""
-    before = [p.detach().clone() for p in parameters]
+def moved(theta, tracker):
+    """One step θ' = 1.5 θ; how far the last row is from sums in float64."""
+    before = theta.detach().double()
     with tracker.step(), torch.no_grad():
-        for p in parameters:
-            p.mul_(1 + factor)
-    row = tracker.history().iloc[-1]
-    deltas = [p.detach().double() - old.double() for p, old in zip(parameters, before, strict=True)]
-    length = math.sqrt(sum(exact_dot(delta, delta) for delta in deltas))
-    inner = sum(exact_dot(old, delta) for old, delta in zip(before, deltas, strict=True))
-    return row.step_norm / length - 1, row.inner / inner - 1
-
-
-VALUES = {"normal": lambda x: x, "heavy": lambda x: x.mul(3).exp(), "equal": lambda x: torch.full_like(x, 1 / 3)}
-
-
-@pytest.mark.parametrize(
-    ("sums", "bound"), [("compiled", intervals.rounding(1_111_000)), ("as on CUDA", intervals.rounding(3, bits=24))]
-)
-@pytest.mark.parametrize("values", VALUES)
-def test_sums_of_a_large_tensor_are_right_in_any_order(values, sums, bound):
-    """One large tensor alone, without small ones; the bound holds for every order of the sum, so everywhere."""
-    theta = nn.Parameter(VALUES[values](torch.randn(1000, 1111, generator=torch.Generator().manual_seed(3))))
-    tracker = NormTracker([("theta", theta)], by=None, check=1)
-    if sums == "as on CUDA":
-        as_on_cuda(tracker)
-    exact = math.sqrt(exact_dot(theta.detach(), theta.detach()))
-    assert abs(tracker.history().norm[0] / exact - 1) < bound
-    assert max(map(abs, moved([theta], tracker))) < bound
-    assert tracker.identity_error() < 4 * bound  # four sums
+        theta.mul_(1.5)
+    row, delta = tracker.history().iloc[-1], theta.detach().double() - before
+    return row.step_norm / float(delta.norm()) - 1, row.inner / float((before * delta).sum()) - 1
 
 
 @pytest.mark.parametrize("rows", [3, 300])
 @pytest.mark.parametrize("layout", ["plain", "transposed", "every second column"])
 def test_views_follow_a_storage_that_is_exchanged(layout, rows):
-    """Views of the parameters are kept between steps; a new storage, a copy and a transposed one must not fool them."""
+    """A new storage, a transposed one and one with gaps give the sums of their elements."""
     rng = torch.Generator().manual_seed(0)
     data = torch.randn(200, 2 * rows, generator=rng)
     theta = nn.Parameter({"plain": data, "transposed": data.T, "every second column": data[:, ::2]}[layout])
     tracker = NormTracker([("theta", theta)], by=None, gradients=True)
     for _ in range(2):
-        assert max(map(abs, moved([theta], tracker))) < 1e-6
+        assert max(map(abs, moved(theta, tracker))) < 1e-6
     theta.data = theta.detach().clone() * 3
     theta.grad = torch.randn(theta.shape, generator=rng)
-    assert max(map(abs, moved([theta], tracker))) < 1e-6
+    assert max(map(abs, moved(theta, tracker))) < 1e-6
     exact = float((theta.detach() / 1.5 * theta.grad).double().sum())
     assert tracker.history().projection.iloc[-1] == pytest.approx(exact, rel=1e-4, abs=1e-3)
 
 
-@pytest.mark.parametrize("steps", [[[1, 2], [3, 4]], [7], [2, 1], [1, 1], [-1, 1]])
-def test_a_cap_needs_steps_in_order(steps):
-    with pytest.raises(ValueError, match="at least two, not negative and increasing"):
-        drift_free_cap(steps)
-
-
-def test_an_identity_that_was_never_compared_is_no_zero():
-    theta = nn.Parameter(torch.ones(3))
-    tracker = NormTracker([("theta", theta)])
+def test_an_end_of_a_step_without_its_beginning_is_refused():
     with pytest.raises(RuntimeError, match="without a before"):
-        tracker.after()
-    with pytest.raises(RuntimeError, match="no step measured"):
-        tracker.identity_error()
-    for _ in range(3):
-        with tracker.step(), torch.no_grad():
-            theta.add_(0.0)
-    with torch.no_grad():
-        theta.add_(1.0)
-    with pytest.raises(RuntimeError, match="at one step of 32, of 3 so far; ask right after a step, or take"):
-        tracker.identity_error()
+        NormTracker(nn.Linear(2, 2)).after()
 
 
 def test_parameters_of_four_types_are_one_norm_by_layer():

@@ -81,7 +81,7 @@ def test_another_precision_reaches_buffers_which_are_not_scaled():
     [
         (-3e5, torch.float16, 1, OverflowError, r"float16: its largest magnitude 3e\+05 times c = 1 .* 6.55e\+04\. "),
         (2.0, None, 1e39, OverflowError, "'weight' overflows torch.float32.*smaller c, or dtype=torch.float64"),
-        (2.0, None, torch.inf, ValueError, "finite; got inf"),
+        (2.0, None, torch.inf, OverflowError, "times c = inf is beyond"),
         (torch.nan, None, 2, ValueError, "'weight' has values that are not finite before"),
         (-torch.inf, None, 2, ValueError, "'weight' has values that are not finite before"),
     ],

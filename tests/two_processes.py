@@ -1,6 +1,7 @@
 """One of two processes over gloo: ``python tests/two_processes.py FILE RANK``. Fails where a sharded norm is wrong."""
 
 import sys
+import warnings
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -33,7 +34,9 @@ def network():
 def run(net):
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
     tracker = NormTracker(net.named_parameters(), by=lambda name: name.split(".")[0], gradients=True)
-    tracker.attach(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the optimizer's parameters are the tracked ones
+        tracker.attach(optimizer)
     for seed in range(4):
         optimizer.zero_grad()
         net(

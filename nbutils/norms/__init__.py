@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
 
 from nbutils.layers import layer_of
 from nbutils.layers import layers as layers_of
 from nbutils.norms import shards
-from nbutils.norms.attach import attach
 from nbutils.norms.budget import NormBudget as NormBudget
 from nbutils.norms.budget import drift_free_cap as drift_free_cap
 from nbutils.norms.budget import norm_budget as norm_budget
 from nbutils.norms.pieces import Pieces
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from torch import Tensor, nn
-
+# Sums by layer that each measured step leaves: ‖θ'‖², ‖δ‖², θ·δ, ‖θ‖², θ'·s and ‖s‖² of the snapshot s, θ·∇L, ‖∇L‖².
 QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
 
 
@@ -34,9 +35,7 @@ def norm(parameters: nn.Module | Mapping[str, Tensor] | Iterable[Tensor]) -> flo
     >>> norm(torch.nn.ModuleList([layer, layer]))
     5.0
     """
-    from torch.nn import Module
-
-    if isinstance(parameters, Module):
+    if isinstance(parameters, nn.Module):
         parameters = parameters.parameters()
     elif isinstance(parameters, Mapping):
         parameters = parameters.values()
@@ -57,9 +56,6 @@ class NormTracker:
     Put it on the optimizer with ``attach``, or ``step`` around the call that steps. DTensors (FSDP2, tensor
     parallelism) are summed over their processes, all of which must then step.
 
-    Between sums of squares of the parameters themselves, which come every ``check``-th measured step, ρ² follows from
-    ρ'² = ρ² + ‖δ‖² + 2θ·δ. Where the sum is taken the two are compared: ``identity_error``.
-
     Args:
         named_parameters: a model, or what ``model.named_parameters()`` gives; one that comes twice is counted once.
             Those with ``requires_grad=False`` are left out, with a warning should they be trained later.
@@ -68,12 +64,11 @@ class NormTracker:
         by: from a parameter's name to its layer; ``None`` for the total alone.
         gradients: measure θ·∇L and ‖∇L‖ as well, from ``.grad`` as it is when the step begins: one more reading. Of
             a step with a closure, and under GradScaler, only ``attach`` sees the right one.
-        check: take the norm from its own sum of squares at every so many measured steps; 1 is always.
 
     Raises:
         TypeError: no names beside the parameters.
         ValueError: nothing to track, parameters on several devices or meshes, complex ones, shards of FSDP1 or
-            ZeRO-3, ``every`` or ``check`` < 1, a layer named ``total``.
+            ZeRO-3, ``every`` < 1, a layer named ``total``.
 
     >>> import torch
     >>> theta = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -94,50 +89,39 @@ class NormTracker:
         every: int = 1,
         by: Callable[[str], str] | None = layer_of,
         gradients: bool = False,
-        check: int = 32,
         frozen: bool = False,
     ) -> None:
-        import torch
-
-        if isinstance(named_parameters, torch.nn.Module):
+        if isinstance(named_parameters, nn.Module):
             named_parameters = named_parameters.named_parameters()
         pairs = list(named_parameters)
-        if not all(isinstance(pair, tuple) and isinstance(pair[-1], torch.Tensor) for pair in pairs):
+        if not all(isinstance(pair, tuple) and isinstance(pair[-1], Tensor) for pair in pairs):
             raise TypeError("give a model or its named_parameters(): each parameter with its name, to tell its layer")
         given = list({id(p): (name, p) for name, p in reversed(pairs)}.values())[::-1]
         shards.refuse(given)
         named = [(name, p) for name, p in given if frozen or p.requires_grad]
-        self.attached: list[Any] = []  # optimizers
         self._frozen = [(name, p) for name, p in given if not frozen and not p.requires_grad]
         if complex_ones := [name for name, p in named if p.is_complex()]:
             raise ValueError(f"{complex_ones[0]} is complex: give real parameters, such as torch.view_as_real of it")
         devices = {p.device for _, p in named}
-        if min(every, check) < 1 or len(devices) != 1:
+        if every < 1 or len(devices) != 1:
             raise ValueError(
-                f"give trainable parameters on one device, every ≥ 1 and check ≥ 1; got {len(named)} of them on "
-                f"{sorted(map(str, devices))}, every = {every}, check = {check}"
+                f"give trainable parameters on one device, and every ≥ 1; got {len(named)} of them on "
+                f"{sorted(map(str, devices))}, every = {every}"
             )
         names = [name for name, _ in named]
         layers = layers_of(names) if by is layer_of else {name: by(name) if by else "total" for name in names}
         if by and "total" in layers.values():
             raise ValueError("no layer may be named 'total': that row is the sum over all layers")
-        self.layers = list(dict.fromkeys(layers.values()))  # in the order of the parameters
-        self.every, self.gradients, self.check, self.steps = every, gradients, check, 0
-        number = {layer: i for i, layer in enumerate(self.layers)}
-        self._mesh = shards.mesh_of(p for _, p in named)
-        alike: dict[tuple[torch.dtype, float], list[tuple[Tensor, int]]] = {}
-        for name, p in named:
-            alike.setdefault((p.dtype, shards.weight(p, self._mesh)), []).append((p, number[layers[name]]))
-        self._groups = [Pieces(members, weight) for (_, weight), members in alike.items()]
-        self._layer_of_piece = torch.tensor([i for g in self._groups for i in g.layers], device=devices.pop())
-        self._snapshot_squared: Tensor | None = None
-        self._rows: list[tuple[int, Tensor]] = []
-        self._gaps: list[Tensor] = []  # relative gap between the two sides of the identity, where both were taken
+        self._pieces = Pieces([(p, layers[name]) for name, p in named])
+        self.layers = self._pieces.layers  # in the order of the parameters
+        self.every, self.gradients, self.steps = every, gradients, 0
         self._open = False
-        self._of_gradients: dict[str, Tensor] = {}
         self._version: list[tuple[int, int]] | None = None
         self._refresh()
-        self._record({"norm": self._squared})
+        unmeasured = torch.full_like(self._squared, torch.nan)
+        self._snapshot_squared, self._of_gradients = unmeasured, (unmeasured, unmeasured)
+        start = [self._squared, *[unmeasured] * (len(QUANTITIES) - 1)]
+        self._rows: list[tuple[int, Tensor]] = [(0, torch.stack(start))]
 
     def attach(self, optimizer: Any) -> Callable[[], None]:
         """Measure every step that an optimizer of torch really makes from now on. Returns what ends it.
@@ -148,7 +132,42 @@ class NormTracker:
         Raises:
             TypeError: an optimizer that is none of torch, such as DeepSpeed's: use ``step``.
         """
-        return attach(self, optimizer)
+        inner = _innermost(optimizer)
+        theirs = {id(p) for group in inner.param_groups for p in group["params"]}
+        if theirs.isdisjoint(map(id, self._pieces.parameters)):
+            text = "the optimizer has none of the tracked parameters: give the tracker the model that it trains"
+            warnings.warn(text, stacklevel=2)
+
+        def begin() -> None:
+            scale = getattr(inner, "grad_scale", None)  # a fused optimizer takes it off itself under GradScaler
+            self.before(scale=1.0 if scale is None else float(scale))
+
+        def pre(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
+            if closure is None:
+                begin()
+                return args, kwargs
+            calls = itertools.count()
+
+            def evaluated() -> Any:  # the gradients are there only once the closure has run
+                loss = closure()
+                if next(calls) == 0:
+                    begin()
+                return loss
+
+            return args[:1], kwargs | {"closure": evaluated}
+
+        def post(*_: object) -> None:
+            # a fused optimizer under GradScaler is called, and does nothing where a gradient is infinite
+            self.after(stepped=not getattr(inner, "found_inf", None))
+
+        handles = [inner.register_step_pre_hook(pre), inner.register_step_post_hook(post)]
+
+        def detach() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return detach
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -159,8 +178,6 @@ class NormTracker:
 
     def before(self, *, scale: float = 1.0) -> None:
         """Right before the optimizer's step, with the gradients, times ``scale``, in place."""
-        import warnings
-
         self._open = True
         if thawed := [name for name, p in self._frozen if p.requires_grad]:
             text = f"{thawed[0]} ({len(thawed)} in all) was frozen when tracking began, and is not counted: frozen=True"
@@ -168,19 +185,13 @@ class NormTracker:
             self._frozen = [(name, p) for name, p in self._frozen if not p.requires_grad]
         if (self.steps + 1) % self.every:
             return
-        if not self._refresh() and self._due():
-            self._compare()
-        self._of_gradients = self._products(("projection", "gradient"), Pieces.gradient) if self.gradients else {}
-        if scale != 1.0 and self.gradients:
-            self._of_gradients["projection"] /= scale
-            self._of_gradients["gradient"] /= scale**2
+        self._refresh()
+        if self.gradients:
+            projection, square = self._pieces.gradient()
+            self._of_gradients = projection / scale, square / scale**2
 
-    def skip(self) -> None:
-        """In place of ``after()``: the optimizer made no step."""
-        self._open = False
-
-    def after(self, *, stepped: bool = False) -> None:
-        """Right after the optimizer's step. Unless it is sure to have ``stepped``, one that wrote nothing is no step.
+    def after(self, *, stepped: bool | None = None) -> None:
+        """Right after the optimizer's step, with whether it ``stepped``; by default, one that wrote nothing is no step.
 
         Raises:
             RuntimeError: no ``before()`` since the last ``after()``.
@@ -188,27 +199,24 @@ class NormTracker:
         if not self._open:
             raise RuntimeError("NormTracker.after() without a before(): put both around each optimizer step")
         self._open = False
+        if stepped is False:
+            return
         if (self.steps + 1) % self.every:
             self.steps += 1
             self._version = None  # the copy is old, and fused optimizers do not raise versions
             return
-        measured = self._products(("inner", "step", "snapshot"), Pieces.advance) | self._of_gradients
-        if not stepped and self._version == self._versions() and not measured["step"].any():
+        inner, step, norm, beside = self._pieces.advance()
+        if stepped is None and self._version == self._versions() and not step.any():
             return  # accumulation, or GradScaler
         self.steps += 1
-        measured["before"] = self._squared
-        if self._snapshot_squared is not None:
-            measured["snapshot_norm"] = self._snapshot_squared
-        self._squared, self._version = self._squared + measured["step"] + 2 * measured["inner"], self._versions()
-        if self._due():
-            self._squared = self._compare()
-        self._record(measured | {"norm": self._squared})
+        row = [norm, step, inner, self._squared, beside, self._snapshot_squared, *self._of_gradients]
+        self._rows.append((self.steps, torch.stack(row)))
+        self._squared, self._version = norm, self._versions()
 
     def snapshot(self) -> None:
         """Keep the parameters as they are now: from here on ``cos_similarity`` is the cosine with them."""
         self._refresh()
-        for group in self._groups:
-            group.snapshot()
+        self._pieces.snapshot()
         self._snapshot_squared = self._squared
 
     def history(self, *, last: bool = False) -> pd.DataFrame:
@@ -219,13 +227,12 @@ class NormTracker:
         last snapshot. What was not measured is NaN; so is a cosine with a zero vector.
         """
         import pandas as pd
-        import torch
 
-        rows, layers = self._rows[-1:] if last else self._rows, self.layers
-        sums = torch.stack([sums for _, sums in rows]).cpu().numpy()  # (measured steps, quantities, layers)
+        rows = self._rows[-1:] if last else self._rows
+        sums, layers = torch.stack([sums for _, sums in rows], dim=1).cpu().numpy(), self.layers
         if layers != ["total"]:
             sums, layers = np.concatenate([sums, sums.sum(axis=2, keepdims=True)], axis=2), [*layers, "total"]
-        q = dict(zip(QUANTITIES, np.moveaxis(sums, 1, 0), strict=True))  # each (measured steps, layers)
+        q = dict(zip(QUANTITIES, sums, strict=True))  # each (measured steps, layers)
         with np.errstate(invalid="ignore", divide="ignore"):
             columns = {
                 "norm": np.sqrt(q["norm"]),
@@ -241,30 +248,23 @@ class NormTracker:
         return pd.DataFrame(index | {name: values.ravel() for name, values in columns.items()})
 
     def identity_error(self) -> float:
-        """Largest relative gap between ρ'² and ρ² + ‖δ‖² + 2θ·δ over layers (Eq. 3 of the paper).
+        """Largest relative gap between ρ'² and ρ² + ‖δ‖² + 2θ·δ over steps and layers (Eq. 3 of the paper).
 
-        It is taken where ρ'² was summed, before and after every ``check``-th measured step and now; the right side runs
-        along all steps since the sum before. Rounding gives up to about 1e-12, on CUDA 1e-6 for float32; more means
-        that the parameters are not finite, or were written between two steps where no tensor's version shows it: by
-        ``p.data``, or by a fused optimizer that is not tracked. Such a change counts as part of the next step, and only
-        those before a ``check``-th step are seen here; with ``check=1`` all are.
+        Each term is a sum of its own. Rounding gives up to about 1e-12, on CUDA 1e-6 for float32; more means that the
+        parameters are not finite, or that something has written them since the last step where no tensor's version
+        shows it: ``p.data``, or a fused optimizer that is not tracked. Such a change counts as part of the next step.
 
         Raises:
-            RuntimeError: nothing measured yet, or nothing summed since.
+            RuntimeError: nothing measured yet.
         """
-        import torch
-
         if len(self._rows) < 2:
             raise RuntimeError("no step measured yet: there is no identity to check")
-        if self._version == self._versions():  # else something else than a step has moved the parameters since
-            self._compare()
-        if not self._gaps:
-            raise RuntimeError(
-                f"no norm summed beside the identity: the parameters have moved since the last measured step, and it "
-                f"is summed at one step of {self.check}, of {len(self._rows) - 1} so far; ask right after a step, or "
-                "take check=1"
-            )
-        return float(torch.stack(self._gaps).max())
+        norm, step, inner, before, *_ = torch.stack([sums for _, sums in self._rows[1:]], dim=1)
+        expected = before + step + 2 * inner
+        if self._version == self._versions():  # else torch itself says that the parameters have moved since
+            norm = torch.cat([norm, self._pieces.squares()[None]])
+            expected = torch.cat([expected, self._squared[None]])
+        return float(((norm - expected).abs() / norm.clamp(min=np.finfo(np.float64).tiny)).max())
 
     def latest(self) -> dict[str, float]:
         """The last measured step as numbers for a log: ``norm/total``, ``norm/block 0``, …, ``step_norm/total``, ….
@@ -279,8 +279,6 @@ class NormTracker:
 
     def state_dict(self) -> dict[str, Any]:
         """The history, for a checkpoint of the training; ``torch.save`` and ``weights_only`` take it."""
-        import torch
-
         steps, sums = zip(*self._rows, strict=True)
         return {"layers": self.layers, "steps": self.steps, "at": list(steps), "sums": torch.stack(sums).cpu()}
 
@@ -292,56 +290,30 @@ class NormTracker:
         """
         if list(state["layers"]) != self.layers:
             raise ValueError(f"the history is of layers {', '.join(state['layers'])}, not {', '.join(self.layers)}")
-        sums = state["sums"].to(self._layer_of_piece.device)
+        sums = state["sums"].to(self._squared.device)
         self._rows, self.steps = list(zip(map(int, state["at"]), sums, strict=True)), int(state["steps"])
         self._version = None
         self._refresh()
 
-    def _record(self, measured: dict[str, Tensor]) -> None:
-        import torch
-
-        missing = torch.full_like(self._squared, torch.nan)
-        self._rows.append((self.steps, torch.stack([measured.get(name, missing) for name in QUANTITIES])))
-
     def _versions(self) -> list[tuple[int, int]]:
-        return [(p._version, p.data_ptr()) for group in self._groups for p in group.parameters]
+        """In-place changes raise a tensor's version: what happens between two steps is not taken for a step."""
+        return [(p._version, p.data_ptr()) for p in map(shards.local, self._pieces.parameters)]
 
-    def _refresh(self) -> bool:
-        """Copy the parameters and take their norm, unless their versions say that the last step's copy is still exact.
+    def _refresh(self) -> None:
+        """Copy the parameters and take their norm, unless the last step's copy is still exact."""
+        if self._version != self._versions():
+            self._squared, self._version = self._pieces.refresh(), self._versions()
 
-        In-place changes raise a tensor's version, so what happens between two steps is not taken for a step.
-        """
-        if self._version == self._versions():
-            return False
-        for group in self._groups:
-            group.refresh()
-        self._squared, self._version = self._sum_of_squares(), self._versions()
-        return True
 
-    def _due(self) -> bool:
-        return len(self._rows) % self.check == 0
-
-    def _compare(self) -> Tensor:
-        """‖θ‖² by layer; its distance from what the steps add up to is kept."""
-        summed = self._sum_of_squares()
-        gap = (summed - self._squared).abs() / summed.clamp(min=np.finfo(np.float64).tiny)
-        self._gaps.append(gap.max())
-        return summed
-
-    def _sum_of_squares(self) -> Tensor:
-        """‖θ‖² by layer, from the parameters themselves."""
-        return self._by_layer([group.squares() for group in self._groups])
-
-    def _products(self, names: tuple[str, ...], of: Callable[[Pieces], list[Tensor]]) -> dict[str, Tensor]:
-        """Sums of each group, by layer; the last names may have none."""
-        sums = map(self._by_layer, zip(*map(of, self._groups), strict=True))
-        return dict(zip(names, sums, strict=False))
-
-    def _by_layer(self, sums: Sequence[Tensor]) -> Tensor:
-        """Sums of each group's pieces to sums by layer, shape (layers,)."""
-        import torch
-
-        zero = torch.zeros(len(self.layers), dtype=torch.float64, device=self._layer_of_piece.device)
-        if self._mesh is not None:
-            sums = [group.weight * each for group, each in zip(self._groups, sums, strict=True)]
-        return shards.summed(zero.index_add(0, self._layer_of_piece, torch.cat(list(sums))), self._mesh)
+def _innermost(optimizer: Any) -> Any:
+    """The optimizer of torch within what accelerate and Lightning wrap around it."""
+    within = getattr(optimizer, "optimizer", None)
+    of_deepspeed = type(optimizer).__module__.startswith("deepspeed")
+    if isinstance(within, torch.optim.Optimizer) and not of_deepspeed:
+        return _innermost(within)
+    if of_deepspeed or not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"{type(optimizer).__name__} is no optimizer of torch, and writes the parameters after its step: put "
+            "`with tracker.step():` around the call that steps (of DeepSpeed engine.step())"
+        )
+    return optimizer

@@ -9,11 +9,10 @@ from numpy.typing import ArrayLike, NDArray
 
 
 class NormBudget(NamedTuple):
-    """Growth of ρ² over each interval of a series, shapes ``(n-1,)``: ``total = displacement_sq + inner``."""
+    """Growth of ρ² over each interval of a series, shapes ``(n-1,)``: the sum of its two terms."""
 
     displacement_sq: NDArray[np.float64]  # ‖Δ‖²
     inner: NDArray[np.float64]  # 2θ·Δ
-    total: NDArray[np.float64]  # ρ'² − ρ²
 
 
 def norm_budget(rho: ArrayLike, cos: ArrayLike) -> NormBudget:
@@ -31,44 +30,39 @@ def norm_budget(rho: ArrayLike, cos: ArrayLike) -> NormBudget:
         ValueError: shapes that do not match, a negative or non-finite norm, a cosine outside [−1, 1].
 
     >>> norm_budget([3.0, 5.0], [0.6])
-    NormBudget(displacement_sq=array([16.]), inner=array([0.]), total=array([16.]))
+    NormBudget(displacement_sq=array([16.]), inner=array([0.]))
     """
     rho, cos = np.asarray(rho, dtype=np.float64), np.asarray(cos, dtype=np.float64)
-    if rho.ndim != 1 or len(rho) < 2:
-        raise ValueError(f"rho has shape {rho.shape}: give at least two norms, shape (n,)")
-    if cos.shape != (len(rho) - 1,):
+    if rho.ndim != 1 or cos.shape != (len(rho) - 1,):
         raise ValueError(
-            f"{len(rho)} norms need {len(rho) - 1} neighbour cosines, shape ({len(rho) - 1},); got {cos.shape}"
+            f"n norms, shape (n,), need n - 1 neighbour cosines, shape (n - 1,); got shapes {rho.shape} and {cos.shape}"
         )
-    if not (np.isfinite(rho).all() and (rho >= 0).all()):
-        raise ValueError(f"norms must be finite and not negative; got {rho[~(np.isfinite(rho) & (rho >= 0))][0]}")
-    outside = ~(np.abs(cos) <= 1)  # catches NaN too
-    if outside.any():
-        raise ValueError(f"cosines must lie in [-1, 1]; got {cos[outside][0]} at position {int(np.argmax(outside))}")
+    if (bad := ~(np.isfinite(rho) & (rho >= 0))).any():
+        raise ValueError(f"norms must be finite and not negative; got {rho[bad][0]}")
+    if (bad := ~(np.abs(cos) <= 1)).any():  # NaN too
+        raise ValueError(f"cosines must lie in [-1, 1]; got {cos[bad][0]}")
     before, after = rho[:-1], rho[1:]
     # (ρ' − ρ)² + 2ρρ'(1 − cos) has no cancellation where ρ' ≈ ρ and cos ≈ 1
     displacement_sq = (after - before) ** 2 + 2 * before * after * (1 - cos)
-    inner = 2 * before * (after * cos - before)
-    total = (after - before) * (after + before)
-    return NormBudget(displacement_sq, inner, total)
+    return NormBudget(displacement_sq, 2 * before * (after * cos - before))
 
 
-def drift_free_cap(steps: ArrayLike, *, warmup: int = 10_000, alpha: float = 1.0) -> NDArray[np.float64]:
+def drift_free_cap(steps: ArrayLike, *, warmup: int = 10_000) -> NDArray[np.float64]:
     """Largest growth of ln ρ² between successive ``steps`` that Adafactor allows if θ·δ = 0 at every step.
 
-    Adafactor with relative steps and clipping moves each matrix by at most ``alpha``/√max(s, warmup) of its own norm at
-    step s (Shazeer and Stern 2018, §6 and §8; the schedule is that of T5). Orthogonal steps then multiply ρ² by at most
-    1 + alpha²/max(s, warmup) each. It holds for every matrix above ε₂, so for any sum of squares over them.
+    Adafactor with relative steps and clipping moves each matrix by at most 1/√max(s, warmup) of its own norm at step s
+    (Shazeer and Stern 2018, §6 and §8; the schedule is that of T5). Orthogonal steps then multiply ρ² by at most
+    1 + 1/max(s, warmup) each. It holds for every matrix above ε₂, so for any sum of squares over them.
 
     Returns:
-        One number an interval, shape ``(n-1,)``; after warm-up and for alpha = 1 it is ln(t'/t).
+        One number an interval, shape ``(n-1,)``; after warm-up it is ln(t'/t).
 
     >>> drift_free_cap([10_000, 20_000, 80_000]).round(4)  # ln 2 and ln 4
     array([0.6931, 1.3863])
     """
     steps = np.asarray(steps, dtype=np.int64)
-    if steps.ndim != 1 or len(steps) < 2 or steps[0] < 0 or (np.diff(steps) <= 0).any():
-        raise ValueError(f"steps must be at least two, not negative and increasing; got {steps}")
-    relative = alpha**2 / np.maximum(np.arange(steps[-1]), warmup)
+    if steps[0] < 0 or (np.diff(steps) <= 0).any():
+        raise ValueError(f"steps must be increasing and not negative; got {steps}")
+    relative = 1 / np.maximum(np.arange(steps[-1]), warmup)
     total = np.concatenate(([0.0], np.cumsum(np.log1p(relative))))
     return np.diff(total[steps])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -56,8 +56,6 @@ def weight(parameter: Tensor, mesh: Any | None) -> float:
 def summed(sums: Tensor, mesh: Any | None) -> Tensor:
     """The sum over all processes of a mesh."""
     if mesh is not None:
-        import torch.distributed as dist
-
         for dimension in range(mesh.ndim):
             dist.all_reduce(sums, group=mesh.get_group(dimension))
     return sums

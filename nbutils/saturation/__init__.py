@@ -20,7 +20,6 @@ from nbutils.saturation.scaling import mode as mode
 from nbutils.saturation.scaling import scaled as scaled
 
 Batch = Mapping[str, Tensor]
-AVERAGES = ("sentences", "tokens")
 
 
 class Similarity(NamedTuple):
@@ -61,20 +60,19 @@ def forward(model: nn.Module, batch: Batch, **outputs: bool) -> Any:
         ValueError: a token has no row in the embedding.
         TypeError: another model.
     """
-    if getattr(model, "config", None) is None:
+    part: Any = model
+    if not hasattr(model, "get_input_embeddings"):
         raise TypeError(
             f"{type(model).__name__} is no model of transformers: for saturation give it a method "
             "hidden_states(tokens), for heads attentions(tokens)"
         )
-    find = getattr(model, "get_input_embeddings", None)
-    rows = getattr(find() if find else None, "num_embeddings", None)
+    rows = getattr(part.get_input_embeddings(), "num_embeddings", None)
     for name in ("input_ids", "decoder_input_ids"):
         if rows is not None and name in batch and (largest := int(batch[name].max())) >= rows:
             raise ValueError(
                 f"token {largest} is beyond the {rows} rows of the embedding: the tokenizer is not that of this model"
             )
-    part: Any = model
-    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" not in batch:
+    if part.config.is_encoder_decoder and "decoder_input_ids" not in batch:
         part = part.get_encoder()
     return part(**batch, **outputs, return_dict=True)
 
@@ -88,21 +86,10 @@ def layers(model: nn.Module, batch: Batch) -> list[Layer]:
     have one length.
 
     Raises:
-        ValueError: no ``input_ids``; padding for a model that takes no mask; a sentence without a real token.
+        ValueError: padding for a model that takes no mask.
         TypeError: a model that gives no representations.
-
-    >>> from nbutils.models import CausalLM
-    >>> model = CausalLM(10, 8, depth=2, heads=2, length=4)
-    >>> [tuple(layer.states.shape) for layer in layers(model, {"input_ids": torch.tensor([[1, 2, 3]])})]
-    [(1, 3, 8), (1, 3, 8), (1, 3, 8)]
     """
-    if "input_ids" not in batch:
-        raise ValueError(
-            f"the batch needs input_ids, and attention_mask if padded; it has {', '.join(batch) or 'nothing'}"
-        )
     real = real_tokens(batch)
-    if not real.any(1).all():
-        raise ValueError(f"sentence {int((~real.any(1)).nonzero()[0])} of the batch has no real token")
     if callable(own := getattr(model, "hidden_states", None)):
         check_unpadded(batch)
         return [Layer(states, real) for states in own(batch["input_ids"])]
@@ -137,7 +124,7 @@ def pairs(
 
     Raises:
         OverflowError: a parameter or a representation is not finite at ``c``; names it.
-        ValueError: as ``layers``; no batch; another ``average``; a token whose representation is 0.
+        ValueError: as ``layers``; another ``average``; a token whose representation is 0.
 
     >>> from nbutils.models import CausalLM
     >>> model = CausalLM(10, 8, depth=1, heads=2, length=4)
@@ -145,20 +132,19 @@ def pairs(
     >>> h.shape, torch.allclose(h_scaled, 1000 * h)  # the embedding only gets longer
     (torch.Size([3, 8]), True)
     """
-    if average not in AVERAGES:
-        raise ValueError(f"unknown average {average!r}: choose one of {', '.join(AVERAGES)}")
-    if not batches:
-        raise ValueError("no batch to compare on")
+    if average not in ("sentences", "tokens"):
+        raise ValueError(f"unknown average {average!r}: choose one of sentences, tokens")
     runs: list[list[list[Layer]]] = []
     with mode(model, dropout=dropout, seed=seed):
         for scale in (1.0, c):
             with scaling(model, scale, dtype=dtype):
                 runs.append([_checked(layers(model, batch), scale) for batch in batches])
-    plain, saturated = (
-        [torch.cat([x.states[x.real] for x in layer]) for layer in zip(*run, strict=True)] for run in runs
-    )
-    weights = [torch.cat([_weights(x.real, average) for x in layer]) for layer in zip(*runs[0], strict=True)]
-    return list(zip(weights, plain, saturated, strict=True))
+    found = []
+    for plain, saturated in zip(*(zip(*run, strict=True) for run in runs), strict=True):  # layer by layer
+        weights = torch.cat([_weights(layer.real, average) for layer in plain])
+        h, h_scaled = (torch.cat([layer.states[layer.real] for layer in each]) for each in (plain, saturated))
+        found.append((weights, h, h_scaled))
+    return found
 
 
 def _checked(found: list[Layer], c: float) -> list[Layer]:
@@ -243,14 +229,12 @@ def batches_by_length(
     decoder: Sequence[Sequence[int]] | None = None,
     max_tokens: int = 4096,
     pad: int = 0,
-    padding: bool = True,
     device: torch.device | str = "cpu",
 ) -> list[dict[str, Tensor]]:
     """Pack sentences of token numbers into batches of at most ``max_tokens``, those of like length together.
 
-    Padding is on the right and counts. ``padding=False`` puts only sentences of equal length together, for models
-    without an attention mask. A sentence longer than ``max_tokens`` is a batch of its own. ``decoder`` has what the
-    decoder of an encoder–decoder reads for each sentence.
+    Padding is on the right and counts. A sentence longer than ``max_tokens`` is a batch of its own. ``decoder`` has
+    what the decoder of an encoder–decoder reads for each sentence.
 
     Raises:
         ValueError: no sentence, or an empty one.
@@ -265,10 +249,8 @@ def batches_by_length(
     if empty := [i for i, row in enumerate(rows) if not all(map(len, row))]:
         raise ValueError(f"sentence {empty[0]} has no token (has the folder a tokenizer?)")
     groups: list[list[tuple[Sequence[int], ...]]] = []
-    longest = 0
     for row in sorted(rows, key=lambda row: max(map(len, row))):
-        shorter, longest = longest, max(map(len, row))
-        if groups and (len(groups[-1]) + 1) * longest <= max_tokens and (padding or shorter == longest):
+        if groups and (len(groups[-1]) + 1) * max(map(len, row)) <= max_tokens:
             groups[-1].append(row)
         else:
             groups.append([row])
@@ -295,22 +277,13 @@ def similarity(
     """:class:`Similarity` over encoded sentences, in batches by length; ``options`` as in ``pairs``.
 
     ``decoder`` has what an encoder–decoder's decoder reads for each sentence: then its layers follow. Without it the
-    encoder alone is measured.
-
-    Raises:
-        OverflowError, ValueError, TypeError: as ``pairs``, ``layers`` and ``batches_by_length``.
-
-    >>> from nbutils.models import CausalLM
-    >>> found = similarity(CausalLM(10, 8, depth=1, heads=2, length=4), [[1, 2, 3], [4, 5]])
-    >>> round(float(found.raw[0]), 6)  # the embedding only gets longer
-    1.0
+    encoder alone is measured. For a model with ``hidden_states`` all sentences must have one length.
     """
     batches = batches_by_length(
         sentences,
         decoder=decoder,
         max_tokens=max_tokens,
         pad=getattr(getattr(model, "config", None), "pad_token_id", None) or 0,
-        padding=not callable(getattr(model, "hidden_states", None)),
         device=next(model.parameters()).device,
     )
     return compare(model, batches, c, **options)
