@@ -1,4 +1,4 @@
-"""A small series of checkpoints for chapter 17, as any trainer leaves one: a GPT-2 trained on Python's own sources."""
+"""A small series of checkpoints for chapter 24, as any trainer leaves one: a GPT-2 trained on Python's own sources."""
 
 from __future__ import annotations
 
