@@ -6,7 +6,6 @@ import argparse
 import inspect
 import json
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -176,9 +175,7 @@ def _saved(options: argparse.Namespace, measure: str, control: bool = True) -> i
     utils.logging.disable_progress_bar()
     mine = saved.load(options.model, sentences, tokenizer=options.tokenizer)
     models = {"trained": mine} | ({"untrained": saved.untrained(mine)} if control else {})
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", RuntimeWarning)
-        tables = {name: getattr(saved, measure)(one, options.c) for name, one in models.items()}
+    tables = {name: getattr(saved, measure)(one, options.c) for name, one in models.items()}
     kind, size, tokens = type(mine.model).__name__, mine.model.num_parameters(), sum(map(len, mine.sentences))
     if options.json:
         facts = {"model": options.model, "class": kind, "kind": mine.kind, "parameters": size, "sentences": source}
@@ -189,8 +186,6 @@ def _saved(options: argparse.Namespace, measure: str, control: bool = True) -> i
         print(f"{kind}, {mine.kind}, {size:,} parameters; {source}, {tokens} tokens; c = {options.c:g}")
         shown = {name: saved.by_layer(table) for name, table in tables.items()}
         print((pd.concat(shown, axis=1) if control else shown["trained"]).round(4).to_string())
-    for each in caught:
-        print(f"nbutils {options.command}: {each.message}", file=sys.stderr)
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +22,7 @@ Opened = Callable[[Checkpoint], Weights]
 GROUPINGS = ("total", "layer", "type", "tensor")
 
 
-@dataclass
-class Series:
+class Series(NamedTuple):
     """A measured series.
 
     ``table`` has one row a step and layer, in the order of steps: ``norm`` ρ, and against the step before it
@@ -32,11 +30,11 @@ class Series:
     ``nbutils.norms.norm_budget``), so that ρ'² = ρ² + ``displacement_sq`` + ``inner``. The first step has no neighbour.
     """
 
-    table: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(COLUMNS)))
-    duplicates: list[Skip] = field(default_factory=list)
-    skipped: list[Skip] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)  # tensors that are not counted, and why
-    parameters: int = 0
+    table: pd.DataFrame
+    duplicates: list[Skip]
+    skipped: list[Skip]
+    left_out: dict[str, str]  # tensors that are not counted, and why
+    parameters: int
 
 
 def _reference(found: Sequence[Checkpoint], store: Store, opened: Opened) -> Reference:
@@ -121,11 +119,9 @@ def _walk(
     from tqdm.auto import tqdm
 
     ref = store.reference = _reference(found, store, opened)
-    size = sum(map(math.prod, ref.shapes.values()))
-    result = Series(skipped=skipped, left_out=ref.left_out, parameters=size)
+    duplicates: list[Skip] = []
     counted: dict[str, Counted] = {}
     before: Counted | None = None
-    table: list[Row] = []
     for checkpoint in tqdm(found, desc="checkpoints", unit="", disable=not progress):
         pair = (checkpoint.key, before.checkpoint.key if before else None)
         known, original = store.rows.get(pair), store.duplicates.get(checkpoint.key)
@@ -137,23 +133,25 @@ def _walk(
                 other = before.checkpoint.label
                 raise ReadError(f"{checkpoint.label}: step {checkpoint.step} is {other} too, other weights")
         except ReadError as error:
-            result.skipped.append(Skip(checkpoint.label, str(error)))
+            skipped.append(Skip(checkpoint.label, str(error)))
             continue
         if original:
             store.duplicates[checkpoint.key] = original
             first = counted[original].checkpoint.label
-            result.duplicates.append(Skip(checkpoint.label, f"its weights are those of {first}"))
+            duplicates.append(Skip(checkpoint.label, f"its weights are those of {first}"))
             continue
         counted[checkpoint.key] = before = one
         store.rows[pair] = one.rows
-        table += one.rows
         if not known:
-            store.save(table)
-    if not table:
-        raise ValueError("no checkpoint could be read:\n" + "\n".join(f"  {line}" for line in grouped(result.skipped)))
-    store.save(table)
-    result.table = pd.DataFrame(table, columns=list(COLUMNS)).astype(dict.fromkeys(COLUMNS[2:], "float64"))
-    return result
+            store.save()
+    if not counted:
+        raise ValueError("no checkpoint could be read:\n" + "\n".join(f"  {line}" for line in grouped(skipped)))
+    store.save()
+    rows = [row for one in counted.values() for row in one.rows]
+    table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(COLUMNS[2:], "float64"))
+    if store.out:
+        table.to_csv(store.out, index=False, lineterminator="\n")
+    return Series(table, duplicates, skipped, ref.left_out, sum(map(math.prod, ref.shapes.values())))
 
 
 def series(
@@ -176,7 +174,7 @@ def series(
         source, match, step: as in ``find``.
         by: ``total``, or ``layer`` for rows of each block, the embeddings, the output layer and the rest as well;
             ``type`` for attention, mlp, norm and so on; ``tensor``; or a function from a tensor's name to its row.
-        out: CSV that is written on the way; a run with the same arguments goes on where the last one stopped.
+        out: CSV for the table; a run with the same arguments goes on where the last one stopped.
         keep: leave downloads in the Hub's cache; otherwise each is deleted after use.
         overwrite: begin again, whatever is in ``out``.
         progress: show a bar.

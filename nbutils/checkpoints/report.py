@@ -75,10 +75,7 @@ def growth(total: pd.DataFrame) -> list[str]:
         return [f"no fit: at least 5 norms that differ, at steps above 0, are needed; there are {len(t)}"]
     block = max(2, round(len(t) ** (1 / 2)))
     forms = ("sqrt", "square", "log", "power", *(["power_offset"] if len(t) > 6 else []))
-    title = (
-        f"fits over steps {t[0]:.0f} to {t[-1]:.0f}, with 95 % intervals from the scatter around each curve "
-        f"(residuals in blocks of {block}; another seed may differ more):"
-    )
+    title = f"fits over steps {t[0]:.0f} to {t[-1]:.0f}, with 95 % intervals (residuals in blocks of {block}):"
     return [title, *(f"  {fits.FORMS[form].label}: {_law(form, t, rho, block)}" for form in forms)]
 
 
@@ -148,15 +145,10 @@ def exponents(total: pd.DataFrame) -> pd.DataFrame:
     return found.assign(**{name: fits.local_exponents(t, curve, edges) for name, curve in curves.items() if count})
 
 
-def named(step: float) -> str:
-    """A step between two of the series, as text."""
-    return f"{step:.0f}" if step >= 100 else f"{step:.3g}"
-
-
 def _by_octave(total: pd.DataFrame) -> list[str]:
-    half = math.sqrt(2)
-    found = [f"{named(middle / half)}–{named(middle * half)}: {p:.3f}" for middle, p, *_ in exponents(total).to_numpy()]
-    return [f"exponent d ln ρ / d ln t by octave (interpolated between steps): {', '.join(found)}"] if found else []
+    edges = ((middle / math.sqrt(2), middle * math.sqrt(2), p) for middle, p, *_ in exponents(total).to_numpy())
+    found = ", ".join(f"{start:.0f}–{end:.0f}: {p:.3f}" for start, end, p in edges)
+    return [f"exponent d ln ρ / d ln t by octave (interpolated between steps): {found}"] if found else []
 
 
 def budget(total: pd.DataFrame) -> list[str]:

@@ -45,7 +45,10 @@ def load(place: str | Path, sentences: Sequence[str], *, tokenizer: str | Path |
     """
     import transformers as tf
 
-    folder = _folder(str(place))
+    folder = sources.model_folder(str(place))
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(f"{place}: an adapter that is not merged: {weights.MERGE}")
+    weights.read(folder)  # refuses what is none
     with _refused_of(place):
         config = tf.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kind = kind_of(config)
@@ -155,24 +158,11 @@ def _layers(one: Saved, count: int, first: int) -> list[Any]:
     return [f"encoder {i}" if i < encoder else f"decoder {i - encoder + first}" for i in numbers]
 
 
-def _folder(place: str) -> Path:
-    """The folder of a model whose weights can be read, and only weights: ``checkpoints`` refuses what is none."""
-    folder = sources.model_folder(place)
-    if (folder / "adapter_config.json").exists():
-        raise ValueError(f"{place}: an adapter that is not merged: {weights.MERGE}")
-    weights.read(folder)
-    if not (folder / "config.json").exists():
-        raise ValueError(f"{place}: no config.json: give a folder as save_pretrained leaves it")
-    return folder
-
-
 @contextmanager
 def _refused_of(place: object) -> Iterator[None]:
     """What ``transformers`` refuses, in one line."""
     try:
         yield
-    except ImportError:
-        raise
     except Exception as error:  # it raises many kinds
         first = str(error).strip().partition("\n")[0]
         why = "needs code of its own, which is not run here" if "trust_remote_code" in str(error) else first

@@ -122,12 +122,11 @@ def _options(source: Path, of: StepOf) -> list[tuple[str, Path]]:
     folders = [(d.name, d) for d in inside if d.is_dir()]
     steps = [(d.stem, d) for d in inside if not d.is_dir() and d.suffix in SUFFIXES and of(d.stem) is not None]
     if steps or any(of(name) is not None for name, _ in folders):
-        copy = [] if steps or not _holds_weights(source) else [("", source)]
-        return folders + steps + copy
-    real, held = source.resolve(), _held(source)
+        return folders + steps
+    real = source.resolve()
     above = [real.name if real.is_dir() else real.stem, *(up.name for up in [*real.parents][:2])]
     own = next((name for name in above if of(name) is not None), above[0])
-    one = held == [source] or (held and of(own) is not None)  # the second is such as step1000/hf
+    one = _holds_weights(source) or (of(own) is not None and _held(source))  # the second is such as step1000/hf
     return [(own, source)] if one else folders
 
 

@@ -1,8 +1,7 @@
-"""What a series has measured, on disk: the table, and beside it a state from which a later run goes on."""
+"""What a series has measured, on disk beside its table: a state from which a later run goes on."""
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -54,7 +53,7 @@ Pair = tuple[str, str | None]  # ``key`` of a checkpoint and of its predecessor
 
 
 class Store:
-    """Rows by what they were made from. ``out`` is written whole, and never read: the state beside it has all rows."""
+    """Rows by what they were made from. The table ``out`` is never read: the state beside it has all rows."""
 
     def __init__(self, out: Path | None, origin: str, overwrite: bool) -> None:
         self.out, self.origin = out, origin
@@ -79,8 +78,8 @@ class Store:
         if origin != self.origin:
             raise ValueError(f"{self.out}: was made with {origin}; give the same, another --out, or --overwrite")
 
-    def save(self, counted: Sequence[Row]) -> None:
-        """Write both files, each whole."""
+    def save(self) -> None:
+        """Write the state, whole: a killed run leaves this one or that before it."""
         if not self.out or not self.reference:
             return
         state: dict[str, Any] = {
@@ -89,11 +88,6 @@ class Store:
             "duplicates": self.duplicates,
         }
         state["done"] = [[*pair, rows] for pair, rows in self.rows.items()]
-        part = self.out.with_name(self.out.name + ".part")
+        part = self.state.with_suffix(".part")
         part.write_text(json.dumps(state), encoding="utf-8")
         os.replace(part, self.state)
-        with part.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file, lineterminator="\n")
-            table.writerow(COLUMNS)
-            table.writerows(counted)
-        os.replace(part, self.out)

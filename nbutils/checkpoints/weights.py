@@ -23,7 +23,6 @@ from nbutils.layers import originals_first
 BLOCK = 1 << 15  # values in float64 at once: those of two tensors then stay in the processor's cache
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-LARGE_NEGATIVE = -1e3  # and below, to −∞: what a mask adds to the scores of the future
 MERGE = "merge it into its model first (merge_and_unload)"
 
 _WRAPPER = re.compile(
@@ -171,7 +170,7 @@ def _is_causal(tensor: Tensor) -> bool:
     if n < 2 or not tensor.numel():
         return False
     seen, unseen = tensor[(0,) * (tensor.dim() - 1)][:2]  # on the diagonal, and above it
-    if (seen, unseen) not in ((1, 0), (0, 1)) and not (seen == 0 and unseen <= LARGE_NEGATIVE):
+    if (seen, unseen) not in ((1, 0), (0, 1)) and not (seen == 0 and unseen <= -1e3):  # to −∞, as added to scores
         return False  # nearly all weights: two values are read of them
     expected = torch.where(torch.ones(n, n, dtype=torch.bool).tril(), seen, unseen)
     return bool((tensor == expected).all())
