@@ -50,7 +50,6 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("--match", default="*", metavar="PATTERN", help="only names such as 'stage1-*'")
         each.add_argument("--step", metavar="REGEX", help=r"its one group is the step in a name: 'phase2_(\d+k)'")
         each.add_argument("--no-keep", action="store_true", help="delete each download after use")
-        each.add_argument("--overwrite", action="store_true", help="begin --out again")
     of_models = {"saturation": _saturation, "heads": _heads, "degree": _degree}
     models = [command(name, run, MODEL) for name, run in of_models.items()]
     for each in models:
@@ -213,8 +212,8 @@ def _series(options: argparse.Namespace, by: str, figure: Path | None) -> Series
             import matplotlib  # noqa: F401
         except ImportError:
             raise ValueError(f"{figure} needs matplotlib: pip install matplotlib, or 'norm-growth[plot]'") from None
-    how = {"match": options.match, "step": options.step, "keep": not options.no_keep, "overwrite": options.overwrite}
-    return checkpoints.series(options.source, by=by, out=options.out, progress=True, **how)
+    how = {"match": options.match, "step": options.step, "keep": not options.no_keep}
+    return checkpoints.series(options.source, by=by, out=options.out, **how)
 
 
 if __name__ == "__main__":

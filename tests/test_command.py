@@ -45,7 +45,6 @@ def test_table_plot_and_summary(run, tmp_path, capsys):
         "final: no step in its name", "h.0.attn.bias: attention mask",
     ):  # fmt: skip
         assert words in printed.out, words
-    assert "checkpoints: 100%" in printed.err
 
 
 def test_without_a_file_the_table_is_printed_and_the_summary_beside_it(run, capsys):

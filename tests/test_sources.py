@@ -51,14 +51,6 @@ def test_every_step_is_read_back(step, form, digits):
     assert step_of(form.format(digits.format(step))) == step
 
 
-@given(st.integers(0, 10**6), st.sampled_from([("k", 3), ("M", 6), ("b", 9)]), st.integers(0, 3))
-def test_a_step_in_thousands_millions_and_billions_is_read_back(digits, unit, places):
-    """digits/10^places of the unit: 1.25M is 1,250,000."""
-    letter, zeros = unit
-    written = f"{digits // 10**places}.{digits % 10**places:0{places}}" if places else str(digits)
-    assert step_of(f"step{written}{letter}") == digits * 10 ** (zeros - places)
-
-
 def cached(root, repository, **revisions):
     """One repository in the Hub's cache."""
     place = f"{root}/models--lab--{repository}"

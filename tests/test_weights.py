@@ -177,11 +177,9 @@ def test_buffers_do_not_count_and_what_is_trained_under_such_a_name_does(tmp_pat
          ["model.safetensors.index.json"]),
         (["sub/model.safetensors", "w.bin", "scheduler.bin", "training_args.bin", "rng_state.bin"], ["w.bin"]),
         (["m-1-of-2.pt", "m-2-of-2.pt"], "2 weight files and no index: m-1-of-2.pt, m-2-of-2.pt"),
-        (["m-1-of-1.pt"], "1 weight files and no index: m-1-of-1.pt"), ([], "no .safetensors"),
+        (["m-1-of-1.pt"], "1 weight files and no index: m-1-of-1.pt"), (["epoch=1.ckpt/"], "no .safetensors"),
         (["d.pt", "c.pt", "b.pt", "a.pt"], "4 weight files and no index: a.pt, b.pt, c.pt"),
-        (["notes.txt"], "no .safetensors, .bin, .pt, .pth or .ckpt file in it"), (["optimizer.pt"], "no .safetensors"),
-        (["epoch=1.ckpt/"], "no .safetensors"), (["sub/model.safetensors"], "no .safetensors"),
-        (["adapter_model.bin"], "only an adapter: merge it into its model first (merge_and_unload)"),
+        (["optimizer.pt"], "no .safetensors, .bin, .pt, .pth or .ckpt file in it"),
     ],
 )  # fmt: skip
 def test_which_files_of_a_folder_or_repository_hold_the_weights(names, found):
@@ -190,11 +188,6 @@ def test_which_files_of_a_folder_or_repository_hold_the_weights(names, found):
     else:
         with pytest.raises(ReadError, match=re.escape(found)):
             weights.weight_files(names)
-
-
-def header(**entry):
-    text = json.dumps(entry).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(16)
 
 
 def index(weight_map):
@@ -236,9 +229,6 @@ INDEX = "model.safetensors.index.json"
 BROKEN = [
     ("cut short, damaged, or no safetensors file (incomplete metadata, file not fully covered)", cut_to(-10)),
     ("no safetensors file (invalid header length)", cut_to(40)), ("header too small", cut_to(0)),
-    ("header too large", alone("w.safetensors", b"\xff" * 500)),
-    ("invalid JSON in header", alone("w.safetensors", (20).to_bytes(8, "little") + b"x" * 500)),
-    ("invalid shape", alone("w.safetensors", header(w={"dtype": "F32", "shape": [3], "data_offsets": [0, 16]}))),
     ("no .safetensors", lambda f: (f / "model.safetensors").unlink()),
     ("odd.safetensors: No such file", lambda f: (f / "model.safetensors").rename(f / "x") and
      (f / "odd.safetensors").symlink_to("gone")),
@@ -263,9 +253,7 @@ BROKEN = [
     ("model in state_dict holds tensors, beside w, and", alone("w.pt", {"state_dict": {"w": ONE, "model": [ONE]}})),
     ("tensor w is there twice", alone("w.pt", {"w": ONE, "module.w": ONE + 1})),
     ("w is sparse or nested (torch.sparse_coo); save it dense", pickled(torch.eye(3).to_sparse())),
-    ("w is sparse or nested", pickled(torch.eye(4).to_sparse_csr())),
     ("w is sparse or nested", pickled(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))),
-    ("w.pt: ", pickled(torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged))),
     ("torch.qint8: a quantised model", pickled(torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8))),
     ("w has no values: it is on the device meta", pickled(torch.empty(3, device="meta"))),
     ("holds Python objects, types.SimpleNamespace, which may run code", pickled(types.SimpleNamespace())),

@@ -112,9 +112,7 @@ def _original(one: Counted, counted: Mapping[str, Counted], names: Iterable[str]
     return None
 
 
-def _walk(
-    found: Sequence[Checkpoint], skipped: list[Skip], store: Store, opened: Opened, by: Grouping, progress: bool
-) -> Series:
+def _walk(found: Sequence[Checkpoint], skipped: list[Skip], store: Store, opened: Opened, by: Grouping) -> Series:
     """What the checkpoints that count have, in order of steps; of equal ones the first counts."""
     from tqdm.auto import tqdm
 
@@ -122,7 +120,7 @@ def _walk(
     duplicates: list[Skip] = []
     counted: dict[str, Counted] = {}
     before: Counted | None = None
-    for checkpoint in tqdm(found, desc="checkpoints", unit="", disable=not progress):
+    for checkpoint in tqdm(found, desc="checkpoints", unit="", disable=None):
         pair = (checkpoint.key, before.checkpoint.key if before else None)
         known, original = store.rows.get(pair), store.duplicates.get(checkpoint.key)
         try:
@@ -162,8 +160,6 @@ def series(
     match: str = "*",
     step: str | None = None,
     keep: bool = True,
-    overwrite: bool = False,
-    progress: bool = False,
 ) -> Series:
     """Measure the parameter norm, direction and norm budget along a series of checkpoints.
 
@@ -176,8 +172,6 @@ def series(
             ``type`` for attention, mlp, norm and so on; ``tensor``; or a function from a tensor's name to its row.
         out: CSV for the table; a run with the same arguments goes on where the last one stopped.
         keep: leave downloads in the Hub's cache; otherwise each is deleted after use.
-        overwrite: begin again, whatever is in ``out``.
-        progress: show a bar.
 
     Raises:
         ValueError: no checkpoint is readable, or ``out`` belongs to another series.
@@ -197,10 +191,10 @@ def series(
     sources = [source] if isinstance(source, str | Path) else list(source)
     named = by if isinstance(by, str) else f"{by.__module__}.{by.__qualname__}"
     origin = f"{' '.join(map(str, sources))} --by {named} --match {match!r}" + (f" --step {step!r}" if step else "")
-    store = Store(Path(out) if out is not None else None, origin, overwrite)
+    store = Store(Path(out) if out is not None else None, origin)
     found, skipped = find(sources, match, step)
     if not found:
         known = f"no name in which {step!r} finds a step" if step else "no checkpoint with a step in its name"
         why = [f"{known}, such as step1000, checkpoint-1000 or step_20k, that matches {match!r}", *grouped(skipped)]
         raise ValueError(f"{', '.join(map(str, sources))}: {'; '.join(why)}")
-    return _walk(found, skipped, store, opener(keep), by, progress)
+    return _walk(found, skipped, store, opener(keep), by)

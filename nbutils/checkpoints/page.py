@@ -84,9 +84,8 @@ def _figure(draw: Draw, total: pd.DataFrame, parts: pd.DataFrame, caption: str) 
         plt.gcf().set_size_inches(4.6, 2.9)  # not much wider than a phone: there its text stays of reading size
         plt.savefig(text, format="svg", metadata={"Date": None})
         plt.close()
-    svg = text.getvalue()[text.getvalue().index("<svg") :].replace(
-        "<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1
-    )
+    start = f'<svg role="img" aria-label="{escape(caption)}"'
+    svg = start + text.getvalue().partition("<svg")[2]
     return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
 
 

@@ -25,11 +25,7 @@ _DEPTH = 9  # of dictionaries in dictionaries: one may hold itself
 
 
 def state_dict(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The weights in a file of ``torch.save``, and what beside them is left out, with the reason: no training states.
-
-    Raises:
-        ReadError: the file is damaged, holds Python objects, or several parts with tensors and no known name.
-    """
+    """The weights in a file of ``torch.save``, and what is left out beside them and why; training states are not."""
     mapped = zipfile.is_zipfile(path)  # torch's format before 1.6 cannot be mapped
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)

@@ -49,19 +49,20 @@ class Row(NamedTuple):
 
 
 COLUMNS = Row._fields
+ANOTHER = "give another --out, or delete this one and its .state.json"
 Pair = tuple[str, str | None]  # ``key`` of a checkpoint and of its predecessor
 
 
 class Store:
     """Rows by what they were made from. The table ``out`` is never read: the state beside it has all rows."""
 
-    def __init__(self, out: Path | None, origin: str, overwrite: bool) -> None:
+    def __init__(self, out: Path | None, origin: str) -> None:
         self.out, self.origin = out, origin
         self.rows: dict[Pair, list[Row]] = {}
         self.duplicates: dict[str, str] = {}  # of the ``key`` of a copy that of its original
         self.reference: Reference | None = None
         self.state = out.with_name(out.name + ".state.json") if out else Path()
-        if out and not overwrite and (out.exists() or self.state.exists()):
+        if out and (out.exists() or self.state.exists()):
             self._load()
 
     def _load(self) -> None:
@@ -71,12 +72,11 @@ class Store:
             self.reference = Reference(**state["reference"])
             self.rows = {(one, before): [Row(*row) for row in rows] for one, before, rows in state["done"]}
         except FileNotFoundError:
-            why = "is there, and not from this command; give another --out, or --overwrite"
-            raise ValueError(f"{self.out}: {why}") from None
+            raise ValueError(f"{self.out}: is there, and not from this command; {ANOTHER}") from None
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{self.state}: damaged; give another --out, or --overwrite") from None
+            raise ValueError(f"{self.state}: damaged; {ANOTHER}") from None
         if origin != self.origin:
-            raise ValueError(f"{self.out}: was made with {origin}; give the same, another --out, or --overwrite")
+            raise ValueError(f"{self.out}: was made with {origin}; {ANOTHER}")
 
     def save(self) -> None:
         """Write the state, whole: a killed run leaves this one or that before it."""

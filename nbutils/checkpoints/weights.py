@@ -67,9 +67,7 @@ def read(place: Path) -> Weights:
     """The weights of a checkpoint: of a file, or of a folder with one or several files.
 
     Raises:
-        ReadError: nothing is there, shards are missing, a file is cut short, corrupt, unsafe, or a dtype unknown; only
-            an adapter or one that is not merged, a quantised model, parts of ZeRO-3, FSDP or Megatron, another format,
-            or tensors of which it is unclear that they are the weights.
+        ReadError: nothing is there, or not all of it, or what cannot be read, or must not be, or may be no weights.
     """
     found, at = Weights(), place
     try:
@@ -223,11 +221,7 @@ def _files(place: Path) -> list[Path]:
 
 
 def weight_files(names: Collection[str]) -> list[str]:
-    """Of the names in a folder those with its weights, or their index: safetensors before pickles, one before shards.
-
-    Raises:
-        ReadError: none is there, only an adapter, or there are shards or several files and no index.
-    """
+    """Of the names in a folder its weights, or their index: safetensors before pickles, one file before shards."""
     whole = {"model.safetensors", "pytorch_model.bin"} & set(names)
     indices = {"model.safetensors.index.json", "pytorch_model.bin.index.json"} & set(names)
     if not whole | indices and (why := layouts.why_refused(names)):
@@ -250,11 +244,7 @@ def weight_files(names: Collection[str]) -> list[str]:
 
 
 def shards_of(index: Path) -> list[str]:
-    """Names of the shards in an index.
-
-    Raises:
-        ReadError: the index is corrupt, names none, or files of other folders.
-    """
+    """Names of the shards in an index, which are files of its folder."""
     with suppress(ValueError, TypeError, KeyError, AttributeError):
         shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         if shards and all(shard == Path(shard).name for shard in shards):
