@@ -151,7 +151,6 @@ def _degree(options: argparse.Namespace) -> int:
     """The degree of the outputs in all parameters, measured at c = 1, 10, 100 and --c.
 
     columns of the table; the degree is the k with f(cθ) = c^k f(θ), of the first sentence
-      scale      c
       euler      the k that fits best at c, by Euler's identity
       residual   what that k leaves, over the size of the output: near 0 where there is a degree
       log_ratio  the same k from the outputs at c and at the next scale

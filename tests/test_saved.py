@@ -126,7 +126,7 @@ def broken(models, tmp_path, monkeypatch):
     [
         (["runs"], "runs: no .safetensors, .bin, .pt, .pth or .ckpt file in it"),
         (["words"], "words, its tokenizer (give another: --tokenizer): this tokenizer knows no word"),
-        (["config"], "config: config does not appear to have a file named config.json"),
+        (["config"], "config: Unrecognized model in config. Should have a `model_type` key in its config.json"),
         (["beside"], "beside: an adapter that is not merged: merge it into its model first"),
         (["part"], f"GPT2LMHeadModel needs {GONE}, which is not among the saved weights"),
         (["runs/step1", "--text", "empty.txt"], "empty.txt: no sentence in it"),

@@ -146,9 +146,8 @@ def test_what_is_no_place_and_no_repository_is_refused(name):
 
 
 def test_links_that_lead_nowhere_and_folders_that_may_not_be_read_are_skipped(tmp_path, monkeypatch):
-    make(tmp_path, steps=(1, 2, 7))
+    make(tmp_path, steps=(1, 2))
     (tmp_path / "step4.pt").symlink_to("there.pt")
-    (tmp_path / "step5").symlink_to("step7")
     plain = Path.iterdir
 
     def iterdir(path):
@@ -158,7 +157,7 @@ def test_links_that_lead_nowhere_and_folders_that_may_not_be_read_are_skipped(tm
 
     monkeypatch.setattr(Path, "iterdir", iterdir)
     result = series(tmp_path)
-    assert list(result.table.step) == [1, 5] and len(result.duplicates) == 1
+    assert list(result.table.step) == [1]
     assert [str(s) for s in result.skipped] == [
         f"{tmp_path / 'step2'}: cannot be read: Permission denied",
         f"{tmp_path / 'step4.pt'}: cannot be read: No such file or directory",

@@ -19,7 +19,12 @@ from nbutils.layers import layer_order, layers, type_of
 
 Grouping = str | Callable[[str], str]
 Opened = Callable[[Checkpoint], Weights]
-GROUPINGS = ("total", "layer", "type", "tensor")
+GROUPINGS: dict[str, Callable[[Iterable[str]], dict[str, str]]] = {  # of tensors the rows beside the total
+    "total": lambda names: {},
+    "layer": layers,
+    "type": lambda names: {name: type_of(name) for name in names},
+    "tensor": lambda names: {name: name for name in names},
+}
 
 
 class Series(NamedTuple):
@@ -65,7 +70,9 @@ def _measure(checkpoint: Checkpoint, before: Counted | None, ref: Reference, ope
     weights = opened(checkpoint)
     ref.check(checkpoint.label, weights)
     parts: dict[str, list[Sums]] = {"total": []}
-    labels = _labels(ref.shapes, by)
+    labels = {name: by(name) for name in ref.shapes} if callable(by) else GROUPINGS[by](ref.shapes)
+    if "total" in labels.values():
+        raise ValueError("no row may be named 'total': that one is the sum over all")
     for name in ref.shapes:
         one = sums(weights.parameters[name], previous[name] if previous else None)
         if not all(map(math.isfinite, one)):
@@ -86,20 +93,6 @@ def _row(step: int, layer: str, parts: Sequence[Sums], before: float | None) -> 
         cos = 1 - (moved - (norm - before) ** 2) / (2 * norm * before)
         cos = min(max(cos, -1.0), 1.0)
     return Row(step, layer, norm, cos, moved, 2 * dot)
-
-
-def _labels(names: Iterable[str], by: Grouping) -> dict[str, str]:
-    """The row of each tensor beside the total; none for ``total`` alone."""
-    if by == "total":
-        return {}
-    if by == "layer":
-        return layers(names)
-    known: dict[str, Callable[[str], str]] = {"type": type_of, "tensor": str}
-    label = by if callable(by) else known[by]
-    found = {name: label(name) for name in names}
-    if "total" in found.values():
-        raise ValueError("no row may be named 'total': that one is the sum over all")
-    return found
 
 
 def _original(one: Counted, counted: Mapping[str, Counted], names: Iterable[str], opened: Opened) -> str | None:
