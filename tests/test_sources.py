@@ -106,7 +106,7 @@ PLACES = {
        for name in ("epoch_{}/w.pt", "epoch={}.ckpt", "ep{}/w.pt", "checkpoint{}/w.pt")},
     "folders of series": ({f"{n}/step{s}/w.pt": s for n in "ab" for s in (1, 2)} | {"empty/": ""}, ["."], {}, None,
                           "no checkpoint with a step in its name"),
-    "no match": ({"step1/w.pt": 1}, ["."], {"match": "x*"}, None, "that matches 'x*'"),
+    "no match": ({"step1/w.pt": 1}, ["."], {"match": "x*"}, None, "only names that match 'x*' count"),
     "no such pattern": ({"step1/w.pt": 1}, ["."], {"step": r"at(\d+)"}, None,
                         r"no name in which 'at(\\d+)' finds a step"),
     "no group": ({"step1/w.pt": 1}, ["."], {"step": "at"}, None, "--step 'at': put ( ) around the number"),

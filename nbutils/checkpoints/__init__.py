@@ -65,7 +65,7 @@ class Counted(NamedTuple):
 
 def _measure(checkpoint: Checkpoint, before: Counted | None, ref: Reference, opened: Opened, by: Grouping) -> list[Row]:
     """Rows of one checkpoint."""
-    previous = opened(before.checkpoint).parameters if before else None  # first: the opener keeps the last two
+    previous = opened(before.checkpoint).parameters if before else None  # first: the last three are at hand
     norms = {row.layer: row.norm for row in before.rows} if before else {}
     weights = opened(checkpoint)
     ref.check(checkpoint.label, weights)
@@ -107,7 +107,7 @@ def _original(one: Counted, counted: Mapping[str, Counted], names: Iterable[str]
 
 def _walk(found: Sequence[Checkpoint], skipped: list[Skip], store: Store, opened: Opened, by: Grouping) -> Series:
     """What the checkpoints that count have, in order of steps; of equal ones the first counts."""
-    from tqdm.auto import tqdm
+    from tqdm import tqdm
 
     ref = store.reference = _reference(found, store, opened)
     duplicates: list[Skip] = []
@@ -187,7 +187,8 @@ def series(
     store = Store(Path(out) if out is not None else None, origin)
     found, skipped = find(sources, match, step)
     if not found:
-        known = f"no name in which {step!r} finds a step" if step else "no checkpoint with a step in its name"
-        why = [f"{known}, such as step1000, checkpoint-1000 or step_20k, that matches {match!r}", *grouped(skipped)]
+        known = "no checkpoint with a step in its name, such as step1000, checkpoint-1000 or step_20k"
+        why = [f"no name in which {step!r} finds a step" if step else known, *grouped(skipped)]
+        why += [f"only names that match {match!r} count"] if match != "*" else []
         raise ValueError(f"{', '.join(map(str, sources))}: {'; '.join(why)}")
     return _walk(found, skipped, store, opener(keep), by)
