@@ -169,8 +169,7 @@ def test_buffers_do_not_count_and_what_is_trained_under_such_a_name_does(tmp_pat
     ("names", "found"),
     [
         (["odd.safetensors", "pytorch_model.bin"], ["odd.safetensors"]), (["any.bin", "other.pt"], ["any.bin"]),
-        (["any.pt"], ["any.pt"]), (["any.pth", "x.txt"], ["any.pth"]), (["any.ckpt", "rng_state.pth"], ["any.ckpt"]),
-        (["a.bin", "pytorch_model.bin"], ["pytorch_model.bin"]),
+        (["any.pth", "x.txt"], ["any.pth"]), (["any.ckpt", "rng_state.pth"], ["any.ckpt"]),
         (["model.safetensors", "pytorch_model.bin", "README.md"], ["model.safetensors"]),
         (["model.safetensors", "model-00001-of-00009.safetensors"], ["model.safetensors"]),
         (["a-1-of-2.safetensors", "model.safetensors.index.json", "consolidated.safetensors", "pytorch_model.bin"],

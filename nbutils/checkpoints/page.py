@@ -112,6 +112,9 @@ def _layers(total: pd.DataFrame, parts: pd.DataFrame) -> None:
 
 def _octaves(total: pd.DataFrame, parts: pd.DataFrame) -> None:
     ax, found = figures.axes("step $t$", r"$d\ln\rho\,/\,d\ln t$", log="x"), exponents(total)
+    shown = found.middle[:: 1 + len(found) // 7]
+    ax.set_xticks(shown, [f"{step:.0f}" for step in shown])
+    ax.minorticks_off()
     ax.plot(found.middle, found.exponent, "o", color=figures.BLUE, label="this series")
     ax.plot(found.middle, found.noise, "s", color=figures.RED, fillstyle="none", label="noise, same lengths")
     ax.axhline(0.5, **figures.THEORY)
