@@ -124,7 +124,7 @@ def _options(source: Path, of: StepOf) -> list[tuple[str, Path]]:
     if steps or any(of(name) is not None for name, _ in folders):
         return folders + steps
     real = source.resolve()
-    above = [real.name if real.is_dir() else real.stem, *(up.name for up in [*real.parents][:2])]
+    above = [real.name, real.parent.name] if real.is_dir() else [real.stem, real.parent.name, real.parent.parent.name]
     own = next((name for name in above if of(name) is not None), above[0])
     one = _holds_weights(source) or (of(own) is not None and _held(source))  # the second is such as step1000/hf
     return [(own, source)] if one else folders
