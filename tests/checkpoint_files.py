@@ -73,7 +73,7 @@ def cut(path, to):
 
 MEASURED = """
 import sys, threading, time
-import tqdm.auto
+import tqdm
 from nbutils import checkpoints
 def own():
     return int(open("/proc/self/status").read().split("RssAnon:")[1].split()[0]) / 1024

@@ -10,7 +10,7 @@ from checkpoint_files import save
 
 
 class Hub:
-    """``add`` makes a revision; ``asked`` lists what was fetched: commit, file, and whether whole; ``down`` fail."""
+    """``add`` makes a revision; ``asked`` lists what was fetched, commit and file; ``down`` fail."""
 
     def __init__(self, root):
         self.root, self.repos, self.asked, self.down = root, {}, [], set()
@@ -32,10 +32,10 @@ class Hub:
         self.server.shutdown()
         self.server.server_close()
 
-    def fetched(self, whole=True):
-        """Revisions of which files were fetched, in full or in part."""
+    def fetched(self):
+        """Revisions of which files were fetched."""
         names = {commit: revision for revisions in self.repos.values() for revision, commit in revisions.items()}
-        return [names[commit] for commit, name, full in self.asked if full == whole and name != "README.md"]
+        return [names[commit] for commit, name in self.asked if name != "README.md"]
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -86,12 +86,6 @@ class Answer(BaseHTTPRequestHandler):
             return self.answer(status=404, X_Error_Code="EntryNotFound")
         body = (folder / file[3]).read_bytes()
         tag = f'"{hashlib.sha1(body).hexdigest()}"'
-        part = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if self.command == "GET":
-            self.hub.asked.append((commit, file[3], not part))
-        headers = {"ETag": tag, "X_Repo_Commit": commit, "Accept_Ranges": "bytes"}
-        if part:
-            first, last = int(part[1]), min(int(part[2] or len(body)), len(body) - 1)
-            headers["Content_Range"] = f"bytes {first}-{last}/{len(body)}"
-            return self.answer(body[first : last + 1], 206, **headers)
-        return self.answer(body, **headers)
+            self.hub.asked.append((commit, file[3]))
+        return self.answer(body, ETag=tag, X_Repo_Commit=commit)

@@ -51,26 +51,15 @@ def test_every_step_is_read_back(step, form, digits):
     assert step_of(form.format(digits.format(step))) == step
 
 
-@given(st.integers(0, 10**6), st.sampled_from([("k", 3), ("M", 6), ("b", 9)]), st.integers(0, 3))
-def test_a_step_in_thousands_millions_and_billions_is_read_back(digits, unit, places):
-    """digits/10^places of the unit: 1.25M is 1,250,000."""
-    letter, zeros = unit
-    written = f"{digits // 10**places}.{digits % 10**places:0{places}}" if places else str(digits)
-    assert step_of(f"step{written}{letter}") == digits * 10 ** (zeros - places)
-
-
 def cached(root, repository, **revisions):
-    """One repository in the Hub's cache; ``_name`` is a snapshot of that name without a reference."""
+    """One repository in the Hub's cache."""
     place = f"{root}/models--lab--{repository}"
-    files = {}
-    for ref, seed in revisions.items():
-        files |= {f"{place}/snapshots/{ref.lstrip('_') if ref[0] == '_' else 'hash-' + ref}/model.safetensors": seed}
-        files |= {f"{place}/refs/{ref}": f"hash-{ref}"} if ref[0] != "_" else {}
-    return files
+    files = {f"{place}/snapshots/hash-{ref}/model.safetensors": seed for ref, seed in revisions.items()}
+    return files | {f"{place}/refs/{ref}": f"hash-{ref}" for ref in revisions}
 
 
 TWINS = {f"step{s}/{part}/model.safetensors": s + 10 * (part == "vae") for s in (1, 2) for part in ("unet", "vae")}
-GIVE = "weights in 2 folders, unet and vae; give those of one: {}/*/unet"
+NONE = "no .safetensors, .bin, .pt, .pth or .ckpt file in it"
 NO_STEP = "no step in its name, or two; --step takes a pattern that finds it"
 EPOCHS = "no step (epochs are not steps; rename, such as step500, or give --step)"
 # Files, of the model of a seed or with a text; sources and options; then the seeds by step and what is skipped, or why
@@ -85,13 +74,12 @@ PLACES = {
     "several folders": ({f"step{s}/model.safetensors": s for s in (0, 10, 20)}, ["step20", "step0", "step10"], {},
                         {0: 0, 10: 10, 20: 20}, []),
     "a folder deeper, and a final copy": ({f"checkpoint-{s}/hf/w.bin": s for s in (1, 2)} | {"model.safetensors": 2},
-                                          ["."], {}, {1: 1, 2: 2}, [f": {NO_STEP}"]),
+                                          ["."], {}, {1: 1, 2: 2}, []),
     "a step within a step": ({f"step{s}/iter_{s}/w.pt": s for s in (1, 2)} | {"final/hf/w.pt": 2}, ["."], {},
                              {1: 1, 2: 2}, [f"final/hf: {NO_STEP}"]),
     "one of two folders of weights": (TWINS, ["step1/unet", "step2/unet"], {}, {1: 1, 2: 2}, []),
-    "two folders of weights": (TWINS, ["."], {}, None, GIVE),
     "two folders in one step": (TWINS | {"step3/only/w.pt": 3, "step3/logs/x": "x"}, ["."], {}, {3: 3},
-                                [f"step{s}: {GIVE}" for s in (1, 2)]),
+                                [f"step{s}: {NONE}" for s in (1, 2)]),
     "one checkpoint": ({"step3/model/model.safetensors": 3}, ["step3"], {}, {3: 3}, []),
     "its folder": ({"step3/model/model.safetensors": 3}, ["step3/model"], {}, {3: 3}, []),
     "its file": ({"step3/model/model.safetensors": 3}, ["step3/model/model.safetensors"], {}, {3: 3}, []),
@@ -101,14 +89,14 @@ PLACES = {
                   {1000: 1, 2000: 2}, []),
     "the same step": ({"a-step1/w.pt": 1, "b-step1/w.pt": 2}, ["."], {}, {1: 1},
                       ["b-step1: step 1 is {}/a-step1 too, other weights"]),
-    "an empty folder": ({"step1/w.pt": 1, "step2/": ""}, ["."], {}, {1: 1}, ["step2: empty folder"]),
-    "only an optimizer": ({"step1/w.pt": 1, "step2/optimizer_0/w.pt": 1}, ["."], {}, {1: 1},
-                          ["step2: no .safetensors, .bin, .pt, .pth or .ckpt file in it"]),
-    "a cache": (cached(".", "m", main=9, step10=10, step20=20, _step30=30, _hash=7), ["models--lab--m"], {},
-                {10: 10, 20: 20, 30: 30}, [f"hash: {NO_STEP}"]),
+    "an empty folder": ({"step1/w.pt": 1, "step2/": ""}, ["."], {}, {1: 1}, [f"step2: {NONE}"]),
+    "only an optimizer": ({"step1/w.pt": 1, "step2/optimizer_0/w.pt": 1}, ["."], {}, {1: 1}, [f"step2: {NONE}"]),
+    "a cache": (cached(".", "m", main=9, step10=10, step20=20), ["models--lab--m"], {}, {10: 10, 20: 20},
+                [f"m@main: {NO_STEP}"]),
     "caches of one each": (cached(".", "m-step5", main=5) | cached(".", "m-step6", main=6),
                            ["models--lab--m-step5", "models--lab--m-step6"], {}, {5: 5, 6: 6}, []),
-    "a cache with steps twice": (cached(".", "m-step9", main=1, step5=5), ["models--lab--m-step9"], {}, {5: 5}, []),
+    "a cache with steps twice": (cached(".", "m-step9", main=1, step5=5), ["models--lab--m-step9"], {}, {5: 5},
+                                 [f"@main: {NO_STEP}"]),
     "a cache without steps": (cached(".", "m", main=5), ["models--lab--m"], {}, None, "no checkpoint with a step"),
     "nothing": ({"notes.txt": "x"}, ["."], {}, None, "such as step1000, checkpoint-1000 or step_20k"),
     "no step": ({"final/w.pt": 1}, ["."], {}, None, f"final: {NO_STEP}"),
@@ -117,14 +105,11 @@ PLACES = {
     **{f"epochs {name}": ({name.format(i): i for i in (1, 2)}, ["."], {}, None, EPOCHS)
        for name in ("epoch_{}/w.pt", "epoch={}.ckpt", "ep{}/w.pt", "checkpoint{}/w.pt")},
     "folders of series": ({f"{n}/step{s}/w.pt": s for n in "ab" for s in (1, 2)} | {"empty/": ""}, ["."], {}, None,
-                          "it has folders that hold series: {}/a, {}/b"),
-    "five of them": ({f"{n}/step1/w.pt": 1 for n in "abcde"}, ["."], {}, None, "series: {}/a, {}/b, {}/c and 2 more"),
-    "no match": ({"step1/w.pt": 1, "step2/w.pt": 2}, ["."], {"match": "x*"}, None,
-                 "none of its 2 checkpoints matches 'x*'"),
-    "one no match": ({"step1/w.pt": 1}, ["."], {"match": "x*"}, None, "none of its 1 checkpoint matches 'x*'"),
+                          "no checkpoint with a step in its name"),
+    "no match": ({"step1/w.pt": 1}, ["."], {"match": "x*"}, None, "only names that match 'x*' count"),
     "no such pattern": ({"step1/w.pt": 1}, ["."], {"step": r"at(\d+)"}, None,
                         r"no name in which 'at(\\d+)' finds a step"),
-    "no group": ({"step1/w.pt": 1}, ["."], {"step": "at"}, None, "--step 'at' has 0 groups; put ( ) around the number"),
+    "no group": ({"step1/w.pt": 1}, ["."], {"step": "at"}, None, "--step 'at': put ( ) around the number"),
     "no pattern": ({"step1/w.pt": 1}, ["."], {"step": "("}, None, "--step '(' is no regular expression"),
     "no row": ({"step1/w.pt": 1}, ["."], {"by": "block"}, None, "choose total, layer, type, tensor"),
 }  # fmt: skip
@@ -161,11 +146,8 @@ def test_what_is_no_place_and_no_repository_is_refused(name):
 
 
 def test_links_that_lead_nowhere_and_folders_that_may_not_be_read_are_skipped(tmp_path, monkeypatch):
-    make(tmp_path, steps=(1, 2, 7))
-    (tmp_path / "step3").symlink_to(tmp_path / "gone")
+    make(tmp_path, steps=(1, 2))
     (tmp_path / "step4.pt").symlink_to("there.pt")
-    (tmp_path / "step5").symlink_to("step7")
-    (tmp_path / "notes").symlink_to("anywhere")
     plain = Path.iterdir
 
     def iterdir(path):
@@ -175,11 +157,10 @@ def test_links_that_lead_nowhere_and_folders_that_may_not_be_read_are_skipped(tm
 
     monkeypatch.setattr(Path, "iterdir", iterdir)
     result = series(tmp_path)
-    assert list(result.table.step) == [1, 5] and len(result.duplicates) == 1
+    assert list(result.table.step) == [1]
     assert [str(s) for s in result.skipped] == [
         f"{tmp_path / 'step2'}: cannot be read: Permission denied",
-        f"{tmp_path / 'step3'}: a link to {tmp_path / 'gone'}, which is not there",
-        f"{tmp_path / 'step4.pt'}: a link to there.pt, which is not there",
+        f"{tmp_path / 'step4.pt'}: cannot be read: No such file or directory",
     ]
 
 
@@ -189,7 +170,7 @@ def test_of_300_folders_of_one_kind_there_is_one_line(tmp_path):
         (tmp_path / f"step{step}").mkdir()
     save({"base_layer.w": torch.ones(2)}, tmp_path / "step400")
     lines = sources.grouped(series(tmp_path).skipped)
-    assert lines[0] == f"{tmp_path / 'step10'}: empty folder (and 299 more like it, to {tmp_path / 'step309'})"
+    assert lines[0] == f"{tmp_path / 'step10'}: {NONE} (and 299 more like it, to {tmp_path / 'step309'})"
     assert len(lines) == 2 and "merge_and_unload" in lines[1] and sources.grouped([]) == []
 
 
@@ -210,7 +191,7 @@ def hub(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_revisions_of_a_repository(hub, tmp_path, keep):
-    """Each is fetched once, and deleted unless it is kept; what a header refuses is not fetched."""
+    """Of each only the weights are fetched, in one format; they are deleted unless they are kept."""
     states = {step: model(step) for step in (0, 512, 1000, 20_000)}
     hub.add("lab/model", "main", states[20_000])
     for step, state in reversed(states.items()):
@@ -218,21 +199,19 @@ def test_revisions_of_a_repository(hub, tmp_path, keep):
     shard(hub.add("lab/model", "step4k", None), model(4), 3)
     hub.add("lab/model", "step5k", None)
     hub.add("lab/model", "step6k", model(6, layers=1))
-    hub.add("lab/model", "step7k", {"h.0.lora_A.weight": torch.ones(2, 8)})
     hub.add("lab/model", "step8k", {"lora_A.weight": torch.ones(2, 8)}, name="adapter_model.safetensors")
     hub.add("lab/model", "step9k", model(9), name="pytorch_model.bin")
     result = series("lab/model", keep=keep)
     assert_is(result.table, states | {4000: model(4), 9000: model(9)})
     assert [str(skip) for skip in result.skipped] == [
         f"lab/model@main: {NO_STEP}",
-        "lab/model@step5k: no .safetensors, .bin, .pt, .pth or .ckpt file in it",
+        f"lab/model@step5k: {NONE}",
         "lab/model@step6k: other tensors than lab/model@step20000: no transformer.h.1.mlp.bias, "
         "no transformer.h.1.mlp.weight",
-        "lab/model@step7k: h.0.lora_A.weight belongs to an adapter that is not merged: merge it into its model first "
-        "(merge_and_unload)",
         "lab/model@step8k: only an adapter: merge it into its model first (merge_and_unload)",
     ]
-    whole = ["step0", "step1000", "step20000", *["step4k"] * 4, "step512", "step9k"]  # an index and 3 shards
+    again = [] if keep else ["step20000"]  # with which the others are compared
+    whole = ["step0", "step1000", "step20000", *again, *["step4k"] * 4, "step512", "step6k", "step9k"]
     assert sorted(hub.fetched()) == whole and not list(tmp_path.glob("nbutils-*"))
     assert (tmp_path / "cache").exists() == keep
 
@@ -256,7 +235,6 @@ def test_a_hub_that_fails_midway_loses_nothing(hub, tmp_path):
     hub.down = {folders[20].name}
     with pytest.raises(ConnectionError, match="lab/model@step20: cannot get its"):
         series("lab/model", out=out)
-    assert len(out.read_text().splitlines()) == 3
     hub.down = set()
     hub.asked.clear()
     assert_is(series("lab/model", out=out).table, states)
@@ -274,7 +252,6 @@ def test_several_repositories_and_pinned_revisions(hub):
 
 
 def test_no_such_repository_no_network_and_no_package(hub, monkeypatch):
-    """Where the folder above is here, a folder was meant."""
     begins = "no such folder; as a repository of the Hub: "
     for find in (series, sources.model_folder):
         with pytest.raises(FileNotFoundError, match=f"lab/none: {begins}not on the Hub, or no access"):
@@ -285,12 +262,6 @@ def test_no_such_repository_no_network_and_no_package(hub, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ConnectionError, match=f"{begins}to read it, pip install huggingface_hub, or 'norm-growth"):
         series("lab/model")
-    monkeypatch.chdir(hub.root.parent)
-    for name in ("b", "a", "d", "c"):
-        (Path("lab") / name).mkdir(parents=True)
-    for find in (series, sources.model_folder):
-        with pytest.raises(FileNotFoundError, match="lab/model: no such folder; in lab is a, b, c and more"):
-            find("lab/model")
 
 
 def test_a_saved_model_of_the_hub(hub):

@@ -51,7 +51,6 @@ def test_shards_single_files_and_pickles_of_all_ages_are_one_series(tmp_path):
     save(states[1], tmp_path / "step1")
     shard(tmp_path / "step2", states[2])
     shard(tmp_path / "step3", states[3], 3)
-    (tmp_path / "step3" / "model.safetensors.index.json").unlink()
     save(states[4] | {"lm_head.weight": states[4]["transformer.wte.weight"]}, tmp_path / "step4", "pytorch_model.bin")
     save({"step": 5}, tmp_path / "step4", "optimizer.pt")
     save({"model": {f"module.{k}": v for k, v in states[5].items()}, "step": 5}, tmp_path, "step5.pt")
@@ -75,8 +74,8 @@ def test_a_file_that_cannot_be_mapped_is_refused(tmp_path, monkeypatch):
 
 def test_storage_is_shared_within_one_file_only(tmp_path):
     """A file may lie in memory where an earlier one, of which nothing counts, lay before."""
-    for i, name in enumerate(("a.inv_freq", "b.inv_freq", "some_weigh")):
-        save({name: torch.full((5000,), 2.0)}, tmp_path / "step1", f"m-{i + 1}-of-3.safetensors")
+    names = ("a.inv_freq", "b.inv_freq", "some_weight")
+    shard(tmp_path / "step1", {name: torch.full((5000,), 2.0) for name in names}, parts=3)
     assert series(tmp_path).parameters == 5000
 
 
@@ -166,44 +165,20 @@ def test_buffers_do_not_count_and_what_is_trained_under_such_a_name_does(tmp_pat
     assert result.left_out == LEFT_OUT
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(2, 200),
-    st.sampled_from([(), (1, 1), (3,)]),
-    st.sampled_from([(1, 0), (0, 1), (0, -1e4), (0, -math.inf)]),
-    st.data(),
-)
-def test_a_causal_mask_is_known_by_its_values_and_one_other_value_makes_it_a_weight(n, before, values, data):
-    """Above n = 181 it is longer than a block."""
-    seen, unseen = values
-    mask = torch.where(torch.ones(n, n).tril() > 0, float(seen), float(unseen)).repeat(*before, 1, 1)
-    assert weights.why_constant("any.name", mask) == "attention mask"
-    mask.view(-1)[data.draw(st.integers(0, mask.numel() - 1))] = 0.5
-    assert weights.why_constant("any.name", mask) is None
-
-
 @pytest.mark.parametrize(
     ("names", "found"),
     [
         (["odd.safetensors", "pytorch_model.bin"], ["odd.safetensors"]), (["any.bin", "other.pt"], ["any.bin"]),
-        (["any.pt"], ["any.pt"]), (["any.pth", "x.txt"], ["any.pth"]), (["any.ckpt", "rng_state.pth"], ["any.ckpt"]),
-        (["a.bin", "pytorch_model.bin"], ["pytorch_model.bin"]),
+        (["any.pth", "x.txt"], ["any.pth"]), (["any.ckpt", "rng_state.pth"], ["any.ckpt"]),
         (["model.safetensors", "pytorch_model.bin", "README.md"], ["model.safetensors"]),
         (["model.safetensors", "model-00001-of-00009.safetensors"], ["model.safetensors"]),
         (["a-1-of-2.safetensors", "model.safetensors.index.json", "consolidated.safetensors", "pytorch_model.bin"],
          ["model.safetensors.index.json"]),
         (["sub/model.safetensors", "w.bin", "scheduler.bin", "training_args.bin", "rng_state.bin"], ["w.bin"]),
-        (["m-1-of-2.pt", "m-2-of-2.pt"], ["m-1-of-2.pt", "m-2-of-2.pt"]), (["m-1-of-1.pt"], ["m-1-of-1.pt"]),
-        (["m-2-of-4.pt", "m-4-of-4.pt"], "2 of 4 shards; missing 1, 3"),
-        (["m-1-of-3.pt"], "1 of 3 shards; missing 2, 3"),
-        (["a-1-of-2.pt", "b-1-of-2.pt"], "2 of 2 shards; missing 2"), (["a-1-of-1.pt", "b-1-of-1.pt"], "2 of 1 shards"),
-        (["m-1-of-2.pt", "m.pt"], "2 weight files and no index: m-1-of-2.pt, m.pt"), ([], "empty folder"),
+        (["m-1-of-2.pt", "m-2-of-2.pt"], "2 weight files and no index: m-1-of-2.pt, m-2-of-2.pt"),
+        (["m-1-of-1.pt"], "1 weight files and no index: m-1-of-1.pt"), (["epoch=1.ckpt/"], "no .safetensors"),
         (["d.pt", "c.pt", "b.pt", "a.pt"], "4 weight files and no index: a.pt, b.pt, c.pt"),
-        (["notes.txt"], "no .safetensors, .bin, .pt, .pth or .ckpt file in it"), (["optimizer.pt"], "no .safetensors"),
-        (["epoch=1.ckpt/"], "no .safetensors"), (["sub/model.safetensors"], "no .safetensors"),
-        (["adapter_model.bin"], "only an adapter: merge it into its model first (merge_and_unload)"),
-        (["flax_model.msgpack"], "Flax's format (.msgpack)"), (["model.onnx"], "ONNX's format"),
-        (["a.nemo"], "NeMo's format"), (["m.h5"], "TensorFlow or Keras's format"),
+        (["optimizer.pt"], "no .safetensors, .bin, .pt, .pth or .ckpt file in it"),
     ],
 )  # fmt: skip
 def test_which_files_of_a_folder_or_repository_hold_the_weights(names, found):
@@ -212,11 +187,6 @@ def test_which_files_of_a_folder_or_repository_hold_the_weights(names, found):
     else:
         with pytest.raises(ReadError, match=re.escape(found)):
             weights.weight_files(names)
-
-
-def header(**entry):
-    text = json.dumps(entry).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(16)
 
 
 def index(weight_map):
@@ -258,12 +228,7 @@ INDEX = "model.safetensors.index.json"
 BROKEN = [
     ("cut short, damaged, or no safetensors file (incomplete metadata, file not fully covered)", cut_to(-10)),
     ("no safetensors file (invalid header length)", cut_to(40)), ("header too small", cut_to(0)),
-    ("header too large", alone("w.safetensors", b"\xff" * 500)),
-    ("invalid JSON in header", alone("w.safetensors", (20).to_bytes(8, "little") + b"x" * 500)),
-    ("invalid shape", alone("w.safetensors", header(w={"dtype": "F32", "shape": [3], "data_offsets": [0, 16]}))),
-    ("a Git LFS pointer", alone("w.safetensors", b"version https://git-lfs.github.com/spec/v1\n")),
-    ("a Git LFS pointer", alone("w.bin", b"version https://git-lfs.github.com/spec/v1\n")),
-    ("empty folder", lambda f: (f / "model.safetensors").unlink()),
+    ("no .safetensors", lambda f: (f / "model.safetensors").unlink()),
     ("odd.safetensors: No such file", lambda f: (f / "model.safetensors").rename(f / "x") and
      (f / "odd.safetensors").symlink_to("gone")),
     ("h.1.mlp.bias holds values that are not finite", holding(**{"transformer.h.1.mlp.bias": torch.ones(32) / 0 * 0})),
@@ -274,7 +239,7 @@ BROKEN = [
     (": extra.weight more", holding(**{"extra.weight": torch.ones(2)})),
     (": no transformer.h.1.mlp.bias, x more", lambda f: save(
         {k: v for k, v in model(1).items() if "1.mlp.bias" not in k} | {"x": torch.ones(2)}, f)),
-    (": x more, y more and 1 other differences", holding(**dict.fromkeys("xyz", torch.ones(2)))),
+    (": x more, y more, z more", holding(**dict.fromkeys("xyz", torch.ones(2)))),
     ("a.weight has dtype torch.float8_e4m3fn; known", holding(**{"a.weight": torch.ones(2).to(torch.float8_e4m3fn)})),
     ("a has dtype torch.complex64; known are torch.float64", holding(a=torch.ones(2, dtype=torch.complex64))),
     ("qweight is torch.int32: a quantised model; its norm", holding(qweight=torch.ones(2, dtype=torch.int32))),
@@ -287,18 +252,15 @@ BROKEN = [
     ("model in state_dict holds tensors, beside w, and", alone("w.pt", {"state_dict": {"w": ONE, "model": [ONE]}})),
     ("tensor w is there twice", alone("w.pt", {"w": ONE, "module.w": ONE + 1})),
     ("w is sparse or nested (torch.sparse_coo); save it dense", pickled(torch.eye(3).to_sparse())),
-    ("w is sparse or nested", pickled(torch.eye(4).to_sparse_csr())),
     ("w is sparse or nested", pickled(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))),
-    ("w.pt: ", pickled(torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged))),
     ("torch.qint8: a quantised model", pickled(torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8))),
     ("w has no values: it is on the device meta", pickled(torch.empty(3, device="meta"))),
     ("holds Python objects, types.SimpleNamespace, which may run code", pickled(types.SimpleNamespace())),
     ("refused: damaged, not from torch.save, or with Python objects", alone("w.pt", b"x" * 100)),
     ("refused: damaged", alone("w.pt", b"")), ("names model-00002-of-00002.safetensors, which is", without_a_shard),
-    *[("corrupt: no weight_map", alone(INDEX, text)) for text in (
-        b"{", b"{}", b"[]", b'{"weight_map": []}', index({"a": 1}), index({"a": ["b"]}))],
-    ("shards must be files of the same folder", alone(INDEX, index({}))),
-    ("shards must be files of the same folder", alone(INDEX, index({"w": "../step10/model.safetensors"}))),
+    *[("corrupt: its weight_map does not name files of the same folder", alone(INDEX, text)) for text in (
+        b"{", b"{}", b"[]", b'{"weight_map": []}', index({"a": 1}), index({"a": ["b"]}), index({}),
+        index({"w": "../step10/model.safetensors"}))],
     ("names x, which is not there (2 of 2 missing)", alone(INDEX, index({"a": "x", "b": "y", "c": "y"}))),
 ]  # fmt: skip
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,16 +12,22 @@ import pandas as pd
 
 from nbutils.checkpoints.comparisons import Sums, same, sums, tied
 from nbutils.checkpoints.layouts import ReadError
-from nbutils.checkpoints.sources import Checkpoint, Opener, Skip, find, grouped, series_below
-from nbutils.checkpoints.store import COLUMNS, Key, Name, Reference, Row, Shapes, Store
-from nbutils.layers import layer_of, layer_order, layers, type_of
+from nbutils.checkpoints.sources import Checkpoint, Skip, find, grouped, opener
+from nbutils.checkpoints.store import COLUMNS, Reference, Row, Store
+from nbutils.checkpoints.weights import Weights
+from nbutils.layers import layer_order, layers, type_of
 
 Grouping = str | Callable[[str], str]
-GROUPINGS = ("total", "layer", "type", "tensor")
+Opened = Callable[[Checkpoint], Weights]
+GROUPINGS: dict[str, Callable[[Iterable[str]], dict[str, str]]] = {  # of tensors the rows beside the total
+    "total": lambda names: {},
+    "layer": layers,
+    "type": lambda names: {name: type_of(name) for name in names},
+    "tensor": lambda names: {name: name for name in names},
+}
 
 
-@dataclass
-class Series:
+class Series(NamedTuple):
     """A measured series.
 
     ``table`` has one row a step and layer, in the order of steps: ``norm`` ρ, and against the step before it
@@ -31,65 +35,44 @@ class Series:
     ``nbutils.norms.norm_budget``), so that ρ'² = ρ² + ``displacement_sq`` + ``inner``. The first step has no neighbour.
     """
 
-    table: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(COLUMNS)))
-    duplicates: list[Skip] = field(default_factory=list)
-    skipped: list[Skip] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)  # tensors that are not counted, and why
-    parameters: int = 0
-    resumed: int = 0  # steps taken from ``out``
+    table: pd.DataFrame
+    duplicates: list[Skip]
+    skipped: list[Skip]
+    left_out: dict[str, str]  # tensors that are not counted, and why
+    parameters: int
 
 
-def _reference(found: Sequence[Checkpoint], opener: Opener) -> Reference:
-    """The last checkpoint of the most common kind; of a series on the Hub the last that can be read."""
-    kinds: list[tuple[Checkpoint, frozenset[object]]] = []
+def _reference(found: Sequence[Checkpoint], store: Store, opened: Opened) -> Reference:
+    """What the others are compared with: that of an earlier run while it is there, or the last that can be read."""
+    if store.reference and any(checkpoint.key == store.reference.key for checkpoint in found):
+        return store.reference  # no download to look at it again
+    store.rows, store.duplicates = {}, {}
     for checkpoint in reversed(found):
-        if checkpoint.place is None and kinds:
-            continue
-        with contextlib.suppress(ReadError):
-            shapes = opener(checkpoint).shapes
-            kinds.append((checkpoint, frozenset(i for i in shapes.items() if layer_of(i[0]) != "head")))
-            if checkpoint.place is None:
-                opener.pinned = checkpoint.label
-    if not kinds:
-        return Reference("", "", {}, {}, {})  # each says why when it is measured
-    counts = Counter(kind for _, kind in kinds)
-    checkpoint = next(one for one, kind in kinds if counts[kind] == max(counts.values()))
-    weights = opener(checkpoint)
-    aliases = tied(weights.parameters)
-    shapes = {name: shape for name, shape in weights.shapes.items() if name not in aliases}
-    left_out = weights.left_out | {alias: f"tied to {name}" for alias, name in aliases.items()}
-    return Reference(checkpoint.label, checkpoint.stamp, shapes, aliases, left_out)
-
-
-def _settled(found: Sequence[Checkpoint], store: Store, opener: Opener) -> Reference:
-    """The reference of this run; if that of an earlier one had other tensors, its rows do not count."""
-    known = store.reference
-    if known and any(c.key == (known.label, known.stamp) and c.place is None for c in found):
-        return known  # no download to look at it again
-    ref = _reference(found, opener)
-    if known and (known.shapes, known.aliases) == (ref.shapes, ref.aliases):
-        ref.left_out |= known.left_out
-    else:
-        store.rows, store.duplicates = {}, {}
-    return ref
+        with suppress(ReadError):
+            weights = opened(checkpoint)
+            aliases = {alias: f"tied to {name}" for alias, name in tied(weights.parameters).items()}
+            shapes = {name: shape for name, shape in weights.shapes.items() if name not in aliases}
+            return Reference(checkpoint.key, checkpoint.label, shapes, weights.left_out | aliases)
+    return Reference("", "", {}, {})  # each says why when it is measured
 
 
 class Counted(NamedTuple):
     """A checkpoint that counts, with its rows against the one that counts before it."""
 
     checkpoint: Checkpoint
-    key: Key
     rows: list[Row]
 
 
-def _measure(checkpoint: Checkpoint, before: Counted | None, ref: Reference, opener: Opener, by: Grouping) -> list[Row]:
+def _measure(checkpoint: Checkpoint, before: Counted | None, ref: Reference, opened: Opened, by: Grouping) -> list[Row]:
     """Rows of one checkpoint."""
-    previous = opener(before.checkpoint).parameters if before else None  # first: the opener keeps the last two
+    previous = opened(before.checkpoint).parameters if before else None  # first: the last three are at hand
     norms = {row.layer: row.norm for row in before.rows} if before else {}
-    weights = opener(checkpoint)
+    weights = opened(checkpoint)
     ref.check(checkpoint.label, weights)
     parts: dict[str, list[Sums]] = {"total": []}
-    labels = _labels(ref.shapes, by)
+    labels = {name: by(name) for name in ref.shapes} if callable(by) else GROUPINGS[by](ref.shapes)
+    if "total" in labels.values():
+        raise ValueError("no row may be named 'total': that one is the sum over all")
     for name in ref.shapes:
         one = sums(weights.parameters[name], previous[name] if previous else None)
         if not all(map(math.isfinite, one)):
@@ -112,91 +95,54 @@ def _row(step: int, layer: str, parts: Sequence[Sums], before: float | None) -> 
     return Row(step, layer, norm, cos, moved, 2 * dot)
 
 
-def _labels(names: Iterable[str], by: Grouping) -> dict[str, str]:
-    """The row of each tensor beside the total; none for ``total`` alone."""
-    if by == "total":
-        return {}
-    if by == "layer":
-        return layers(names)
-    known: dict[str, Callable[[str], str]] = {"type": type_of, "tensor": str}
-    label = by if callable(by) else known[by]
-    found = {name: label(name) for name in names}
-    if "total" in found.values():
-        raise ValueError("no row may be named 'total': that one is the sum over all")
-    return found
-
-
-def _equal(a: Checkpoint, b: Checkpoint, shapes: Shapes, opener: Opener) -> bool:
-    if a.commit and a.commit == b.commit:
-        return True
-    x, y = opener(a).parameters, opener(b).parameters
-    return all(same(x[name], y[name]) for name in shapes)
-
-
-def _original(one: Counted, counted: Iterable[Counted], shapes: Shapes, opener: Opener) -> Name | None:
+def _original(one: Counted, counted: Mapping[str, Counted], names: Iterable[str], opened: Opened) -> str | None:
     """Which checkpoint that counts has the same weights."""
-    for other in counted:
-        near = math.isclose(other.rows[0].norm, one.rows[0].norm, rel_tol=1e-12)
-        if near and _equal(other.checkpoint, one.checkpoint, shapes, opener):
-            return other.checkpoint.key
+    for key, other in counted.items():
+        if math.isclose(other.rows[0].norm, one.rows[0].norm, rel_tol=1e-12):
+            x, y = opened(other.checkpoint).parameters, opened(one.checkpoint).parameters
+            if all(same(x[name], y[name]) for name in names):
+                return key
     return None
 
 
-def _walk(
-    found: Sequence[Checkpoint], store: Store, opener: Opener, result: Series, by: Grouping, progress: bool
-) -> list[Row]:
-    """Rows of the checkpoints that count, in order of steps; of equal ones the first counts."""
-    from tqdm.auto import tqdm
+def _walk(found: Sequence[Checkpoint], skipped: list[Skip], store: Store, opened: Opened, by: Grouping) -> Series:
+    """What the checkpoints that count have, in order of steps; of equal ones the first counts."""
+    from tqdm import tqdm
 
-    ref = store.reference = _settled(found, store, opener)
-    opener.check, done = ref.check_shapes, set(store.rows)
-    counted: dict[Name, Counted] = {}
-    table: list[Row] = []
+    ref = store.reference = _reference(found, store, opened)
+    duplicates: list[Skip] = []
+    counted: dict[str, Counted] = {}
     before: Counted | None = None
-    try:
-        for checkpoint in tqdm(found, desc="checkpoints", unit="", disable=not progress):
-            original = store.duplicates.pop(checkpoint.key, None)
-            try:
-                if original not in counted:
-                    key = (checkpoint.key, before.checkpoint.key if before else None)
-                    rows = store.rows.get(key) or _measure(checkpoint, before, ref, opener, by)
-                    one = Counted(checkpoint, key, rows)
-                    original = _original(one, counted.values(), ref.shapes, opener)
-                if not original and before and before.checkpoint.step == checkpoint.step:
-                    other = before.checkpoint.label
-                    raise ReadError(f"{checkpoint.label}: step {checkpoint.step} is {other} too, other weights")
-            except ReadError as error:
-                result.skipped.append(Skip(checkpoint.label, str(error)))
-                continue
-            if original:
-                store.duplicates[checkpoint.key] = original
-                first = counted[original].checkpoint.label
-                result.duplicates.append(Skip(checkpoint.label, f"its weights are those of {first}"))
-                continue
-            counted[checkpoint.key] = before = one
-            store.rows[key] = rows
-            table += rows
-            store.save(table)
-        store.rows = {one.key: one.rows for one in counted.values()}  # the rest belongs to no neighbours of now
-    finally:
-        store.save(table, now=True)
-    result.resumed = len(done & store.rows.keys())
-    return table
-
-
-def _why_nothing(sources: Sequence[str | Path], match: str, step: str | None, skipped: Sequence[Skip]) -> str:
-    """Why there is nothing to measure."""
-    there = len(find(sources, step=step)[0]) if match != "*" else 0
-    if there:
-        return f"none of its {there} checkpoint{'s' if there > 1 else ''} matches {match!r}"
-    known = "no checkpoint with a step in its name, such as step1000, checkpoint-1000 or step_20k"
-    lines = [f"no name in which {step!r} finds a step" if step else known]
-    below = [str(folder) for one in sources for folder in series_below(Path(one))]
-    for what, items in (("", grouped(skipped)), ("it has folders that hold series: ", below)):
-        if items:
-            more = f" and {len(items) - 3} more" if len(items) > 3 else ""
-            lines.append(f"{what}{', '.join(items[:3])}{more}")
-    return "; ".join(lines)
+    for checkpoint in tqdm(found, desc="checkpoints", unit="", disable=None):
+        pair = (checkpoint.key, before.checkpoint.key if before else None)
+        known, original = store.rows.get(pair), store.duplicates.get(checkpoint.key)
+        try:
+            if original not in counted:
+                one = Counted(checkpoint, known or _measure(checkpoint, before, ref, opened, by))
+                original = _original(one, counted, ref.shapes, opened)
+            if not original and before and before.checkpoint.step == checkpoint.step:
+                other = before.checkpoint.label
+                raise ReadError(f"{checkpoint.label}: step {checkpoint.step} is {other} too, other weights")
+        except ReadError as error:
+            skipped.append(Skip(checkpoint.label, str(error)))
+            continue
+        if original:
+            store.duplicates[checkpoint.key] = original
+            first = counted[original].checkpoint.label
+            duplicates.append(Skip(checkpoint.label, f"its weights are those of {first}"))
+            continue
+        counted[checkpoint.key] = before = one
+        store.rows[pair] = one.rows
+        if not known:
+            store.save()
+    if not counted:
+        raise ValueError("no checkpoint could be read:\n" + "\n".join(f"  {line}" for line in grouped(skipped)))
+    store.save()
+    rows = [row for one in counted.values() for row in one.rows]
+    table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(COLUMNS[2:], "float64"))
+    if store.out:
+        table.to_csv(store.out, index=False, lineterminator="\n")
+    return Series(table, duplicates, skipped, ref.left_out, sum(map(math.prod, ref.shapes.values())))
 
 
 def series(
@@ -207,8 +153,6 @@ def series(
     match: str = "*",
     step: str | None = None,
     keep: bool = True,
-    overwrite: bool = False,
-    progress: bool = False,
 ) -> Series:
     """Measure the parameter norm, direction and norm budget along a series of checkpoints.
 
@@ -219,10 +163,8 @@ def series(
         source, match, step: as in ``find``.
         by: ``total``, or ``layer`` for rows of each block, the embeddings, the output layer and the rest as well;
             ``type`` for attention, mlp, norm and so on; ``tensor``; or a function from a tensor's name to its row.
-        out: CSV that is written on the way; a run with the same arguments goes on where the last one stopped.
+        out: CSV for the table; a run with the same arguments goes on where the last one stopped.
         keep: leave downloads in the Hub's cache; otherwise each is deleted after use.
-        overwrite: begin again, whatever is in ``out``.
-        progress: show a bar.
 
     Raises:
         ValueError: no checkpoint is readable, or ``out`` belongs to another series.
@@ -240,18 +182,13 @@ def series(
     if isinstance(by, str) and by not in GROUPINGS:
         raise ValueError(f"by = {by!r}: choose {', '.join(GROUPINGS)}, or give a function of a tensor's name")
     sources = [source] if isinstance(source, str | Path) else list(source)
-    spelled = [str(Path(s).resolve() if Path(s).exists() else s) for s in sources]
     named = by if isinstance(by, str) else f"{by.__module__}.{by.__qualname__}"
-    origin = {"source": spelled, "by": named, "match": match} | ({"step": step} if step else {})
-    store = Store(Path(out) if out is not None else None, origin, overwrite)
+    origin = f"{' '.join(map(str, sources))} --by {named} --match {match!r}" + (f" --step {step!r}" if step else "")
+    store = Store(Path(out) if out is not None else None, origin)
     found, skipped = find(sources, match, step)
     if not found:
-        raise ValueError(f"{', '.join(map(str, sources))}: {_why_nothing(sources, match, step, skipped)}")
-    result = Series(skipped=skipped)
-    rows = _walk(found, store, Opener(keep), result, by, progress)
-    if not rows or store.reference is None:
-        raise ValueError("no checkpoint could be read:\n" + "\n".join(f"  {line}" for line in grouped(result.skipped)))
-    result.table = pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(COLUMNS[2:], "float64"))
-    result.left_out = store.reference.left_out
-    result.parameters = sum(math.prod(shape) for shape in store.reference.shapes.values())
-    return result
+        known = "no checkpoint with a step in its name, such as step1000, checkpoint-1000 or step_20k"
+        why = [f"no name in which {step!r} finds a step" if step else known, *grouped(skipped)]
+        why += [f"only names that match {match!r} count"] if match != "*" else []
+        raise ValueError(f"{', '.join(map(str, sources))}: {'; '.join(why)}")
+    return _walk(found, skipped, store, opener(keep), by)

@@ -23,9 +23,8 @@ def tied(parameters: Mapping[str, Tensor]) -> dict[str, str]:
     names = [n for n in parameters if layer_of(n) in ("embeddings", "head")]
     originals: list[str] = []
     for name in sorted(names, key=originals_first):
-        partner = name.replace(".decoder.bias", ".bias")
         vector = parameters[name].dim() < 2  # zero at the start: only a known pair may be tied
-        options = [n for n in originals if n == partner] if vector else originals
+        options = [n for n in originals if not vector or n == name.replace(".decoder.bias", ".bias")]
         original = next((n for n in options if same(parameters[n], parameters[name])), None)
         if original:
             aliases[name] = original

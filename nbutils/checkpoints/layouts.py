@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 
 class ReadError(ValueError):
@@ -12,8 +12,7 @@ class ReadError(ValueError):
 
 _ZERO_3 = "convert it with zero_to_fp32.py of DeepSpeed"
 _MEGATRON = "convert it with tools/checkpoint/convert.py of Megatron-LM, or export it with Megatron-Bridge"
-_FROM_TORCH = "save the model from PyTorch with save_pretrained or torch.save"
-_PARTS = (  # a pattern of names in a folder, how many match at least, and the refusal
+_LAYOUTS = (  # a pattern of names in a folder, how many match at least, and the refusal
     (r"\.metadata|.*\.distcp", 1,
      "PyTorch's distributed checkpoint, in parts: convert it with torch.distributed.checkpoint.format_utils."
      "dcp_to_torch_save, or Lightning's with lightning.pytorch.utilities.consolidate_checkpoint, or Megatron's with "
@@ -27,36 +26,21 @@ _PARTS = (  # a pattern of names in a folder, how many match at least, and the r
     (r"mp_rank_\d+", 2, f"Megatron's, weights in parts: {_MEGATRON}"),
     (r"consolidated\.\d+\.pth", 2, "Llama's, in parts: use convert_llama_weights_to_hf.py of transformers' sources"),
     (r".*-shard\d+\.pt", 1, "fairseq's, weights in parts: join them with consolidate_fsdp_shards.py of fairseq"),
-)  # fmt: skip
-_FORMATS = (
     (r".*\.gguf", 1, "GGUF: load it with from_pretrained(…, gguf_file=…) of transformers, and save_pretrained"),
-    (r".*\.msgpack", 1, f"Flax's format (.msgpack): {_FROM_TORCH}"),
-    (r".*\.h5", 1, f"TensorFlow or Keras's format (.h5): {_FROM_TORCH}"),
-    (r".*\.nemo", 1, f"NeMo's format (.nemo): {_FROM_TORCH}"),
-    (r".*\.onnx", 1, f"ONNX's format (.onnx): {_FROM_TORCH}"),
-)
+)  # fmt: skip
 
 
-def _refusal(table: Sequence[tuple[str, int, str]], names: Collection[str]) -> str | None:
-    for pattern, least, sentence in table:
+def why_refused(names: Collection[str]) -> str | None:
+    """Why a folder with such files or folders in it cannot be read; names what joins or converts them."""
+    for pattern, least, sentence in _LAYOUTS:
         if sum(re.fullmatch(pattern, name.rstrip("/")) is not None for name in names) >= least:
             return sentence
     return None
 
 
-def in_parts(names: Collection[str]) -> str | None:
-    """Why a folder cannot be read whose files, or folders, each hold a part of the weights; names what joins them."""
-    return _refusal(_PARTS, names)
-
-
-def other_format(names: Collection[str]) -> str | None:
-    """Why a folder of such files cannot be read: another library's format; names what converts it."""
-    return _refusal(_FORMATS, names)
-
-
-def why_empty(shapes: Mapping[str, Sequence[int]]) -> str | None:
+def why_empty(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     """Why a state dict of such shapes cannot be read: ZeRO-3 has left weights of no elements in it."""
-    empty = [name for name, shape in shapes.items() if tuple(shape) == (0,)]
+    empty = [name for name, shape in shapes.items() if shape == (0,)]
     weights = [name for name in empty if name.endswith(("weight", "bias"))] or empty[: len(empty) == len(shapes)]
     return f"{weights[0]} has no elements, as in parts of ZeRO-3: {_ZERO_3}" if weights else None
 

@@ -13,7 +13,6 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from nbutils.checkpoints.layouts import ReadError, megatron
 
-# Lightning's current_model_state comes first: its state_dict has averages then.
 _WEIGHTS = ("current_model_state", "state_dict", "model_state_dict", "model", "module")
 _TRAINING = re.compile(  # what else a trainer keeps
     r"optim|sched|scaler|rng|random|loops|callbacks|criterion|loss|metric|history|sampler|hparams|hyper_param|config"
@@ -26,23 +25,13 @@ _DEPTH = 9  # of dictionaries in dictionaries: one may hold itself
 
 
 def state_dict(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The weights in a file of ``torch.save``, and what beside them is left out, with the reason: no training states.
-
-    Raises:
-        ReadError: the file is damaged, holds Python objects, or several parts with tensors and no known name.
-    """
-    try:
-        return weights(_load(path))
-    except ReadError as error:
-        raise ReadError(f"{path}: {error}") from error.__cause__
-
-
-def _load(path: Path) -> Any:
+    """The weights in a file of ``torch.save``, and what is left out beside them and why; training states are not."""
     mapped = zipfile.is_zipfile(path)  # torch's format before 1.6 cannot be mapped
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # torch raises many kinds for a broken file
         raise ReadError(_why_refused(path, error)) from error
+    return _weights(loaded)
 
 
 def _why_refused(path: Path, error: Exception) -> str:
@@ -61,12 +50,7 @@ def _why_refused(path: Path, error: Exception) -> str:
     return f"refused: damaged, not from torch.save, or with Python objects, {_CODE} ({kind}); {_ALONE}"
 
 
-def weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
-    """The state dict in what was loaded, and what beside it is left out, with the reason: no training states.
-
-    Raises:
-        ReadError: several parts hold tensors, and no known name says which are the weights.
-    """
+def _weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
     left_out: dict[str, str] = {}
     above = ""
     while isinstance(loaded, dict) and above.count(".") < _DEPTH:
@@ -76,13 +60,20 @@ def weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
         held = {str(k): v for k, v in loaded.items() if str(k) not in here and any(_tensors(v))}
         if not held:
             return here, left_out
-        likely = {k: v for k, v in held.items() if not _is_training(k, v) and not _COPY.search(k)}
-        key = _chosen(here, likely, above)
+        copies = {k for k in [*here, *held] if _COPY.search(k)}
+        if "current_model_state" in held:  # of Lightning, whose state_dict has averages then
+            copies.add("state_dict")
+        rest = {k: v for k, v in held.items() if k not in copies}
+        likely = {k: v for k, v in rest.items() if not _TRAINING.search(k) and "param_groups" not in v}
+        values = [k for k, v in here.items() if v.is_floating_point() and v.dim()]  # no scalars, no counts
+        key = _chosen(likely, bool(values), above)
         if key is None:
-            raise ReadError(_why_unclear(here, held, above))
-        averages = {"state_dict"} if key == "current_model_state" else set()
+            names = ", ".join([*held][:4]) + (f" in {above.rstrip('.')}" if above else "")
+            hold = "holds" if len(held) == 1 else "hold"
+            beside, tool = f", beside {values[0]}" if values else "", megatron({*held, *above.split(".")})
+            raise ReadError(f"{names} {hold} tensors{beside}, and which are the weights is unclear{tool}; {_ALONE}")
         for other in [*here, *held]:
-            if other in averages or _COPY.search(other):
+            if other in copies:
                 left_out[above + other] = f"an average of the weights, beside {above}{key}"
             elif other in here or (other != key and (other in likely or _named(held[other]))):
                 left_out[above + other] = f"stored beside {above}{key}"
@@ -90,35 +81,14 @@ def weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
     return {}, left_out
 
 
-def _chosen(here: Mapping[str, Any], likely: Mapping[str, Any], above: str) -> str | None:
+def _chosen(likely: Mapping[str, Any], values: bool, above: str) -> str | None:
     """The key of the weights: a known one that nothing rivals, or that of the one dictionary; None if it is unclear."""
     known = next((key for key in _WEIGHTS if isinstance(likely.get(key), dict)), None)
-    beside = {known, "state_dict"} if known == "current_model_state" else {known}
-    rivals = any(_named(value) for key, value in likely.items() if key not in beside)
-    values = _values(here)
+    rivals = any(_named(value) for key, value in likely.items() if key != known)
     if known and not rivals and not (above and values):
         return known
-    if len(likely) == 1 and not values and isinstance(next(iter(likely.values())), dict):
-        return next(iter(likely))
-    return None
-
-
-def _why_unclear(here: Mapping[str, Any], held: Mapping[str, Any], above: str) -> str:
-    names = ", ".join(list(held)[:4]) + (f" in {above.rstrip('.')}" if above else "")
-    values = _values(here)
-    beside = f", beside {values[0]}" if values else ""
-    verb = "holds" if len(held) == 1 else "hold"
-    tool = megatron({*held, *above.split(".")})
-    return f"{names} {verb} tensors{beside}, and which are the weights is unclear{tool}; {_ALONE}"
-
-
-def _values(here: Mapping[str, Any]) -> list[str]:
-    """Tensors that may be weights: scalars and counts are not."""
-    return [name for name, value in here.items() if value.is_floating_point() and value.dim()]
-
-
-def _is_training(key: str, value: Any) -> bool:
-    return bool(_TRAINING.search(key)) or (isinstance(value, dict) and "param_groups" in value)
+    alone = next(iter(likely), "")
+    return alone if len(likely) == 1 and not values and isinstance(likely[alone], dict) else None
 
 
 def _tensors(value: Any, name: str = "", seen: set[int] | None = None) -> Iterator[str]:

@@ -19,7 +19,6 @@ from nbutils.checkpoints import sources, weights
 from nbutils.devices import resolve
 
 LONGEST = 512  # tokens of a sentence
-KINDS = ("argmax-like", "mean-like", "sink", "other")  # of heads, as ``heads.classify`` has them
 TWO = "encoder–decoder"
 HOW = {"dtype": torch.float32, "attn_implementation": "eager", "trust_remote_code": False}
 
@@ -40,23 +39,24 @@ def load(place: str | Path, sentences: Sequence[str], *, tokenizer: str | Path |
         tokenizer: the same of a tokenizer from elsewhere.
 
     Raises:
-        ValueError: no model of ``transformers``, or one that needs code of its own; a ``ReadError`` for weights that
-            ``checkpoints`` refuses, such as adapters; weights that are missing; a tokenizer that knows no word.
+        ValueError: no model of ``transformers``, one that needs code of its own or other weights, or whose weights
+            ``checkpoints`` refuses; a tokenizer that knows no word.
         FileNotFoundError, ConnectionError: no such folder or repository, or the Hub is needed and does not answer.
-        ImportError: ``transformers`` is not installed.
     """
     import transformers as tf
 
-    folder = _folder(str(place))
+    folder = sources.model_folder(str(place))
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(f"{place}: an adapter that is not merged: {weights.MERGE}")
+    weights.read(folder)  # refuses what is none
     with _refused_of(place):
         config = tf.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kind = kind_of(config)
         model, found = _auto(kind).from_pretrained(folder, **HOW, output_loading_info=True)
     if missing := sorted(name for name in found["missing_keys"] if "pooler" not in name):  # of BERT, and unused here
         raise ValueError(f"{place}: {type(model).__name__} needs {missing[0]}, which is not among the saved weights")
-    source = place if tokenizer is None else tokenizer
     at = folder if tokenizer is None else sources.model_folder(str(tokenizer), weights=False)
-    with _refused_of(f"{source}, its tokenizer (give another: --tokenizer)"):
+    with _refused_of(f"{tokenizer or place}, its tokenizer (give another: --tokenizer)"):
         words = tf.AutoTokenizer.from_pretrained(at, trust_remote_code=False)
         text.check_knows_words(words, sentences)
     limits = (getattr(config.get_text_config(), "max_position_embeddings", None), words.model_max_length, LONGEST)
@@ -123,7 +123,8 @@ def by_layer(table: pd.DataFrame) -> pd.DataFrame:
     if "kind" not in table:
         return table.drop(columns=["common", "anisotropy_scaled"], errors="ignore")
     layers = table.groupby("layer", sort=False)
-    counts = {kind: (table.kind == kind).groupby("layer", sort=False).sum() for kind in KINDS}
+    kinds = ("argmax-like", "mean-like", "sink", "other")  # as ``heads.classify`` has them
+    counts = {kind: (table.kind == kind).groupby("layer", sort=False).sum() for kind in kinds}
     return pd.DataFrame(counts).assign(positions=layers.positions.mean(), masked=layers.masked_mass.max())
 
 
@@ -150,24 +151,11 @@ def _auto(kind: str) -> Any:
 
 def _layers(one: Saved, count: int, first: int) -> list[Any]:
     """Names of layers from ``first`` on; those of an encoder–decoder say in which part they are."""
+    numbers = range(first, first + count)
     if one.kind != TWO:
-        return list(range(first, first + count))
-    encoder = one.model.config.num_hidden_layers + 1 - first
-    return [f"encoder {first + i}" if i < encoder else f"decoder {first + i - encoder}" for i in range(count)]
-
-
-def _folder(place: str) -> Path:
-    """The folder of a model whose weights can be read, and only weights: ``checkpoints`` refuses what is none."""
-    folder = sources.model_folder(place)
-    below = [] if (folder / "config.json").exists() else sources.find(folder)[0]
-    if below and below[-1].place != folder:
-        raise ValueError(f"{place}: {len(below)} checkpoints are in it: give one of them, such as {below[-1].place}")
-    if (folder / "adapter_config.json").exists():
-        raise ValueError(f"{place}: an adapter that is not merged: {weights.MERGE}")
-    weights.read(folder)
-    if not (folder / "config.json").exists():
-        raise ValueError(f"{place}: no config.json: give a folder as save_pretrained leaves it")
-    return folder
+        return list(numbers)
+    encoder = one.model.config.num_hidden_layers + 1
+    return [f"encoder {i}" if i < encoder else f"decoder {i - encoder + first}" for i in numbers]
 
 
 @contextmanager
@@ -175,8 +163,7 @@ def _refused_of(place: object) -> Iterator[None]:
     """What ``transformers`` refuses, in one line."""
     try:
         yield
-    except ImportError:
-        raise
     except Exception as error:  # it raises many kinds
-        own_code = "needs code of its own, which is not run here" if "trust_remote_code" in str(error) else ""
-        raise ValueError(f"{place}: {own_code or (str(error).strip().splitlines() or ['?'])[0]}") from error
+        first = str(error).strip().partition("\n")[0]
+        why = "needs code of its own, which is not run here" if "trust_remote_code" in str(error) else first
+        raise ValueError(f"{place}: {why}") from error

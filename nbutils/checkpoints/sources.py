@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import re
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from nbutils.checkpoints import hub
-from nbutils.checkpoints.layouts import in_parts
-from nbutils.checkpoints.steps import StepOf, by_pattern, no_step, step_of
+from nbutils.checkpoints.layouts import why_refused
+from nbutils.checkpoints.steps import StepOf, by_pattern, no_step
 from nbutils.checkpoints.weights import OTHER_FILES, PICKLES, Weights, listing, read
 
 SUFFIXES = (".safetensors", *PICKLES, ".gguf")
@@ -23,20 +23,17 @@ _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint of a series, on disk (``place``) or on the Hub (``repo`` at ``commit``)."""
+    """One checkpoint of a series: on disk at ``place``, or the revision ``repo@name`` of the Hub that is its label."""
 
     step: int
     label: str
-    stamp: str  # changes when the files do, known without reading them
+    stamp: str  # changes when the weights do, known without reading them: the commit, or sizes and times of files
     place: Path | None = None
-    repo: str = ""
-    commit: str = ""
-    resolved: str = ""  # the label of a place on disk, however its path was spelled
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> str:
         """What a later run knows it by."""
-        return self.resolved or self.label, self.stamp
+        return f"{self.label} {self.stamp}"
 
 
 class Skip(NamedTuple):
@@ -49,10 +46,12 @@ class Skip(NamedTuple):
         return self.why if self.label in self.why else f"{self.label}: {self.why}"
 
 
-Found = tuple[list[Checkpoint], list[Skip]]
+Each = Iterator[Checkpoint | Skip]
 
 
-def find(source: str | Path | Iterable[str | Path], match: str = "*", step: str | None = None) -> Found:
+def find(
+    source: str | Path | Iterable[str | Path], match: str = "*", step: str | None = None
+) -> tuple[list[Checkpoint], list[Skip]]:
     """Checkpoints of one or several sources, sorted by step, and what looks like one and is none.
 
     A checkpoint is a file or a folder with weights, at most two levels down; its step is in the nearest name above.
@@ -67,14 +66,12 @@ def find(source: str | Path | Iterable[str | Path], match: str = "*", step: str 
         FileNotFoundError: a source that is neither there nor the name of a repository.
         ConnectionError: the Hub is needed and cannot be reached.
     """
-    found: dict[tuple[str, str], Checkpoint] = {}
-    skipped: list[Skip] = []
+    each: list[Checkpoint | Skip] = []
     of = by_pattern(step)
     for name in map(str, [source] if isinstance(source, str | Path) else source):
-        checkpoints, skips = _local(Path(name), match, of) if _is_here(name) else _hub(name, match, of)
-        found |= {checkpoint.key: checkpoint for checkpoint in checkpoints}
-        skipped += skips
-    return sorted(found.values(), key=lambda c: c.step), skipped
+        each += _local(Path(name), match, of) if _is_here(name) else _hub(name, match, of)
+    found = {one.key: one for one in each if isinstance(one, Checkpoint)}
+    return sorted(found.values(), key=lambda c: c.step), [one for one in each if isinstance(one, Skip)]
 
 
 def model_folder(name: str, *, weights: bool = True) -> Path:
@@ -86,8 +83,7 @@ def model_folder(name: str, *, weights: bool = True) -> Path:
     if _is_here(name):
         return Path(name)
     repo, _, revision = name.partition("@")
-    with _on_the_hub(name) as asker:
-        return hub.snapshot(repo, revision or "main", asker, weights)
+    return hub.snapshot(repo, revision or "main", weights)
 
 
 def _is_here(name: str) -> bool:
@@ -97,109 +93,52 @@ def _is_here(name: str) -> bool:
     raise FileNotFoundError(f"{name}: no such folder, and no name of a Hub repository (org/name)")
 
 
-@contextlib.contextmanager
-def _on_the_hub(name: str) -> Iterator[str]:
-    """How refusals begin; where the folder above is here, a folder was meant, whatever the Hub says."""
-    try:
-        yield f"{name}: no such folder; as a repository of the Hub"
-    except (FileNotFoundError, ConnectionError) as error:
-        above = Path(name).parent
-        if not above.is_dir():
-            raise
-        beside = [file.name for file in sorted(above.iterdir())]
-        there = f"{', '.join(beside[:3])}{' and more' * (len(beside) > 3)}" or "nothing"
-        raise FileNotFoundError(f"{name}: no such folder; in {above} is {there}") from error
-
-
-def series_below(source: Path) -> list[Path]:
-    """Folders in a folder that hold checkpoints: it was given in place of one of them."""
-    found = []
-    for below in sorted(source.iterdir()) if source.is_dir() else []:
-        with contextlib.suppress(OSError):
-            if below.is_dir() and below.name[0] != "." and _local(below, "*", step_of)[0]:
-                found.append(below)
-    return found
-
-
 def grouped(skips: Sequence[Skip]) -> list[str]:
     """A line for each kind of reason, in the order of the first of each: numbers, paths and labels do not count."""
     kinds: dict[str, list[Skip]] = {}
     for skip in skips:
-        kind = skip.why.replace(skip.label, "").lstrip(": ")
-        kinds.setdefault(re.sub(r"\d+", "#", re.sub(r"\S*/\S*", "", kind)).strip(), []).append(skip)
+        kind = re.sub(r"\S*/\S*|\d+", "#", skip.why.replace(skip.label, ""))
+        kinds.setdefault(kind, []).append(skip)
     return [
         f"{k[0]} (and {len(k) - 1:,} more like it, to {k[-1].label})" if k[1:] else str(k[0]) for k in kinds.values()
     ]
 
 
-def _holds_weights(place: Path) -> bool:
-    """Whether there are weights, or something in their place that cannot be used for a reason."""
-    if not place.is_dir():
-        return place.suffix in SUFFIXES
-    with contextlib.suppress(OSError):
-        names = listing(place)
-        return any(name.endswith((*SUFFIXES, ".index.json")) for name in names) or in_parts(names) is not None
-    return False
-
-
-def _local(source: Path, match: str, of: StepOf) -> Found:
-    found: list[Checkpoint] = []
-    skipped: list[Skip] = []
+def _local(source: Path, match: str, of: StepOf) -> Each:
+    if (source / "snapshots").is_dir():
+        yield from _cached(source, match, of)
+        return
     for name, place in _options(source, of):
-        if name and not fnmatch.fnmatch(name, match):
-            continue
         try:
-            one = _one(source, name, place, of)
+            if fnmatch.fnmatch(name, match):
+                yield from _one(name, place, of)
         except OSError as error:
-            one = Skip(str(place), f"cannot be read: {error.strerror or error}")
-        if isinstance(one, Checkpoint):
-            found.append(one)
-        elif one:
-            skipped.append(one)
-    return found, skipped
+            yield Skip(str(place), f"cannot be read: {error.strerror or error}")
 
 
 def _options(source: Path, of: StepOf) -> list[tuple[str, Path]]:
     """What may be checkpoints, and the names that may have their steps."""
+    inside = sorted(d for d in source.iterdir() if d.name[0] != ".") if source.is_dir() else []
+    folders = [(d.name, d) for d in inside if d.is_dir()]
+    steps = [(d.stem, d) for d in inside if not d.is_dir() and d.suffix in SUFFIXES and of(d.stem) is not None]
+    if steps or any(of(name) is not None for name, _ in folders):
+        return folders + steps
     real = source.resolve()
-    above = (real.stem if source.is_file() else real.name, real.parent.name, real.parent.parent.name)
-    own = next((name for name in above[: 3 if source.is_file() else 2] if of(name) is not None), above[0])
-    if source.is_file():
-        return [(own, source)]
-    if (source / "snapshots").is_dir():
-        return _cached(source, of)
-    seen = sorted(d for d in source.iterdir() if d.name[0] != ".")
-    inside = [(d.stem if d.suffix in SUFFIXES and not d.is_dir() else d.name, d) for d in seen]
-    files = [(name, d) for name, d in inside if not d.is_dir() and (d.suffix in SUFFIXES or d.is_symlink())]
-    steps = [(name, d) for name, d in files if of(name) is not None]
-    folders = [(name, d) for name, d in inside if d.is_dir()]
-    if not steps and not any(of(name) is not None for name, _ in folders):
-        one = of(own) is not None and any(_holds_weights(d) for _, d in folders)  # such as step1000/hf
-        return [(own, source)] if one or _holds_weights(source) else folders
-    whole = [("", source)] if not steps and _holds_weights(source) else []
-    return sorted(folders + steps, key=lambda option: option[1]) + whole
+    above = [real.name, real.parent.name] if real.is_dir() else [real.stem, real.parent.name, real.parent.parent.name]
+    own = next((name for name in above if of(name) is not None), above[0])
+    one = _holds_weights(source) or (of(own) is not None and _held(source))  # the second is such as step1000/hf
+    return [(own, source)] if one else folders
 
 
-def _one(source: Path, name: str, place: Path, of: StepOf) -> Checkpoint | Skip | None:
-    """The checkpoint at a place, or in a folder of it such as step1000/hf; or why there is none; or None."""
-    if not place.exists():
-        return Skip(str(place), f"a link to {place.readlink()}, which is not there")
+def _one(name: str, place: Path, of: StepOf) -> Each:
+    """The checkpoint at a place, or in its one folder with weights, such as step1000/hf; or why it has no step."""
     step, held = of(name), _held(place)
-    if step is None:
-        if len(held) != 1 or (held[0] != place and of(held[0].name) is not None):
-            return None  # no checkpoint, or a series of its own
-        files = [Path(file).stem for file in listing(place)] if place.is_dir() else []
-        return Skip(str(held[0]), no_step([name, *files]))
-    if len(held) > 1:
-        names = " and ".join(d.name for d in held[:4])
-        give = f"give those of one: {place.parent}/*/{held[0].name}"
-        return Skip(str(place), f"weights in {len(held)} folders, {names}; {give}")
-    place = held[0] if held else place
-    label, resolved = (
-        f"{root}@{name}" if place.parent.name == "snapshots" else str(root / place.relative_to(source))
-        for root in (source, source.resolve())
-    )
-    return Checkpoint(step, label, _stamp(place), place, resolved=resolved)
+    at = held[0] if len(held) == 1 else place
+    if step is not None:
+        yield Checkpoint(step, str(at), _stamp(at), at)
+    elif len(held) == 1 and (at == place or of(at.name) is None):  # else there is none, or a series of its own
+        files = [file.stem for file in place.iterdir()] if place.is_dir() else []
+        yield Skip(str(at), no_step([name, *files]))
 
 
 def _held(place: Path) -> list[Path]:
@@ -210,65 +149,58 @@ def _held(place: Path) -> list[Path]:
     return [d for d in inside if d.is_dir() and not OTHER_FILES.search(d.name) and _holds_weights(d)]
 
 
+def _holds_weights(place: Path) -> bool:
+    """Whether there are weights, or something in their place that cannot be used for a reason."""
+    if not place.is_dir():
+        return place.suffix in SUFFIXES
+    names = listing(place)
+    return any(name.endswith((*SUFFIXES, ".index.json")) for name in names) or why_refused(names) is not None
+
+
 def _stamp(place: Path) -> str:
     files = [f for f in sorted(place.iterdir()) if f.suffix in SUFFIXES and f.is_file()] if place.is_dir() else [place]
     return ";".join(f"{f.name}:{(s := f.stat()).st_size}:{s.st_mtime_ns}" for f in files)
 
 
-def _cached(source: Path, of: StepOf) -> list[tuple[str, Path]]:
-    """Revisions of one repository in the Hub's cache. A repository with a step in its own name has one at ``main``."""
+def _cached(source: Path, match: str, of: StepOf) -> Each:
+    """Revisions of one repository in the Hub's cache."""
     refs = {str(f.relative_to(source / "refs")): f.read_text().strip() for f in source.glob("refs/**/*") if f.is_file()}
-    refs |= {s.name: s.name for s in (source / "snapshots").iterdir() if s.name not in refs.values()}
-    if not any(of(name) is not None for name in refs) and of(source.name) is not None and "main" in refs:
-        refs = {source.name: refs["main"]}
-    places = [(name, source / "snapshots" / commit) for name, commit in sorted(refs.items())]
-    return [(name, place) for name, place in places if place.is_dir() and name != "main"]
+    there = {name: commit for name, commit in sorted(refs.items()) if (source / "snapshots" / commit).is_dir()}
+    return _revisions(str(source), there, source / "snapshots", match, of)
 
 
-def _hub(name: str, match: str, of: StepOf) -> Found:
+def _hub(name: str, match: str, of: StepOf) -> Each:
     repo, _, only = name.partition("@")
-    with _on_the_hub(name) as asker:
-        commits = hub.revisions(repo, asker)
+    commits = hub.revisions(repo)
     if only:
         commits = {only: commits.get(only, only)}
+    return _revisions(repo, commits, None, match, of)
+
+
+def _revisions(repo: str, commits: Mapping[str, str], snapshots: Path | None, match: str, of: StepOf) -> Each:
+    """Of revisions and their commits those that name a step; where none does, it may be in the repository's name."""
     steps = {revision: of(revision) for revision in commits if fnmatch.fnmatch(revision, match)}
-    if all(of(revision) is None for revision in commits):
-        at = only or "main"
-        steps = {at: of(repo.split("/")[1])} if at in commits and fnmatch.fnmatch(at, match) else {}
-    found = [
-        Checkpoint(step, f"{repo}@{r}", commits[r], repo=repo, commit=commits[r])
-        for r, step in steps.items()
-        if step is not None
-    ]
-    return found, [Skip(f"{repo}@{r}", no_step([r])) for r, step in steps.items() if step is None]
+    if all(step is None for step in steps.values()):
+        steps |= {at: of(Path(repo).name) for at in steps if at == "main" or len(commits) == 1}
+    for revision, step in steps.items():
+        label, commit = f"{repo}@{revision}", commits[revision]
+        if step is None:
+            yield Skip(label, no_step([revision]))
+        else:
+            yield Checkpoint(step, label, commit, snapshots / commit if snapshots else None)
 
 
-class Opener:
-    """Opens checkpoints; keeps the last two, and the one that the others are compared with, until they are replaced."""
+def opener(keep: bool) -> Callable[[Checkpoint], Weights]:
+    """What opens checkpoints, and has the last three at hand; downloads that are not kept are deleted after that."""
 
-    def __init__(self, keep: bool) -> None:
-        self.keep = keep
-        self.pinned: str | None = None
-        self.check: hub.Check | None = None  # refuses a label by the shapes in its headers, before it is downloaded
-        self.opened: dict[str, Weights] = {}
-
-    def __call__(self, checkpoint: Checkpoint) -> Weights:
-        weights = self.opened.pop(checkpoint.label, None)
-        if weights is None:
-            for label in [name for name in self.opened if name != self.pinned][:-1]:
-                del self.opened[label]
-            weights = read(checkpoint.place) if checkpoint.place else self._downloaded(checkpoint)
-        self.opened[checkpoint.label] = weights  # the latest used is the last to go
+    @lru_cache(maxsize=3)
+    def opened(checkpoint: Checkpoint) -> Weights:
+        if checkpoint.place:
+            return read(checkpoint.place)
+        scratch = None if keep else tempfile.TemporaryDirectory(prefix="nbutils-", ignore_cleanup_errors=True)
+        weights = read(hub.download(checkpoint.label, checkpoint.stamp, scratch.name if scratch else None))
+        if scratch:
+            weakref.finalize(weights, scratch.cleanup)
         return weights
 
-    def _downloaded(self, checkpoint: Checkpoint) -> Weights:
-        """The weights of a revision; unless they are kept, their files are deleted with them."""
-        with contextlib.ExitStack() as cleaning:
-            scratch = None
-            if not self.keep:
-                made = tempfile.TemporaryDirectory(prefix="nbutils-", ignore_cleanup_errors=True)
-                scratch = cleaning.enter_context(made)
-            place = hub.download(checkpoint.repo, checkpoint.commit, checkpoint.label, scratch, self.check)
-            weights = read(place)
-            weakref.finalize(weights, cleaning.pop_all().close)
-        return weights
+    return opened

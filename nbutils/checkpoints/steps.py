@@ -67,9 +67,7 @@ def by_pattern(pattern: str | None) -> StepOf:
     except re.error as error:
         raise ValueError(f"--step {pattern!r} is no regular expression: {error}") from None
     if compiled.groups != 1:
-        raise ValueError(
-            f"--step {pattern!r} has {compiled.groups} groups; put ( ) around the number of the step, once"
-        )
+        raise ValueError(f"--step {pattern!r}: put ( ) around the number of the step, once")
 
     def step(name: str) -> int | None:
         found = compiled.search(name)
