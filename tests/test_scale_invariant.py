@@ -29,13 +29,6 @@ def test_epsilon_breaks_it():
     assert (apart.abs() > 1e-3).all()
 
 
-def test_labels_of_the_teacher_and_noise():
-    rng = generator(3, "cpu")
-    clean, noisy = (si.problem(1, samples=20_000, noise=noise, generator=rng).y for noise in (0.0, 1.0))
-    assert clean.unique().tolist() == [0, 1, 2, 3]
-    np.testing.assert_allclose(noisy[0].bincount() / 20_000, 0.25, atol=0.02)
-
-
 @pytest.mark.parametrize("batch", [None, 4])
 def test_plain_steps_are_orthogonal_and_obey_the_quartic_law(batch):
     rng = generator(1, "cpu")
