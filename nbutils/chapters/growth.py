@@ -20,14 +20,10 @@ class StepConstants(NamedTuple):
 
 
 def total(layers: pd.DataFrame) -> pd.DataFrame:
-    """The layers of a table as one: squares of norms and inner products add over layers.
+    """The layers of a table as one, such as all rows of ``training.Run.layers`` but the embedding's.
 
-    Args:
-        layers: rows of ``training.Run.layers``, such as all but the embedding's.
-
-    Returns:
-        A table with a row for each step, ``step, norm, step_norm, inner, alignment, projection, grad_norm`` as in a
-        run's history, and ``gradient_cos`` = cos(θ, ∇L), at the parameters before the step. Row 0 is the start.
+    Squares of norms and inner products add over layers. Columns ``step, norm, step_norm, grad_norm, inner, projection,
+    alignment`` are as in a run's history; ``gradient_cos`` is cos(θ, ∇L), at the parameters before the step.
 
     >>> both = total(pd.DataFrame({"step": [0, 0], "layer": ["a", "b"], "norm": [3.0, 4.0]} | dict.fromkeys(
     ...     ("step_norm", "inner", "projection", "grad_norm"), np.nan)))

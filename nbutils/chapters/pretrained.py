@@ -100,20 +100,16 @@ def shape(name: str, *, width: int = 768, depth: int = 12, heads: int = 12, voca
     """
     import transformers as tf
 
-    sizes: dict[str, Any] = {"vocab_size": vocab, "hidden_size": width, "num_hidden_layers": depth}
+    bert: dict[str, Any] = {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads}
+    bert |= {"vocab_size": vocab, "intermediate_size": 4 * width}
+    t5: dict[str, Any] = {"d_model": width, "num_layers": depth, "num_heads": heads, "d_kv": width // heads}
     match name:
         case "bert-base-cased":
-            return tf.BertConfig(**sizes, num_attention_heads=heads, intermediate_size=4 * width)
+            return tf.BertConfig(**bert)
         case "roberta-base":
-            return tf.RobertaConfig(
-                **sizes, num_attention_heads=heads, intermediate_size=4 * width, max_position_embeddings=514,
-                type_vocab_size=1, layer_norm_eps=1e-5,
-            )  # fmt: skip
+            return tf.RobertaConfig(**bert, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5)
         case "t5-base":
-            return tf.T5Config(
-                vocab_size=vocab, d_model=width, d_kv=width // heads, d_ff=4 * width, num_layers=depth,
-                num_heads=heads,
-            )  # fmt: skip
+            return tf.T5Config(**t5, vocab_size=vocab, d_ff=4 * width)
         case "xlnet-base-cased":
             return tf.XLNetConfig(vocab_size=vocab, d_model=width, n_layer=depth, n_head=heads, d_inner=4 * width)
         case _:
