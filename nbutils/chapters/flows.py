@@ -173,8 +173,8 @@ def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e
             factor = (0.9 * size.clamp(min=1e-6) ** (-1 / 3)).clamp(0.2, 2)
             lam = torch.where(last, torch.full_like(lam, target), torch.where(good, lam + step[:, 0], lam))
             h = torch.where(left <= 0, h, torch.where(last, h, step[:, 0] * factor)).clamp(min=floor)
-        points.append(_point(margins, state[:, :n], state[:, n], state[:, n + 1]))
-    return _path(points)
+        points.append((state[:, :n], state[:, n], state[:, n + 1]))
+    return _path(margins, points)
 
 
 def descent(margins: Margins, theta: Tensor, steps: Sequence[int], rate: float, *, normalised: bool = False) -> Path:
@@ -197,17 +197,16 @@ def descent(margins: Margins, theta: Tensor, steps: Sequence[int], rate: float, 
         theta = theta - delta
         log_t, length = torch.logaddexp(log_t, log_c), length + delta.norm(dim=1)
         if i in wanted:
-            points.append(_point(margins, theta, log_t, length))
-    return _path(points)
+            points.append((theta, log_t, length))
+    return _path(margins, points)
 
 
-def _point(margins: Margins, theta: Tensor, log_t: Tensor, length: Tensor) -> tuple[Tensor, ...]:
-    q = margins(theta)
-    return log_t, theta.norm(dim=1), length, -_log_loss(q), q.amin(1), theta
-
-
-def _path(points: list[tuple[Tensor, ...]]) -> Path:
-    return Path(*(torch.stack(part).detach().numpy() for part in zip(*points, strict=True)))
+def _path(margins: Margins, points: list[tuple[Tensor, Tensor, Tensor]]) -> Path:
+    seen = []
+    for theta, log_t, length in points:
+        q = margins(theta)
+        seen.append((log_t, theta.norm(dim=1), length, -_log_loss(q), q.amin(1), theta))
+    return Path(*(torch.stack(part).detach().numpy() for part in zip(*seen, strict=True)))
 
 
 def fit_loglog(log_t: Array, u: Array, *, level: float = 0.999) -> Estimate:
