@@ -85,17 +85,6 @@ def test_many_scales_are_those_one_by_one_and_the_module_is_left_alone():
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
 
-def test_cosine_of_the_plain_way():
-    """One parameter: θ and ∇L are parallel. Four of which one is not 0: a known angle."""
-    net = Fixed([[3.0, 2.0, 0.0]])
-    dot, cosine = by_autograd(net, torch.zeros(1, 3, dtype=torch.float64), 2.0, [0])
-    assert dot < 0 and cosine == pytest.approx(-1, rel=1e-12)
-    linear = nn.Linear(2, 2, bias=False).double()
-    linear.weight.data = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
-    x = torch.ones(1, 2, dtype=torch.float64)  # ∇L = (p₀ − 1)·(1, 1; −1, −1): cosine −1/2 at any scale
-    assert by_autograd(linear, x, 3.0, [0], scale_inputs=False)[1] == pytest.approx(-0.5, rel=1e-12)
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 12), st.floats(0.01, 50))
 def test_right_is_negative_within_its_bound(seed, classes, u):
