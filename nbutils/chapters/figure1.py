@@ -124,7 +124,7 @@ class ReleasedModel(nn.Module):
         super().__init__()
         dim, rows = 240, {"word": 100, "position": 512}
         normal = {name: torch.randn(n, dim, generator=generator, dtype=torch.float64) for name, n in rows.items()}
-        self.embedding = nn.ParameterDict(normal)
+        self.embedding = nn.ParameterDict(normal.items())  # in this order; a dictionary would be sorted
         layers = (_released(kind, dim, 50, heads=12, generator=generator) for kind in 6 * KINDS)
         self.layers = nn.Sequential(*layers)
         self.weight = nn.Parameter(_uniform((classes, dim), dim, generator))
