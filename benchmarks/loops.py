@@ -143,9 +143,4 @@ def at_once(width: int = 32, networks: int = 32, steps: int = 20) -> Row:
     return row
 
 
-PAIRS = {
-    norm_tracking: ["nbutils.norms"],
-    share_of_a_step: ["nbutils.norms"],
-    against_the_trainer: ["nbutils.training", "nbutils.models"],
-    at_once: ["nbutils.together", "nbutils.models"],
-}
+PAIRS = (norm_tracking, share_of_a_step, against_the_trainer, at_once)

@@ -92,8 +92,4 @@ def degree(depth: int = 12, d: int = 768, k_in: int = 3) -> Row:
         return compare(what, ours, plain, 20, repeats=3)
 
 
-PAIRS = {
-    random_walk: ["nbutils.chapters.walks"],
-    figure_1: ["nbutils.chapters.projection", "nbutils.chapters.figure1"],
-    degree: ["nbutils.homogeneity"],
-}
+PAIRS = (random_walk, figure_1, degree)

@@ -53,4 +53,4 @@ def similarity() -> Row:
     )
 
 
-PAIRS = {similarity: ["nbutils.saturation"]}
+PAIRS = (similarity,)

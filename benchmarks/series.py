@@ -60,4 +60,4 @@ def against_models() -> Row:
         return compare(what, lambda: checkpoints.series(folder).table, lambda: built(folder), 5)
 
 
-PAIRS = {against_models: ["nbutils.checkpoints"]}
+PAIRS = (against_models,)

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import queue
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,48 +75,38 @@ def tested(root: Path, tests: Sequence[str], limit: int = LIMIT) -> str:
     return "" if done.returncode == 0 else failed[1] if failed else f"pytest ended with status {done.returncode}"
 
 
-def plant(mutants: Sequence[Mutant], jobs: int) -> list[str]:
-    """The test that sees each mutant, "" where none does, in copies of the checkout, one for each of ``jobs``.
+def plant(mutants: Sequence[Mutant]) -> list[str]:
+    """Plant each mutant in a copy of the checkout, and print which test sees it. Returns those that nothing sees.
 
     Raises:
         RuntimeError: a test fails without a defect, too.
     """
-    copies: queue.Queue[Path] = queue.Queue()
-
-    def seen_by(mutant: Mutant) -> str:
-        copy = copies.get()
-        file = copy / mutant.file
-        text = file.read_text(encoding="utf-8")
-        try:
+    unseen = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
+        copy = copy_checkout(Path(scratch) / "copy")
+        if failed := tested(copy, sorted({test for mutant in mutants for test in mutant.tests}), 9 * LIMIT):
+            raise RuntimeError(f"{failed} fails without a defect, too: no verdict")
+        for mutant in mutants:
+            file = copy / mutant.file
+            text = file.read_text(encoding="utf-8")
             file.write_text(text.replace(mutant.text, mutant.becomes), encoding="utf-8")
             by = tested(copy, mutant.tests)
-            print(f"{mutant.id} ({mutant.breaks}): {by or 'seen by NOTHING'}", flush=True)
-            return by
-        finally:
             file.write_text(text, encoding="utf-8")
-            copies.put(copy)
-
-    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, ThreadPoolExecutor(jobs) as pool:
-        places = [copy_checkout(Path(scratch) / str(number)) for number in range(jobs)]
-        if failed := tested(places[0], sorted({test for mutant in mutants for test in mutant.tests}), 9 * LIMIT):
-            raise RuntimeError(f"{failed} fails without a defect, too: no verdict")
-        for place in places:
-            copies.put(place)
-        return list(pool.map(seen_by, mutants))
+            print(f"{mutant.id} ({mutant.breaks}): {by or 'seen by NOTHING'}", flush=True)
+            unseen += [] if by else [mutant.id]
+    return unseen
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", help="only mutants with one of these in their id or file")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
-    options = parser.parse_args()
-    words = options.words or [""]
+    words = parser.parse_args().words or [""]
     mutants = [mutant for mutant in load() if any(word in f"{mutant.id} {mutant.file}" for word in words)]
     if not mutants or misplaced(mutants):
         raise ValueError("\n".join(misplaced(mutants)) or f"no mutant has {' or '.join(words)} in its id or file")
-    left = [mutant.id for mutant, by in zip(mutants, plant(mutants, options.jobs), strict=True) if not by]
-    print(f"RED: nothing sees {', '.join(left)}" if left else f"GREEN: each of {len(mutants)} defects turns a test red")
-    return int(bool(left))
+    unseen = plant(mutants)
+    print(f"RED: nothing sees {', '.join(unseen)}" if unseen else f"GREEN: all {len(mutants)} turn a test red")
+    return int(bool(unseen))
 
 
 if __name__ == "__main__":

@@ -1,44 +1,17 @@
-"""The benchmarks: what a row says, that both sides of a pair must agree, and that no row outlives what it measured."""
-
-import json
+"""The benchmarks: what the command says, and that both sides of a pair agree."""
 
 import pytest
 
-from benchmarks import kept, mathematics, timing
-
-ROW = {"what": "a pair", "ratio": 0.5, "low": 0.4, "high": 0.6, "bound": 2, "holds": False, "modules": ["nbutils.fits"]}
-
-
-def test_sides_that_disagree_are_seen(monkeypatch):
-    stepwise = mathematics.stepwise
-    monkeypatch.setattr(mathematics, "stepwise", lambda *a: 1.05 * stepwise(*a))
-    with pytest.raises(AssertionError, match="disagree"):
-        mathematics.agree(steps=50)
-
-
-def test_a_row_of_other_code_is_not_shown_and_is_replaced_by_name(tmp_path, monkeypatch):
-    code = {"nbutils.fits": "today", "nbutils.heads": "today"}
-    monkeypatch.setattr(kept.sources, "modules", lambda: code)
-    monkeypatch.setattr(kept.sources, "of_modules", lambda names: code[names[0]])
-    file = tmp_path / "kept.json"
-    file.write_text('{"pairs": []}')
-    kept.keep(kept.stamped([ROW, ROW | {"what": "another", "modules": ["nbutils.heads"]}]), file)
-    kept.keep(kept.stamped([ROW | {"ratio": 3.0}]), file)
-    assert [(row["what"], row["ratio"]) for row in kept.load(file)] == [("a pair", 3.0), ("another", 0.5)]
-    code["nbutils.fits"] = "an edit"
-    assert [row["what"] for row in kept.load(file)] == ["another"]
-    del code["nbutils.heads"]
-    assert kept.load(file) == [] and len(json.loads(file.read_text())["pairs"]) == 2
-    assert kept.table(kept.load(file)) == kept.NONE
+from benchmarks import __main__ as command
+from benchmarks import timing
 
 
 def test_the_command_is_red_where_a_pair_does_not_hold(monkeypatch, capsys):
-    from benchmarks import __main__ as command
-
-    asked = []
-    monkeypatch.setattr(command, "pairs", lambda names: asked.append(names) or [ROW | {"holds": "loops" in names[:1]}])
-    assert (command.main([]), command.main(["loops"])) == (1, 0)
-    assert asked == [list(command.FILES), ["loops"]] and "| a pair |" in capsys.readouterr().out
+    for name, bound in (("mathematics", 2), ("loops", 0.1)):
+        row = timing.row(f"a pair of {name}", [2.0], [1.0], bound)
+        monkeypatch.setattr(command.FILES[name], "PAIRS", [lambda row=row: row])
+    assert (command.main(["mathematics", "loops"]), command.main(["loops"])) == (1, 0)
+    assert capsys.readouterr().out.count("| a pair of loops") == 2
     with pytest.raises(SystemExit):
         command.main(["nothing"])
 
@@ -46,9 +19,7 @@ def test_the_command_is_red_where_a_pair_does_not_hold(monkeypatch, capsys):
 @pytest.mark.slow
 def test_both_sides_of_every_pair_agree(monkeypatch):
     """One turn each: what they assert of their two sides is what counts here, not the time."""
-    from benchmarks import __main__ as command
-
     once = timing.compare
     for file in command.FILES.values():
         monkeypatch.setattr(file, "compare", lambda *a, **more: once(*a, **more | {"repeats": 1}))
-    assert all(row["ratio"] > 0 for row in command.pairs(list(command.FILES)))
+    assert all(pair()["ratio"] > 0 for file in command.FILES.values() for pair in file.PAIRS)

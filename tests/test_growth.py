@@ -5,9 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from nbutils import training, trainings
 from nbutils.chapters import growth
-from nbutils.devices import generator
 from nbutils.norms import NormTracker
 
 COLUMNS = ("step_norm", "inner", "projection", "grad_norm")
@@ -72,20 +70,6 @@ def test_the_orthogonal_walk_takes_the_steps_of_its_formula(pull, turn):
     assert walk.worst_alignment < 1e-12
 
 
-def test_t5_recipes_differ_where_they_should():
-    kept = dict(profile="smoke", seed=3, device="cpu")
-    null, again = (trainings.RECIPES["t5-null"](**kept) for _ in "ab")
-    assert isinstance(null, training.Run) and null.history["norm"].equals(again.history["norm"])
-    assert null.history["loss"].isna().all() and len(null.measures) == 9
-    assert {"shared.weight", "encoder.final_layer_norm.weight"} < set(null.layers["layer"]), "noise, by parameter"
-    points = null.measures.drop(columns="step").to_numpy()
-    np.testing.assert_allclose(
-        np.linalg.norm(points, axis=1),
-        growth.total(null.layers[null.layers["layer"] != "shared.weight"])["norm"][null.measures["step"]],
-        rtol=1e-6,
-    )
-
-
 def test_constants_are_means_over_log_time():
     """κ = ln t: its mean over ln t, from ln 100 to ln 10,000, is the mean of the two ends."""
     t = np.arange(10_001.0)
@@ -93,8 +77,3 @@ def test_constants_are_means_over_log_time():
     table = pd.DataFrame({"step": t, "norm": 1.0, "step_norm": 0.5, "alignment": alignment})
     found = growth.step_constants(table, np.ones(len(t)), 100, 10_000)
     assert found.kappa == pytest.approx((np.log(100) + np.log(10_000)) / 2 / 20, rel=1e-2)
-
-
-def test_the_toy_needs_an_even_dimension():
-    with pytest.raises(ValueError, match="even dimension"):
-        growth.orthogonal_walk(n=3, steps=1, lr=0.1, pull=0, turn=0, walks=1, generator=generator(0, "cpu"))

@@ -124,11 +124,6 @@ def test_matrix_product_is_that_of_numpy():
     assert ((w.mT @ w).degree == 2).all()
 
 
-def test_unknown_network_is_an_error():
-    with pytest.raises(ValueError, match="choose one of feedforward, lstm, transformer"):
-        limit_networks.draw("gru", np.random.default_rng(0))
-
-
 def test_the_lstm_is_torch_s():
     """Its four gates in torch's order: input, forget, cell, output."""
     _, theta, _, x = sample("lstm")

@@ -127,4 +127,3 @@ def test_descent_is_gradient_descent():
     assert seen.norm[-1, 1] == pytest.approx(sum(float(w.square().sum()) for w in theta) ** 0.5)
     assert seen.margins.shape == (3, 2, 30)
     np.testing.assert_array_equal(seen.accuracy, (seen.margins > 0).sum(2) / 30)
-    np.testing.assert_allclose(seen.projection, projection(seen.margins, 2).mean(-1), atol=1e-12)

@@ -61,12 +61,6 @@ def test_what_is_missing_is_said(no_hub, monkeypatch):
         pretrained.minilm()
 
 
-def test_unknown_names():
-    for function in (pretrained.from_hub, pretrained.shape):
-        with pytest.raises(ValueError, match=r"unknown model 'bert'.*bert-base-cased"):
-            function("bert")
-
-
 @pytest.mark.parametrize("name", pretrained.HUB)
 def test_base_shapes_are_the_released_ones(name):
     """Twelve blocks of width 768 and inner width 3072, of which T5 has as many in its decoder."""

@@ -29,13 +29,6 @@ def test_epsilon_breaks_it():
     assert (apart.abs() > 1e-3).all()
 
 
-def test_labels_of_the_teacher_and_noise():
-    rng = generator(3, "cpu")
-    clean, noisy = (si.problem(1, samples=20_000, noise=noise, generator=rng).y for noise in (0.0, 1.0))
-    assert clean.unique().tolist() == [0, 1, 2, 3]
-    np.testing.assert_allclose(noisy[0].bincount() / 20_000, 0.25, atol=0.02)
-
-
 @pytest.mark.parametrize("batch", [None, 4])
 def test_plain_steps_are_orthogonal_and_obey_the_quartic_law(batch):
     rng = generator(1, "cpu")
@@ -63,14 +56,6 @@ def test_cosines_of_a_step_at_a_known_angle(turn):
         [25, 29 + 20 * np.cos(angle), 4, 10 * np.cos(angle), -20 * np.cos(angle), 16])  # fmt: skip
 
 
-def test_fixed_length():
-    rng = generator(2, "cpu")
-    data = si.problem(2, samples=32, generator=rng)
-    fill = si.unit_steps(si.loss_gradients(data, batch=8, generator=rng))
-    run = si.train(data.weights, fill, lambda p: SGD(p, lr=0.1), 50)
-    np.testing.assert_allclose(run.after[:, :, 0], 1 + 0.01 * np.arange(1, 51)[:, None] * np.ones(2))
-
-
 def test_momentum_has_its_inner_product_from_the_step_before():
     rng = generator(4, "cpu")
     start = [torch.randn(2, 8, 8, generator=rng, dtype=torch.float64)]
@@ -96,14 +81,6 @@ def test_noise_across_is_the_gradient_of_a_scale_invariant_loss():
     g = torch.randn(1, 3, 4, generator=generator(7, "cpu"), dtype=torch.float64)
     (by_autograd,) = torch.autograd.grad((g * theta).sum() / theta.norm(), theta)
     torch.testing.assert_close(theta.grad, by_autograd)
-
-
-@pytest.mark.parametrize("power", [0.25, 0.5, 1.86])
-def test_exponent_of_a_power(power):
-    t = np.arange(1, 2001.0)[:, None]
-    noise = 1 + 0.01 * np.random.default_rng(0).normal(size=(2000, 6))
-    found = si.exponents((t**power * noise) ** 2, (100, 2000))
-    assert found.shape == (6,) and found == pytest.approx(power, abs=0.01)
 
 
 def test_products_of_float32_are_summed_in_float64():

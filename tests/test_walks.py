@@ -36,23 +36,10 @@ def test_one_walk_is_one_path():
     assert np.corrcoef(norms.T**2)[0, 1] == pytest.approx(0.5, abs=0.03)
 
 
-@pytest.mark.parametrize("times", [[], [0, 1], [2, 1], [3, 3]])
-def test_bad_times_are_named(times):
-    with pytest.raises(ValueError, match="positive and increasing"):
-        walks.walk_norms(walks.gaussian, n=1, times=np.array(times), walks=1, generator=generator(0, "cpu"))
-
-
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        *((lambda p=p: walks.bursts(p), "must lie in") for p in (-0.5, 0, 1.5)),
-        (lambda: walks.stable(2.0), "must lie in"),
-        (lambda: walks.log_times(0), "at least 1"),
-    ],
-)
-def test_bad_parameters_are_named(bad, message):
-    with pytest.raises(ValueError, match=message):
-        bad()
+@pytest.mark.parametrize(("law", "bad"), [(walks.bursts, -0.5), (walks.bursts, 0), (walks.stable, 2.0)])
+def test_bad_parameters_are_named(law, bad):
+    with pytest.raises(ValueError, match="must lie in"):
+        law(bad)
 
 
 @pytest.mark.parametrize(("name", "variance"), [("gaussian", 1.0), ("signs", 1.0), ("bursts", 0.3)])
@@ -61,13 +48,6 @@ def test_long_increments_are_centred_with_the_variance_of_their_steps(name, vari
     scaled = LAWS[name](steps, (draws, 1), generator(5, "cpu")).double() / np.sqrt(steps * variance)
     assert abs(float(scaled.mean())) < 5 / np.sqrt(draws)
     assert float((scaled**2).mean()) == pytest.approx(1, abs=5 * np.sqrt(2 / draws))
-
-
-@pytest.mark.parametrize("alpha", [0.7, 1.0, 1.6])
-def test_stable_increments_scale_by_their_index(alpha):
-    draw, rng = walks.stable(alpha), generator(6, "cpu")
-    one, many = (draw(steps, (40_000, 1), rng).abs().median() for steps in (1, 10**6))
-    assert float(many / one) ** alpha == pytest.approx(1e6, rel=0.1)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 1.8])

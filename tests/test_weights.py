@@ -228,6 +228,7 @@ INDEX = "model.safetensors.index.json"
 BROKEN = [
     ("cut short, damaged, or no safetensors file (incomplete metadata, file not fully covered)", cut_to(-10)),
     ("no safetensors file (invalid header length)", cut_to(40)), ("header too small", cut_to(0)),
+    ("a Git LFS pointer", alone("w.safetensors", b"version https://git-lfs.github.com/spec/v1\n")),
     ("no .safetensors", lambda f: (f / "model.safetensors").unlink()),
     ("odd.safetensors: No such file", lambda f: (f / "model.safetensors").rename(f / "x") and
      (f / "odd.safetensors").symlink_to("gone")),

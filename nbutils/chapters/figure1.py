@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from nbutils.sublayers import BIASES, Sublayer
 
-SUBLAYERS = {  # those of Fig. 1: kind, with biases, with residual connection
-    "attention": ("attention", True, True),
-    "attention, no biases": ("attention", False, True),
-    "feed-forward": ("feedforward", True, True),
-    "feed-forward, no biases": ("feedforward", False, True),
-    "feed-forward, no biases or residual": ("feedforward", False, False),
+SUBLAYERS = {  # those of Fig. 1: kind, with biases, placement of the layer norm
+    "attention": ("attention", True, "post"),
+    "attention, no biases": ("attention", False, "post"),
+    "feed-forward": ("feedforward", True, "post"),
+    "feed-forward, no biases": ("feedforward", False, "post"),
+    "feed-forward, no biases or residual": ("feedforward", False, "simplified"),
 }
 WIDTH = 10  # and number of classes
 
@@ -47,9 +47,6 @@ def figure1(name: str, *, released: bool = False, generator: torch.Generator) ->
     no output projection, scores not divided by √d, torch's uniform initialization, ε = 1e-5, and no affine layer.
     Variants of one kind drawn from the same state of the generator share all weights that they both have.
 
-    Raises:
-        ValueError: unknown name.
-
     >>> draw = torch.Generator()
     >>> nets = [figure1(name, generator=draw.manual_seed(0)) for name in ("feed-forward", "feed-forward, no biases")]
     >>> [sum(p.numel() for p in net.parameters()) for net in nets]  # 2 · 10 · 20 + 2 · 10, and 20 + 10 more with biases
@@ -57,20 +54,24 @@ def figure1(name: str, *, released: bool = False, generator: torch.Generator) ->
     >>> bool((nets[0].body.inner_weight == nets[1].body.inner_weight).all())
     True
     """
-    if name not in SUBLAYERS:
-        raise ValueError(f"unknown sublayer {name!r}: choose one of {'; '.join(SUBLAYERS)}")
-    kind, biases, residual = SUBLAYERS[name]
+    kind, biases, placement = SUBLAYERS[name]
     if released:
-        return _released_sublayer(kind, WIDTH, hidden=WIDTH, biases=biases, residual=residual, generator=generator)
-    placement, names = "post" if residual else "simplified", BIASES[kind] if biases else ()
-    body = Sublayer(kind, WIDTH, placement=placement, biases=names, generator=generator)
+        return _released(kind, WIDTH, WIDTH, biases=biases, placement=placement, generator=generator)
+    body = Sublayer(kind, WIDTH, placement=placement, biases=BIASES[kind] if biases else (), generator=generator)
     return Affine(body, WIDTH, WIDTH, generator=generator)
 
 
-def _released_sublayer(
-    kind: str, dim: int, *, hidden: int, biases: bool, residual: bool, generator: torch.Generator, heads: int = 1
+def _released(
+    kind: str,
+    dim: int,
+    hidden: int,
+    *,
+    heads: int = 1,
+    biases: bool = True,
+    placement: str = "post",
+    generator: torch.Generator,
 ) -> Sublayer:
-    attention, placement = kind == "attention", "post" if residual else "simplified"
+    attention = kind == "attention"
     project = not attention or heads > 1  # one head is left as it is
     names = [b for b in BIASES[kind] if project or b != "output"]
     options: dict[str, Any] = {"heads": heads, "hidden": hidden, "eps": 1e-5, "generator": generator}
@@ -105,28 +106,8 @@ def released_transformer(
     >>> net(torch.eye(3, 4, dtype=torch.float64)).norm(dim=-1).round(decimals=3).tolist()  # a layer norm comes last: √4
     [2.0, 2.0, 2.0]
     """
-    return _layers(depth * tuple(kinds), dim, hidden=10 * dim, generator=generator)
-
-
-def _layers(
-    kinds: Sequence[str], dim: int, *, hidden: int, generator: torch.Generator, heads: int = 1
-) -> nn.Sequential:
-    options: dict[str, Any] = {"hidden": hidden, "biases": True, "residual": True, "generator": generator}
-    return nn.Sequential(*(_released_sublayer(kind, dim, heads=heads, **options) for kind in kinds))
-
-
-class _Embedding(nn.Module):
-    word: nn.Parameter
-    position: nn.Parameter
-
-    def __init__(self, vocabulary: int, length: int, dim: int, generator: torch.Generator) -> None:
-        super().__init__()
-        for name, rows in (("word", vocabulary), ("position", length)):
-            table = torch.randn(rows, dim, generator=generator, dtype=torch.float64)
-            self.register_parameter(name, nn.Parameter(table, requires_grad=False))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.word[tokens] + self.position[: tokens.shape[-1]]
+    layers = (_released(kind, dim, 10 * dim, generator=generator) for kind in depth * tuple(kinds))
+    return nn.Sequential(*layers)
 
 
 class ReleasedModel(nn.Module):
@@ -141,12 +122,16 @@ class ReleasedModel(nn.Module):
 
     def __init__(self, classes: int, *, generator: torch.Generator) -> None:
         super().__init__()
-        dim = 240
-        self.embedding = _Embedding(100, 512, dim, generator)
-        self.layers = _layers(6 * KINDS, dim, hidden=50, heads=12, generator=generator)
-        self.weight = nn.Parameter(_uniform((classes, dim), dim, generator), requires_grad=False)
-        self.bias = nn.Parameter(_uniform((classes,), dim, generator), requires_grad=False)
+        dim, rows = 240, {"word": 100, "position": 512}
+        normal = {name: torch.randn(n, dim, generator=generator, dtype=torch.float64) for name, n in rows.items()}
+        self.embedding = nn.ParameterDict(normal.items())  # in this order; a dictionary would be sorted
+        layers = (_released(kind, dim, 50, heads=12, generator=generator) for kind in 6 * KINDS)
+        self.layers = nn.Sequential(*layers)
+        self.weight = nn.Parameter(_uniform((classes, dim), dim, generator))
+        self.bias = nn.Parameter(_uniform((classes,), dim, generator))
+        self.requires_grad_(False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of every token, ``(T, classes)``."""
-        return self.layers(self.embedding(tokens)) @ self.weight.mT + self.bias
+        x = self.embedding["word"][tokens] + self.embedding["position"][: len(tokens)]
+        return self.layers(x) @ self.weight.mT + self.bias

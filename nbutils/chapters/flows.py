@@ -173,48 +173,44 @@ def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e
             factor = (0.9 * size.clamp(min=1e-6) ** (-1 / 3)).clamp(0.2, 2)
             lam = torch.where(last, torch.full_like(lam, target), torch.where(good, lam + step[:, 0], lam))
             h = torch.where(left <= 0, h, torch.where(last, h, step[:, 0] * factor)).clamp(min=floor)
-        points.append(_point(margins, state[:, :n], state[:, n], state[:, n + 1]))
-    return _path(points)
+        points.append((state[:, :n], state[:, n], state[:, n + 1]))
+    return _path(margins, points)
 
 
-def descent(margins: Margins, theta: Tensor, steps: Sequence[int], rate: float, *, scale: str = "plain") -> Path:
-    """Gradient descent after given numbers of steps (increasing).
+def descent(margins: Margins, theta: Tensor, steps: Sequence[int], rate: float, *, normalised: bool = False) -> Path:
+    """Gradient descent after given numbers of steps (increasing): −η∇L, or if ``normalised`` −η∇L/‖∇L‖.
 
-    ``scale``: ``plain`` steps −η∇L, or ``normalised`` steps −η∇L/‖∇L‖. The time is Σ of what multiplies ∇L, kept as
-    its logarithm.
+    The time is Σ of what multiplies ∇L, kept as its logarithm.
 
     >>> start = torch.ones(1, 1, dtype=torch.float64)
-    >>> descent(lambda theta: theta, start, [9], 0.1, scale="normalised").norm.round(9)  # nine steps of length η
+    >>> descent(lambda theta: theta, start, [9], 0.1, normalised=True).norm.round(9)  # nine steps of length η
     array([[1.9]])
     """
-    if scale not in ("plain", "normalised"):
-        raise ValueError(f"unknown scale {scale!r}: choose plain or normalised")
     theta, points = theta.detach().clone(), []
     log_t = torch.full(theta.shape[:1], -math.inf, dtype=theta.dtype)
     length, wanted = torch.zeros_like(log_t), set(steps)
     for i in range(1, max(steps) + 1):
         ell, grad, _ = gradient(margins, theta)
-        log_c = 0 * ell if scale == "plain" else -ell - grad.norm(dim=1).log()
+        log_c = -ell - grad.norm(dim=1).log() if normalised else 0 * ell
         log_c = log_c + math.log(rate)
         delta = torch.exp(log_c + ell)[:, None] * grad  # ∇L = L∇ℓ
         theta = theta - delta
         log_t, length = torch.logaddexp(log_t, log_c), length + delta.norm(dim=1)
         if i in wanted:
-            points.append(_point(margins, theta, log_t, length))
-    return _path(points)
+            points.append((theta, log_t, length))
+    return _path(margins, points)
 
 
-def _point(margins: Margins, theta: Tensor, log_t: Tensor, length: Tensor) -> tuple[Tensor, ...]:
-    q = margins(theta)
-    return log_t, theta.norm(dim=1), length, -_log_loss(q), q.amin(1), theta
+def _path(margins: Margins, points: list[tuple[Tensor, Tensor, Tensor]]) -> Path:
+    seen = []
+    for theta, log_t, length in points:
+        q = margins(theta)
+        seen.append((log_t, theta.norm(dim=1), length, -_log_loss(q), q.amin(1), theta))
+    return Path(*(torch.stack(part).detach().numpy() for part in zip(*seen, strict=True)))
 
 
-def _path(points: list[tuple[Tensor, ...]]) -> Path:
-    return Path(*(torch.stack(part).detach().numpy() for part in zip(*points, strict=True)))
-
-
-def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Estimate:
-    """Coefficient p of u = log t + p (log u − 1/u) + const; arrays ``(points, networks)``.
+def fit_loglog(log_t: Array, u: Array, *, level: float = 0.999) -> Estimate:
+    """Coefficient p of u = log t + p (log u − 1/u) + const; ``(points, networks)``, at least 4 and 2.
 
     log u is log log t to leading order, and −1/u is the next term of the derived law, so that the fit needs no t of
     10^1000. The interval is Student's over the networks, widened by the mean distance between the slopes of the first
@@ -225,9 +221,6 @@ def fit_loglog(log_t: ArrayLike, u: ArrayLike, *, level: float = 0.999) -> Estim
     >>> round(fit_loglog(u - 1.5 * (np.log(u) - 1 / u), u).value, 6)  # the law itself, with p = 3/2
     1.5
     """
-    log_t, u = np.asarray(log_t, dtype=np.float64), np.asarray(u, dtype=np.float64)
-    if log_t.ndim != 2 or log_t.shape != u.shape or log_t.shape[1] < 2 or len(log_t) < 4:
-        raise ValueError(f"shapes {log_t.shape} and {u.shape}: give (points ≥ 4, networks ≥ 2) for both")
 
     def slopes(part: slice) -> Array:
         a, b = (np.log(u) - 1 / u)[part], (u - log_t)[part]

@@ -20,14 +20,10 @@ class StepConstants(NamedTuple):
 
 
 def total(layers: pd.DataFrame) -> pd.DataFrame:
-    """The layers of a table as one: squares of norms and inner products add over layers.
+    """The layers of a table as one, such as all rows of ``training.Run.layers`` but the embedding's.
 
-    Args:
-        layers: rows of ``training.Run.layers``, such as all but the embedding's.
-
-    Returns:
-        A table with a row for each step, ``step, norm, step_norm, inner, alignment, projection, grad_norm`` as in a
-        run's history, and ``gradient_cos`` = cos(θ, ∇L), at the parameters before the step. Row 0 is the start.
+    Squares of norms and inner products add over layers. Columns ``step, norm, step_norm, grad_norm, inner, projection,
+    alignment`` are as in a run's history; ``gradient_cos`` is cos(θ, ∇L), at the parameters before the step.
 
     >>> both = total(pd.DataFrame({"step": [0, 0], "layer": ["a", "b"], "norm": [3.0, 4.0]} | dict.fromkeys(
     ...     ("step_norm", "inner", "projection", "grad_norm"), np.nan)))
@@ -82,10 +78,8 @@ def orthogonal_walk(
 
     The loss is −pull · θ₁/‖θ‖ with unit Gaussian noise on its gradient; ``turn`` adds a unit force that circles in the
     planes (θ₁, θ₂), (θ₃, θ₄), … The step is δ = lr · P g / ρ with g = pull·e₁ + turn·Jθ/ρ + noise, J the quarter turn
-    in those planes and P the projection orthogonal to θ. Starts at θ = e₂ with ρ = 1; ``walks`` are independent.
-
-    Raises:
-        ValueError: ``n`` is odd, or less than 2.
+    in those planes and P the projection orthogonal to θ. Starts at θ = e₂ with ρ = 1; ``walks`` are independent, and
+    ``n`` is even.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> walk = orthogonal_walk(n=4, steps=100, lr=0.1, pull=1.0, turn=1.0, walks=2, generator=generator)
@@ -93,8 +87,6 @@ def orthogonal_walk(
     >>> bool(np.allclose(rho_sq[:, -1] - rho_sq[:, 0], steps_sq))  # Pythagoras, step by step
     True
     """
-    if n < 2 or n % 2:
-        raise ValueError(f"n = {n}: the planes of the turn need an even dimension of at least 2")
     theta = torch.zeros(walks, n, dtype=torch.float64)
     theta[:, 1] = 1.0
     points = torch.empty(walks, steps + 1, n, dtype=torch.float64)

@@ -59,24 +59,16 @@ def transformer(theta: Theta, x: Any, act: Activations) -> Any:
     return (z[:, 0] @ theta["W"].mT + theta["b"])[:, 0]
 
 
+_GATE = {"W": (8, 8), "U": (8, 3), "b": (8,)}
+SHAPES: dict[str, dict[str, tuple[int, ...]]] = {  # of 3 inputs and 8 units a layer; in the order of the draws
+    "feedforward": {"W1": (8, 3), "b1": (8,), "W2": (8, 8), "b2": (8,), "W3": (1, 8), "b3": (1,)},
+    "lstm": {f"{part}{gate}": shape for gate in "ifog" for part, shape in _GATE.items()} | {"W": (1, 8), "b": (1,)},
+    "transformer": {"E": (8, 3), "Q": (8, 8), "K": (8, 8), "V": (8, 8), "O": (8, 8)}
+    | {"W1": (8, 8), "b1": (8,), "W2": (8, 8), "b2": (8,)}
+    | {"gain1": (8,), "shift1": (8,), "gain2": (8,), "shift2": (8,), "W": (1, 8), "b": (1,)},
+}
+
+
 def draw(network: str, generator: np.random.Generator) -> dict[str, Array]:
-    """Random parameters of ``feedforward``, ``lstm`` or ``transformer``: normal, of 3 inputs and 8 units a layer.
-
-    Raises:
-        ValueError: unknown network.
-
-    >>> {name: value.shape for name, value in draw("feedforward", np.random.default_rng(0)).items()}
-    {'W1': (8, 3), 'b1': (8,), 'W2': (8, 8), 'b2': (8,), 'W3': (1, 8), 'b3': (1,)}
-    """
-    n, d = 3, 8
-    if network == "feedforward":
-        shapes = {"W1": (d, n), "b1": (d,), "W2": (d, d), "b2": (d,), "W3": (1, d), "b3": (1,)}
-    elif network == "lstm":
-        shapes = {f"{kind}{g}": s for g in "ifog" for kind, s in (("W", (d, d)), ("U", (d, n)), ("b", (d,)))}
-        shapes |= {"W": (1, d), "b": (1,)}
-    elif network == "transformer":
-        shapes = {"E": (d, n), **{name: (d, d) for name in "QKVO"}, "W1": (d, d), "b1": (d,), "W2": (d, d), "b2": (d,)}
-        shapes |= {f"{kind}{i}": (d,) for i in (1, 2) for kind in ("gain", "shift")} | {"W": (1, d), "b": (1,)}
-    else:
-        raise ValueError(f"unknown network {network!r}: choose one of feedforward, lstm, transformer")
-    return {name: generator.normal(size=shape) for name, shape in shapes.items()}
+    """Normal random parameters of ``feedforward``, ``lstm`` or ``transformer``."""
+    return {name: generator.normal(size=shape) for name, shape in SHAPES[network].items()}

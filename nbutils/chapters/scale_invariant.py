@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.optimization import Adafactor
 
@@ -44,8 +44,8 @@ class Steps(NamedTuple):
         return self.projection / np.sqrt(self.before * self.gradient)
 
 
-def problem(runs: int, *, samples: int = 64, noise: float = 0.2, generator: torch.Generator) -> Problem:
-    """Gaussian inputs, labels of a random linear teacher, a share ``noise`` of them replaced by random classes.
+def problem(runs: int, *, samples: int = 64, generator: torch.Generator) -> Problem:
+    """Gaussian inputs, labels of a random linear teacher, a fifth of them replaced by random classes.
 
     Each run has its own data, teacher and start, and each matrix starts with norm 1; float64.
 
@@ -58,7 +58,7 @@ def problem(runs: int, *, samples: int = 64, noise: float = 0.2, generator: torc
     draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, **at)  # noqa: E731
     x, teacher = draw(runs, samples, features), draw(runs, features, classes)
     uniform, random = torch.rand(runs, samples, **at), torch.randint(classes, (runs, samples), **at)
-    y = torch.where(uniform < noise, random, (x @ teacher).argmax(-1))
+    y = torch.where(uniform < 0.2, random, (x @ teacher).argmax(-1))
     weights = [draw(runs, hidden, features), draw(runs, classes, hidden)]
     return Problem(x, y, [w / w.norm(dim=(1, 2), keepdim=True) for w in weights])
 
@@ -216,7 +216,7 @@ def train(
     return Steps(*torch.stack(rows, dim=1).cpu().numpy())
 
 
-def exponents(rho_sq: ArrayLike, window: tuple[float, float]) -> Array:
+def exponents(rho_sq: Array, window: tuple[float, float]) -> Array:
     """Slope of ln ρ against ln t between the two times of ``window``, for ``rho_sq`` of shape ``(steps, runs)``.
 
     A least-squares line through log-spaced times, one for each run: ``(runs,)``. There is no offset to fit: a free
@@ -226,9 +226,5 @@ def exponents(rho_sq: ArrayLike, window: tuple[float, float]) -> Array:
     >>> exponents(np.stack([t, 2 * t], axis=1), (10, 1000)).round(6)
     array([0.5, 0.5])
     """
-    rho_sq = np.asarray(rho_sq, dtype=np.float64)
-    low, high = window
-    if rho_sq.ndim != 2 or not 1 <= low < high <= len(rho_sq):
-        raise ValueError(f"rho_sq has shape {rho_sq.shape}, window {window}: give (steps, runs) and times within it")
-    t = np.unique(np.geomspace(low, high, 60).round().astype(int))
+    t = np.unique(np.geomspace(*window, 60).round().astype(int))
     return np.polyfit(np.log(t), np.log(rho_sq[t - 1]) / 2, 1)[0]

@@ -90,6 +90,9 @@ def read(place: Path) -> Weights:
 
 def _stored(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """The tensors in a file, and what beside them is left out."""
+    with path.open("rb") as file:
+        if file.read(8) == b"version ":
+            raise ReadError("a Git LFS pointer, not the weights (git lfs pull fetches them)")
     if path.suffix != ".safetensors":
         return pickles.state_dict(path)
     try:
