@@ -169,7 +169,10 @@ def test_the_scorecard_links_claims_to_their_evidence(words, soups):
 
 
 def test_each_claim_has_a_page_to_send_and_the_map_names_every_page(html, metrics, words, soups):
-    """Statement, verdict and a preview; every page has the version and how to cite."""
+    """Statement, verdict and a preview, and one file for programs; every page has the version and how to cite."""
+    listed = json.loads((html / "claims.json").read_text(encoding="utf-8"))
+    assert {each["id"]: each["verdict"] for each in listed} == metrics["verdicts"]
+    assert all((html / each["page"]).exists() for each in listed)
     address, plain = book.configuration()["html"]["baseurl"], lambda text: " ".join(re.findall(r"\w+", text))
     for name, claim in book.claims().items():
         soup = soups[f"claims/{name}"]

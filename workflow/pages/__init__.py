@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from nbutils.claims.records import Record, format_band, format_measured, format_number
 from workflow import book, notebooks
+from workflow.pages import api
 
 if TYPE_CHECKING:  # only Sphinx itself needs it
     from sphinx.application import Sphinx
@@ -80,5 +81,6 @@ def tidy(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("missing-reference", api.elsewhere)
     app.connect("build-finished", tidy)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

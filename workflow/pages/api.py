@@ -1,13 +1,28 @@
-"""The reference of nbutils: a page for each module."""
+"""The reference of nbutils: a page for each module, with links to torch, numpy and pandas."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from workflow import sources
 
+if TYPE_CHECKING:  # only Sphinx itself needs them
+    from docutils import nodes
+    from sphinx.application import Sphinx
+
 OWN = ("checkpoints", "norms", "callbacks", "fits", "intervals", "saturation", "heads", "homogeneity", "text", "layers")
+TORCH, NUMPY = "https://docs.pytorch.org/docs/stable/", "https://numpy.org/doc/stable/reference/typing.html"
+ELSEWHERE = {
+    "Tensor": f"{TORCH}tensors.html",
+    "Module": f"{TORCH}generated/torch.nn.Module.html",
+    "Generator": f"{TORCH}generated/torch.Generator.html",
+    "Optimizer": f"{TORCH}optim.html#torch.optim.Optimizer",
+    "DataFrame": "https://pandas.pydata.org/docs/reference/api/pandas.DataFrame.html",
+    "NDArray": f"{NUMPY}#numpy.typing.NDArray",
+    "ArrayLike": f"{NUMPY}#numpy.typing.ArrayLike",
+}  # by the last part of what signatures write
 
 
 def groups() -> dict[str, dict[str, str]]:
@@ -33,3 +48,11 @@ def pages() -> Iterator[tuple[str, bytes]]:
     for name in [name for group in groups().values() for name in group]:
         text = f"---\norphan: true\n---\n\n# `{name}`\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n```\n"
         yield f"api/{name}.md", text.encode()
+
+
+def elsewhere(app: Sphinx, env: object, node: nodes.Element, text: nodes.Element) -> nodes.reference | None:
+    """A link to the documentation of torch, numpy or pandas."""
+    from docutils import nodes
+
+    url = ELSEWHERE.get(node.get("reftarget", "").rpartition(".")[2])
+    return nodes.reference("", "", text, refuri=url, internal=False) if url else None

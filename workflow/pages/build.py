@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
 import subprocess
@@ -96,14 +97,18 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
 def claim_pages(
     claims: Mapping[str, Claim], shown: Evidence, drawn: Mapping[str, figures.Figure]
 ) -> Iterator[tuple[str, bytes]]:
-    """Path and content of the page of each claim, which is a link to send."""
-    config = book.configuration()
+    """Path and content of the page of each claim, which is a link to send, and of all claims for programs."""
+    config, every = book.configuration(), []
     for name, claim in claims.items():
         first = claim.listed["chapters"][0]
         figure, code = shown.get(name, ("", ""))
         known = {"claim": claim, "chapter": first, "title": book.title(first), "code": code, "config": config}
         known["figure"] = drawn.get(figure or book.card(first).get("figure", ""))
         yield f"claims/{name}.md", render("claim.md.j2", **known).encode()
+        facts = {"id": name, "verdict": claim.verdict, "page": f"claims/{name}.html", "evidence": claim.evidence}
+        facts |= {"finding": claim.finding, "where": book.origin(claim.listed), "version": book.version(claim.listed)}
+        every.append(facts | {key: claim.listed[key] for key in ("statement", "chapters")})
+    yield "files/claims.json", json.dumps(every, indent=1, ensure_ascii=False).encode()
 
 
 def filled(page: str, text: str, known: Mapping[str, Any]) -> str:
