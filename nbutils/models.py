@@ -37,8 +37,7 @@ class HomogeneousMLP(nn.Module):
         self.weights = nn.ParameterList()
         for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(widths), start=1):
             std = ((2 if layer < self.degree else 1) / fan_in) ** 0.5
-            device = None if generator is None else generator.device
-            drawn = torch.randn(fan_out, fan_in, generator=generator, dtype=torch.float64, device=device)
+            drawn = torch.randn(fan_out, fan_in, generator=generator, dtype=torch.float64)
             self.weights.append(nn.Parameter(std * drawn))
 
     def forward(self, x: Tensor) -> Tensor:

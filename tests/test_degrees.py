@@ -189,6 +189,7 @@ REFUSED = {
     "dropout": (lambda m, x: F.dropout(x), "is random: call eval", True),
     "attention in training": (lambda m, x: m.mha.train()(x, x, x)[0], "exact|degree 0|random", True),
     "rounded quotient": (lambda m, x: torch.div(x, m.f(x), rounding_mode="floor"), "know these arguments", True),
+    "size above a value": (lambda m, x: x.norm().clamp(min=-m.f(x).norm()), "side by side", True),
     "function": (lambda m, x: torch.erfinv(x), r"erfinv: there is no rule.*RULES\['erfinv'\]", True),
     "held elsewhere": (lambda m, x: x @ HELD[0].T, "must be registered", True),
     "square of a matrix": (lambda m, x: x / (1e-6 + (m.w @ m.w).sum()), MAY, True),
@@ -239,6 +240,7 @@ def test_the_module_and_its_inputs_are_what_they_were():
     net, x = Recorder().train(), torch.randn(3, 4)
     net.last = net.f(x)  # with its graph
     before, attributes, kept = copy.deepcopy(net.state_dict()), dict(vars(net)), x.clone()
+    fused = torch.backends.mha.get_fastpath_enabled()
     for ask in (degree, explain, lambda *given: degree(*given, check=True)):
         assert ask(net, x, 1) is not None
     with pytest.raises(NotHomogeneous):
@@ -246,7 +248,8 @@ def test_the_module_and_its_inputs_are_what_they_were():
     measure_degree(net, x, [1, 2])
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert vars(net) == attributes and net.training and torch.equal(x, kept)
-    assert not net._forward_hooks and all(p.grad is None and p.requires_grad for p in net.parameters())
+    assert all(p.grad is None and p.requires_grad and p.dtype == torch.float32 for p in net.parameters())
+    assert torch.backends.mha.get_fastpath_enabled() is fused
 
 
 def test_a_check_sees_where_a_leading_term_vanishes():

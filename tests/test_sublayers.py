@@ -93,8 +93,3 @@ def test_hard_attention_takes_the_value_of_the_best_key_and_is_the_limit(seed):
         best = layer.attend(x)[0].topk(2).values
         clear = ((best[..., 0] - best[..., 1]) > 100).all(0)
         torch.testing.assert_close(layer.head(x)[clear], layer.head(x, hard=True)[clear])
-
-
-@pytest.mark.parametrize(("more", "inner"), [({}, 10), ({"heads": 4}, 10), ({"hidden": 7}, 7), ({"project": False}, 5)])
-def test_the_inner_width_of_feed_forward_layers(more, inner):
-    assert Sublayer("feedforward", 5, **more).inner_weight.shape == (inner, 5)

@@ -140,8 +140,7 @@ class Algebra:
             if not self.approximate:
                 self.fail("a sum needs equal degrees", x, y)
             self.note(f"asymptotic: of {shown(tuple(sorted(terms)))} the largest", leading=True)
-        sizes = kind(self.of(x)) == "size" and isinstance(y, int | float) and y >= 0
-        return known(max(terms, default=EVERY), "size" if sizes else "")
+        return known(max(terms, default=EVERY), "size" if self.epsilon(x, y) else "")
 
     def same(self, *parts: Any) -> Any:
         """Parts side by side, as in ``cat`` and ``where``: equal degrees, asymptotically too."""
@@ -181,6 +180,10 @@ class Algebra:
     def size(self, x: Any, power: int = 1) -> Any:
         """A norm, or the variance with ``power`` 2."""
         return known(power * self.of(x), "size")
+
+    def epsilon(self, x: Any, y: Any) -> bool:
+        """Whether y is a number that keeps a size x off 0."""
+        return kind(self.of(x)) == "size" and isinstance(y, int | float) and y >= 0
 
     def constant(self, *xs: Any) -> Any:
         """Any function at all: exact where its arguments do not change with scale, never otherwise."""

@@ -58,8 +58,8 @@ def truth(a: Algebra, x: Any, y: Any) -> Any:
 
 def clamp(a: Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
     """Exact if the bounds have the degree of x (0 and ∞ have); asymptotically two finite numbers as bounds rule."""
-    if kind(a.of(x)) == "size" and max is None:
-        return a.add(x, min)  # an ε
+    if max is None and a.epsilon(x, min):
+        return a.add(x, min)
     if all(isinstance(bound, int | float) and math.isfinite(bound) for bound in (min, max)):
         return a.bounded(x)
     return a.same(x, min, max)
