@@ -230,10 +230,8 @@ class CausalLM(Transformer):
     torch.Size([3, 8, 50])
     """
 
-    def __init__(
-        self, vocab: int, dim: int, depth: int, heads: int, length: int, *, tied: bool = True, **options: Any
-    ) -> None:
-        super().__init__(vocab, dim, depth, heads, length, outputs=None if tied else vocab, **options)
+    def __init__(self, vocab: int, *sizes: int, tied: bool = True, **options: Any) -> None:
+        super().__init__(vocab, *sizes, outputs=None if tied else vocab, **options)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``(batch, T)`` to logits ``(batch, T, vocab)``."""

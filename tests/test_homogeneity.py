@@ -57,6 +57,8 @@ def test_a_boolean_factor_is_no_mask_of_zeros_and_infinities():
     assert degree(as_mask, (x, mask), 1) == 2
     attended = Two(lambda m, x, mask: F.scaled_dot_product_attention(m.n(x), m.n(x), m.f(x), mask), f=sq(), n=plain())
     assert degree(attended, (x, mask[None, :3].expand(3, 3)), 1) == 2
+    lowest = torch.full((3, 3), torch.finfo(torch.float32).min).triu(1)
+    assert degree(attended, (x, lowest), 1, approximate=True) == 2
 
 
 def test_zero_has_every_degree():

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from nbutils.homogeneity.algebra import EVERY, ZERO, Algebra, Degree, empty, kind, known, leading
+from nbutils.homogeneity.algebra import EVERY, INFINITE, ZERO, Algebra, Degree, empty, kind, known, leading
 from nbutils.homogeneity.measure import arguments, first_output, plain
 from nbutils.homogeneity.rules import MASK_READERS, PLACES, RULES
 
@@ -135,7 +135,7 @@ def carry(module: nn.Module, inputs: Any, k_in: Any, algebra: Forward) -> Any:
 
     def entered(x: Tensor) -> Tensor:
         x = x.detach().clone()
-        if x.is_floating_point() and not empty(x):
+        if x.is_floating_point() and not empty(x, INFINITE):
             algebra.enter(x, Degree(k_in))
         return x
 
