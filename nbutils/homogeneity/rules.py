@@ -119,7 +119,7 @@ enter("add", lambda a, x, y, alpha=1: a.add(x, y if alpha == 1 else a.mul(y, alp
 enter("sub rsub", lambda a, x, y, alpha=1: a.add(a.of(x), a.of(y)))  # a size minus ε is none
 enter("mul dot", Algebra.mul)
 enter("mm bmm mv vdot", lambda a, x, y: a.mul(a.of(x), a.of(y)))
-enter("addmm baddbmm addmv", lambda a, bias, x, y, **_: a.affine(a.of(x), a.of(y), bias))
+enter("addmm baddbmm addmv", lambda a, bias, x, y, **_: a.add(bias, a.mul(a.of(x), a.of(y))))
 enter("convolution", lambda a, x, weight, bias, *_: a.affine(x, weight, bias))
 enter("prelu_kernel", lambda a, x, weight: a.add(x, a.mul(x, weight)))  # max(0, x) + weight · min(0, x)
 enter("div", Algebra.div)
