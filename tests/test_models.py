@@ -7,7 +7,7 @@ from torch.func import functional_call
 from nbutils.chapters.counting import Classifier
 from nbutils.devices import generator
 from nbutils.homogeneity import degree
-from nbutils.models import PLACEMENTS, CausalLM, HomogeneousMLP
+from nbutils.models import PLACEMENTS, CausalLM, HomogeneousMLP, SelfAttention
 from nbutils.trainings.recipes_t5 import small_t5
 
 
@@ -101,8 +101,6 @@ def test_initial_values():
     assert model.embedding.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert model.blocks[0].inner.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert (model.blocks[0].inner.bias == 0).all() and (model.norm.weight == 1).all()
-    for weight in (model.embedding.weight, model.blocks[0].inner.weight, model.blocks[1].attention.query.weight):
-        assert abs(float(weight.detach().mean())) < 5 * 0.02 / weight.numel() ** 0.5, "five standard errors"
 
 
 def test_draws_leave_the_global_generator_alone():
@@ -167,8 +165,6 @@ def test_standard_values_are_uniform_within_the_root_of_fan_in():
 @pytest.mark.parametrize("mask", ["causal", "none", "multiplicative"])
 def test_attention_is_that_of_torch(mask):
     """Three heads of width 4 against nn.MultiheadAttention; scores are divided by the root of 4."""
-    from nbutils.models import SelfAttention
-
     attention = SelfAttention(12, 3, mask=mask, biases=True).double()
     x = torch.randn(2, 7, 12, generator=generator(0, "cpu"), dtype=torch.float64)
     other = torch.nn.MultiheadAttention(12, 3, batch_first=True, dtype=torch.float64)
