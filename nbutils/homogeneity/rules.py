@@ -65,11 +65,6 @@ def clamp(a: Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
     return a.same(x, min, max)
 
 
-def norm(a: Algebra, x: Any, ord: Any = 2, *_: Any, **__: Any) -> Any:
-    """Degree 1, but the norm of order 0 counts entries, and those of negative order may vanish before x does."""
-    return a.size(x) if ord > 0 else a.constant(x)
-
-
 def layer_norm(a: Algebra, x: Any, weight: Any, bias: Any, eps: float) -> Any:
     """The value, and what torch keeps for the gradient: the mean, and one over the deviation."""
     k = a.of(x)
@@ -91,12 +86,12 @@ def batch_norm(
 
 ALL_ENTRIES = """alias lift_fresh clone contiguous detach expand lift permute reshape reshape_alias squeeze t to_copy
     transpose unsafe_view unsqueeze topk sort flip roll movedim"""
-enter(ALL_ENTRIES, kept("even", "size", "masked"))
+enter(ALL_ENTRIES, kept("even", "size"))
 enter(
     """relu leaky_relu cumsum repeat split split_with_sizes unbind select slice as_strided diagonal index index_select
     gather tril triu min local_scalar_dense avg_pool2d adaptive_avg_pool2d max_pool2d_with_indices upsample_nearest1d
     upsample_nearest2d upsample_bilinear2d im2col view_as_real view_as_complex fft_r2c fft_c2c zero""",
-    kept("size", "masked"),
+    kept("size"),
 )
 enter("neg", kept())
 enter("sum mean amax max", total)
@@ -114,7 +109,8 @@ enter("square", first(lambda a, x: a.pow(x, 2)))
 enter("pow", Algebra.pow)
 enter("std", first(Algebra.size))
 enter("var", first(lambda a, x: a.size(x, 2)))
-enter("linalg_vector_norm norm", norm)
+# the norm of order 0 counts entries, and those of negative order may vanish before x does
+enter("linalg_vector_norm norm", lambda a, x, ord=2, *_, **__: a.size(x) if ord > 0 else a.constant(x))
 enter("add", lambda a, x, y, alpha=1: a.add(x, y if alpha == 1 else a.mul(y, alpha)))
 enter("sub rsub", lambda a, x, y, alpha=1: a.add(a.of(x), a.of(y)))  # a size minus ε is none
 enter("mul dot", Algebra.mul)
