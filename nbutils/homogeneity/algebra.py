@@ -90,7 +90,7 @@ class Algebra:
     def __init__(self, approximate: bool = False):
         super().__init__()
         self.approximate, self.tracker = approximate, ModuleTracker()
-        self.known, self.blank = WeakIdKeyDictionary(), WeakIdKeyDictionary()  # by memory
+        self.known, self.blank, self.parameters = (WeakIdKeyDictionary() for _ in range(3))  # by memory
         self.rows: list[dict[str, Any]] = []
         self.error: NotHomogeneous | None = None
 

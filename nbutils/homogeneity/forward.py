@@ -50,6 +50,8 @@ class Forward(Algebra, TorchDispatchMode):
                 self.blank[out.untyped_storage()] = True
             return out
         row = self.begin(func.overloadpacket.__name__, map(self.of, operands))
+        if any(x.untyped_storage() in self.parameters for x in written):
+            self.fail("changes a parameter in place", *written)
         k = self._by_rule(name, row, followed, args, kwargs)
         before = {id(x): self.of(_whole(x)) for x in written}
         out = func(*args, **kwargs)
@@ -140,8 +142,9 @@ def carry(module: nn.Module, inputs: Any, k_in: Any, algebra: Forward) -> Any:
         return x
 
     with plain(module, experts="batched_mm") as copied, torch.no_grad():
-        for parameter in (*copied.parameters(), *module.parameters()):  # a function may hold on to the module's own
+        for parameter in copied.parameters():
             algebra.enter(parameter, Degree(1))
+            algebra.parameters[parameter.untyped_storage()] = True
         args, kwargs = tree_map_only(Tensor, entered, arguments(inputs))
         try:
             with algebra.tracker, _Python(algebra), algebra:

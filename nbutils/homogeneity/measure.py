@@ -49,11 +49,11 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @contextmanager
 def plain(module: nn.Module, experts: str) -> Iterator[nn.Module]:
-    """A copy of a module, and no fused kernels: they hide what they do.
+    """A copy of a module, whose parameters lie in the same memory, and no fused kernels: they hide what they do.
 
     ``experts`` is how models of ``transformers`` are to run theirs.
     """
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters()}
     for part in module.modules():  # what a forward pass has kept cannot be copied with its graph
         memo |= {id(x): x.detach().clone() for x in vars(part).values() if isinstance(x, Tensor) and not x.is_leaf}
     module = copy.deepcopy(module, memo)
@@ -76,17 +76,20 @@ def scalable(module: nn.Module, inputs: Any, k_in: Any) -> Iterator[Callable[[An
     ...     round(float(output(3.0) / output(1.0)), 6)  # weights and inputs times 3
     9.0
     """
-    given = arguments(inputs)
+
+    def double(x: Tensor) -> Tensor:
+        return x.detach().double() if x.is_floating_point() else x
+
+    given = arguments(inputs), dict(module.named_parameters()), dict(module.named_buffers())
+    inputs, parameters, buffers = tree_map_only(Tensor, double, given)
 
     def output(c: Any) -> Tensor:
         def scale(x: Tensor) -> Tensor:
-            if not x.is_floating_point():
-                return x.clone()
-            return x.detach().double() * (c ** float(k_in) if k_in else 1)
+            return x * c ** float(k_in) if x.is_floating_point() and k_in else x.clone()
 
-        scaled = {name: c * x.detach() for name, x in parameters.items()}
+        args, kwargs = tree_map_only(Tensor, scale, inputs)
+        scaled = {name: c * x for name, x in parameters.items()}
         as_they_are = {name: x.clone() for name, x in buffers.items()}
-        args, kwargs = tree_map_only(Tensor, scale, given)
         try:
             found = torch.func.functional_call(copied, scaled | as_they_are, args, kwargs)
         except IndexError as error:
@@ -96,8 +99,7 @@ def scalable(module: nn.Module, inputs: Any, k_in: Any) -> Iterator[Callable[[An
 
     # grouped products of experts know neither float64 nor forward derivatives
     with plain(module, experts="eager") as copied:
-        parameters, buffers = dict(copied.double().named_parameters()), dict(copied.named_buffers())
-        yield output  # whose calls may leave other tensors in the copy
+        yield output
 
 
 def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, k_in: Any = 0) -> pd.DataFrame:
