@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,9 +26,6 @@ class HomogeneousMLP(nn.Module):
         widths: ``(n_in, hidden…, n_out)``; the degree is ``len(widths) - 1``.
         generator: for the weights, normal with variance 2 / fan-in (1 / fan-in in the last layer).
 
-    Raises:
-        ValueError: fewer than two widths.
-
     >>> net = HomogeneousMLP((4, 8, 8, 1))
     >>> net.degree, net(torch.ones(5, 4, dtype=torch.float64)).shape
     (3, torch.Size([5, 1]))
@@ -37,14 +33,11 @@ class HomogeneousMLP(nn.Module):
 
     def __init__(self, widths: Sequence[int], *, generator: torch.Generator | None = None) -> None:
         super().__init__()
-        if len(widths) < 2:
-            raise ValueError(f"widths {tuple(widths)}: give at least the input's and the output's, (n_in, …, n_out)")
         self.degree = len(widths) - 1
         self.weights = nn.ParameterList()
         for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(widths), start=1):
             std = ((2 if layer < self.degree else 1) / fan_in) ** 0.5
-            device = None if generator is None else generator.device
-            drawn = torch.randn(fan_out, fan_in, generator=generator, dtype=torch.float64, device=device)
+            drawn = torch.randn(fan_out, fan_in, generator=generator, dtype=torch.float64)
             self.weights.append(nn.Parameter(std * drawn))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,6 +64,8 @@ class SelfAttention(nn.Module):
 
     def __init__(self, dim: int, heads: int, *, mask: str, biases: bool) -> None:
         super().__init__()
+        if mask not in MASKS:
+            raise ValueError(f"unknown mask {mask!r}: choose one of {', '.join(MASKS)}")
         self.heads, self.mask = heads, mask
         self.query = nn.Linear(dim, dim, bias=biases)
         self.key = nn.Linear(dim, dim, bias=biases)
@@ -99,60 +94,47 @@ class SelfAttention(nn.Module):
         return self.output(heads.transpose(-2, -3).flatten(-2))
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The form of a block.
+class Block(nn.Module):
+    """Attention and a ReLU layer, each with residual and layer norm.
 
     Args:
         dim, heads: sizes; ``heads`` divides ``dim``.
         hidden: width of the ReLU layer.
         placement: of layer norm, ``post``: LN(x + f(x)); ``pre``: x + f(LN(x)); ``residual-post``: x + LN(f(x)), which
             the paper's released code calls pre-norm.
-        mask: ``causal``, ``multiplicative`` or ``none`` (``SelfAttention``).
+        mask: as of ``SelfAttention``.
         biases: of the linear maps; the layer norms keep gain and shift.
-        eps: of the layer norms.
         dropout: acts on f(x).
 
     Raises:
-        ValueError: unknown placement or mask, heads that do not divide the width.
-    """
+        ValueError: unknown placement or mask.
 
-    dim: int
-    heads: int
-    hidden: int
-    placement: str = "pre"
-    mask: str = "causal"
-    biases: bool = True
-    eps: float = 1e-5
-    dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.placement not in PLACEMENTS:
-            raise ValueError(f"unknown placement {self.placement!r}: choose one of {', '.join(PLACEMENTS)}")
-        if self.mask not in MASKS:
-            raise ValueError(f"unknown mask {self.mask!r}: choose one of {', '.join(MASKS)}")
-        if self.dim % self.heads:
-            raise ValueError(f"{self.heads} heads do not divide the width {self.dim}")
-
-
-class Block(nn.Module):
-    """Attention and a ReLU layer, each with residual and layer norm.
-
-    >>> block = Block(Shape(4, 2, 8, placement="post", mask="none", eps=0.0))
-    >>> block(torch.eye(4)[None]).norm(dim=-1).round(decimals=4).tolist()  # a layer norm comes last: √4
+    >>> block = Block(4, 2, 8, placement="post", mask="none")
+    >>> block(torch.eye(4)[None]).norm(dim=-1).round(decimals=2).tolist()  # a layer norm comes last: √4
     [[2.0, 2.0, 2.0, 2.0]]
     """
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        hidden: int,
+        *,
+        placement: str = "pre",
+        mask: str = "causal",
+        biases: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        dim, biases = shape.dim, shape.biases
-        self.placement = shape.placement
-        self.attention = SelfAttention(dim, shape.heads, mask=shape.mask, biases=biases)
-        self.attention_norm = nn.LayerNorm(dim, eps=shape.eps)
-        self.inner = nn.Linear(dim, shape.hidden, bias=biases)
-        self.outer = nn.Linear(shape.hidden, dim, bias=biases)
-        self.feedforward_norm = nn.LayerNorm(dim, eps=shape.eps)
-        self.dropout = nn.Dropout(shape.dropout)
+        if placement not in PLACEMENTS:
+            raise ValueError(f"unknown placement {placement!r}: choose one of {', '.join(PLACEMENTS)}")
+        self.placement = placement
+        self.attention = SelfAttention(dim, heads, mask=mask, biases=biases)
+        self.attention_norm = nn.LayerNorm(dim)
+        self.inner = nn.Linear(dim, hidden, bias=biases)
+        self.outer = nn.Linear(hidden, dim, bias=biases)
+        self.feedforward_norm = nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, seen: list[Tensor] | None = None) -> Tensor:
         """``(batch, T, dim)`` in and out."""
@@ -172,10 +154,7 @@ class Transformer(nn.Module):
         init_std: of all matrices and embeddings, biases 0; ``"standard"`` draws as torch does by default: embeddings
             with deviation 1, matrices and biases uniform within ±1/√fan-in.
         generator: for the initial draw, seed 0 without one. The global generator is neither read nor moved.
-        options: the rest of ``Shape``.
-
-    Raises:
-        ValueError: unknown init, or a shape that cannot be.
+        placement, biases, options: the rest of ``Block``.
 
     >>> model = Transformer(10, 4, depth=2, heads=2, length=8, biases=False)
     >>> [sum(p.numel() for p in block.parameters()) for block in model.blocks]  # 12 dim² and two norms of 2 dim
@@ -193,6 +172,8 @@ class Transformer(nn.Module):
         length: int,
         *,
         hidden: int | None = None,
+        placement: str = "pre",
+        biases: bool = True,
         positions: bool = True,
         init_std: float | str = 0.02,
         generator: torch.Generator | None = None,
@@ -200,16 +181,15 @@ class Transformer(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        shape = Shape(dim, heads, hidden or 4 * dim, **options)
-        if isinstance(init_std, str) and init_std != "standard":
-            raise ValueError(f"unknown init {init_std!r}: a number, or 'standard'")
-        self.length = length
         with torch.device("meta"):  # shapes only: torch's own draw would use the global generator
             self.embedding = nn.Embedding(vocab, dim)
             self.position_embedding = nn.Embedding(length, dim) if positions else None
-            self.blocks = nn.ModuleList(Block(shape) for _ in range(depth))
-            self.norm = nn.LayerNorm(dim, eps=shape.eps) if shape.placement == "pre" else None
-            self.readout = None if outputs is None else nn.Linear(dim, outputs, bias=shape.biases)
+            self.blocks = nn.ModuleList(
+                Block(dim, heads, hidden or 4 * dim, placement=placement, biases=biases, **options)
+                for _ in range(depth)
+            )
+            self.norm = nn.LayerNorm(dim) if placement == "pre" else None
+            self.readout = None if outputs is None else nn.Linear(dim, outputs, bias=biases)
         self.to_empty(device="cpu" if generator is None else generator.device)
         _draw(self, init_std, generator)
 
@@ -217,12 +197,7 @@ class Transformer(nn.Module):
         """``depth + 1`` tensors ``(batch, T, dim)``: the embedding, then each block's output.
 
         The last one is what the unembedding reads, so in pre-norm it is after the final layer norm.
-
-        Raises:
-            ValueError: the input is longer than the positions.
         """
-        if tokens.shape[-1] > self.length:
-            raise ValueError(f"{tokens.shape[-1]} tokens are more than the length {self.length} of the model")
         x = self.embedding(tokens)
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[: tokens.shape[-1]]
@@ -255,10 +230,8 @@ class CausalLM(Transformer):
     torch.Size([3, 8, 50])
     """
 
-    def __init__(
-        self, vocab: int, dim: int, depth: int, heads: int, length: int, *, tied: bool = True, **options: Any
-    ) -> None:
-        super().__init__(vocab, dim, depth, heads, length, outputs=None if tied else vocab, **options)
+    def __init__(self, vocab: int, *sizes: int, tied: bool = True, **options: Any) -> None:
+        super().__init__(vocab, *sizes, outputs=None if tied else vocab, **options)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``(batch, T)`` to logits ``(batch, T, vocab)``."""
@@ -269,18 +242,19 @@ class CausalLM(Transformer):
 def _draw(model: nn.Module, init_std: float | str, generator: torch.Generator | None) -> None:
     """Initial values, module by module; layer norms get gain 1 and shift 0."""
     generator = torch.Generator().manual_seed(0) if generator is None else generator
+    std = None if init_std == "standard" else float(init_std)
     for module in model.modules():
         match module:
             case nn.LayerNorm():
                 module.reset_parameters()
             case nn.Embedding():
-                module.weight.normal_(0, 1 if isinstance(init_std, str) else init_std, generator=generator)
+                module.weight.normal_(0, 1 if std is None else std, generator=generator)
             case nn.Linear():
                 bound = module.in_features**-0.5
                 for parameter in module.parameters():
-                    if isinstance(init_std, str):
+                    if std is None:
                         parameter.uniform_(-bound, bound, generator=generator)
                     elif parameter.ndim == 2:
-                        parameter.normal_(0, init_std, generator=generator)
+                        parameter.normal_(0, std, generator=generator)
                     else:
                         parameter.zero_()

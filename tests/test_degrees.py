@@ -3,7 +3,6 @@
 import copy
 import math
 import warnings
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,15 +13,13 @@ from test_families import DECODER, FAMILIES, SENTENCES, VISION, made
 from torch import nn
 
 from nbutils.homogeneity import (
-    NoRule,
+    RULES,
     NotHomogeneous,
     degree,
     explain,
     measure_degree,
-    rule,
     scalable,
 )
-from nbutils.homogeneity.algebra import RULES
 
 
 def changed(change, start=lambda h: h):
@@ -46,6 +43,11 @@ def layers(m, x):
     for weight in [p for p in m.parameters() if p.shape == (4, 4)][:2]:
         x = torch.relu(x @ weight.T)
     return x
+
+
+def assigned(m, x):
+    m.w.data = F.normalize(m.w.data, eps=0.0)
+    return x @ m.w
 
 
 def buffered(m, x):
@@ -77,7 +79,6 @@ def net_of(function):
     """m.f adds 1 to the degree, m.n has 0, m.a is a frozen number."""
     torch.manual_seed(1)
     parts = {"f": sq(), "g": sq(), "n": plain(), "w": par(4, 4), "e": par(5, 4)}
-    parts |= {"pool": nn.MaxPool1d(2, return_indices=True), "gru": nn.GRU(4, 4), "lstm": nn.LSTM(4, 4)}
     parts |= {"mha": nn.MultiheadAttention(4, 2, bias=False, dropout=0.5)}
     parts |= {"normed": nn.utils.parametrizations.weight_norm(sq())}
     parts |= {"spectral": nn.utils.parametrizations.spectral_norm(sq())}
@@ -88,27 +89,18 @@ def net_of(function):
 # name: (function, degree at k_in = 1, whether only asymptotically)
 KEPT = {
     "root of zeros": (lambda m, x: (0 * x) ** 0.5 + x, 1, False),
-    "third root": (lambda m, x: x.abs() ** (1 / 3), Fraction(1, 3), False),
     "power 0 of a leading term": (lambda m, x: F.gelu(m.f(x)) ** 0, 0, True),
     "log of a softmax at degree 0": (lambda m, x: m.n(x).softmax(-1).log(), 0, False),
     "divided by a gelu at degree 0": (lambda m, x: x / F.gelu(m.n(x)), 1, False),
-    "no lower bound": (lambda m, x: m.f(x).clamp(0, math.inf), 2, False),
     "hardtanh": (lambda m, x: F.hardtanh(m.f(x)), 0, True),
-    "order 0 counts": (lambda m, x: m.f(x).norm(0), 0, False),
     "dropout of nothing": (lambda m, x: F.dropout(x, 0.0), 1, False),
-    "whole numbers at degree 0": (lambda m, x: (3 * m.n(x)).to(torch.int32).double() * x, 1, False),
     "shape and type of another": (lambda m, x: m.f(x).view_as(x).expand_as(x).reshape_as(x).to(x), 2, False),
     "attention": (lambda m, x: m.mha(x, x, x)[0], 3, True),
     "weights of attention": (lambda m, x: m.mha(x, x, x)[1], 0, True),  # each row sums to 1
     "chosen experts": (lambda m, x: (w := m.f(x).softmax(-1).topk(2)[0]) / w.sum(-1, True) @ x[:2], 1, True),
-    "subscripts of a diagonal": (lambda m, x: torch.einsum(x, [0, 1], m.w, [1, 1], [0]), 2, False),
-    "place of the largest": (lambda m, x: m.f(x).min(dim=0)[1] * x, 1, False),
-    "pooled": (lambda m, x: m.pool(m.f(x))[0], 2, False),
-    "methods in place": (lambda m, x: m.f(x).relu_().abs_().mul_(2), 2, False),
     "silu in place": (changed(lambda h: F.silu(h, inplace=True)), 2, True),
     "in place, same degree": (in_place, 2, False),
     "norm by hand": (by_hand, 1, True),
-    "norm by hand, ε = 0": (lambda m, x: by_hand(m, x, 0.0), 1, True),
     "guarded norm": (lambda m, x: m.f(x) / x.norm(dim=-1, keepdim=True).clamp(min=1e-12), 1, True),
     "residual of its own size": (lambda m, x: m.f(x) + m.e[0] * m.f(x).square().mean(-1, True).sqrt(), 3, True),
     "a power of the size": (lambda m, x: m.f(x) * m.f(x).square().mean(-1, True) ** -0.25, 1, False),
@@ -117,33 +109,25 @@ KEPT = {
     "spectral norm": (lambda m, x: m.spectral(x), 1, False),
     "loop over parameters": (layers, 3, False),
     "over the norm of all": (lambda m, x: m.f(x) / sum((p**2).sum() for p in m.f.parameters()).sqrt(), 1, False),
-    "by name": (lambda m, x: x * dict(m.named_parameters())["w"][0], 2, False),
-    "as a vector": (lambda m, x: m.f(x) * nn.utils.parameters_to_vector(m.f.parameters()).norm(), 3, False),
     "from the dictionary": (lambda m, x: x @ m.state_dict()["f.weight"].T, 2, False),
-    "isinstance": (lambda m, x: m.g(m.f(x)) if isinstance(m.f(x), torch.Tensor) else x, 3, False),
+    "data of a parameter": (assigned, 1, False),
     "branch that scales": (lambda m, x: m.f(x) if m.f(x).sum() > 0 else -m.f(x), 2, False),
     "number of places": (lambda m, x: m.f(x) * len((x > 0).nonzero()), 2, False),
     "function of its own": (lambda m, x: Sign.apply(m.f(x)) * x, 1, False),
     "buffer that is filled": (buffered, 3, False),
-    "mean and variance": (lambda m, x: torch.var_mean(x)[0] * x.prod(-1), 6, False),
-    "scattered": (lambda m, x: x.new_zeros(3, 4).scatter(1, x.argsort(-1), m.f(x)), 2, False),
-    "fourier": (lambda m, x: torch.fft.rfft(m.f(x)).abs() / math.sqrt(x.size(-1)), 2, False),
 }
 
 
-@pytest.mark.filterwarnings("ignore::nbutils.homogeneity.EpsilonWarning")
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_near_a_refusal_has_the_degree_that_is_measured(name):
     function, k, far = KEPT[name]
     net, x = net_of(function), torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    before = net.w.clone()
     assert degree(net, x, 1, approximate=far) == degree(net, x, 1, approximate=True) == k
+    assert torch.equal(net.w, before)
     with scalable(net, x, 1) as output, torch.no_grad():
         small, large = (float(output(c).double().norm()) for c in ((1e5, 1e6) if far else (1.0, 10.0)))
     assert math.log10(large / small) == pytest.approx(float(k), abs=1e-3 if far else 1e-6)
-
-
-def test_a_parameter_that_is_held_elsewhere_counts():
-    assert degree(Net(lambda m, x: x @ HELD[0].T), torch.randn(3, 4), 1) == 2
 
 
 def caught(m, x):
@@ -151,11 +135,6 @@ def caught(m, x):
         return m.f(x) + x
     except ValueError:
         return x
-
-
-def assigned(m, x):
-    m.w.data = F.normalize(m.w.data)
-    return x @ m.w
 
 
 def numbered(m, x):
@@ -175,65 +154,57 @@ def partly(m, x):
 
 
 VALUE, INTEGER, MAY, IN_PLACE = "Python reads a value", "rounds to whole numbers", "may vanish", "in place"
-# name: (function, what is raised, what it says, whether asymptotically too)
+# name: (function, what is said, whether asymptotically too)
 REFUSED = {
-    "bias behind a layer": (lambda m, x: m.f(x) + m.e[0], NotHomogeneous, "sum needs equal degrees.* 2, 1", False),
-    "softmax": (lambda m, x: m.f(x).softmax(-1), NotHomogeneous, "needs degree 0; it meets degree 2", False),
-    "threshold": (lambda m, x: (x > 1) * m.f(x), NotHomogeneous, "gt: a sum needs equal", False),
-    "large numbers": (lambda m, x: m.f(x).masked_fill(x > 0, -1e9), NotHomogeneous, "side by side", True),
-    "lowest number": (lambda m, x: m.f(x).masked_fill(x > 0, LOWEST) * 2, NotHomogeneous, "before a softmax", True),
-    "power of a value": (lambda m, x: 2**x, NotHomogeneous, "needs degree 0", True),
-    "log of sigmoid": (lambda m, x: torch.log(torch.sigmoid(m.f(x))), NotHomogeneous, "exact, not asymptotic", True),
-    "quotient": (lambda m, x: 1 / (1 + torch.relu(m.f(x))), NotHomogeneous, MAY, True),
-    "linear attention": (lambda m, x: x / (m.f(x).relu() + 1e-6), NotHomogeneous, MAY, True),
-    "floor": (lambda m, x: torch.tanh(m.f(x)).floor(), NotHomogeneous, "exact, not asymptotic", True),
-    "maximum": (lambda m, x: torch.maximum(m.f(x), m.g(m.f(x))), NotHomogeneous, "equal degrees", True),
-    "gelu of a falling value": (lambda m, x: F.gelu(1 / x), NotHomogeneous, "needs degree 0", True),
-    "relu6 in place": (changed(lambda h: F.relu6(h, inplace=True)), NotHomogeneous, IN_PLACE, True),
-    "product in place": (lambda m, x: m.f(x).mul_(x), NotHomogeneous, IN_PLACE, True),
-    "a view in place": (changed(lambda h: h[0].mul_(h[1])), NotHomogeneous, IN_PLACE, True),
-    "out": (lambda m, x: torch.abs(m.f(x), out=m.f(x) * x), NoRule, "know these arguments.*out", True),
-    "running mean": (lambda m, x: x * m.low.add_(1).add_(x.mean()), NotHomogeneous, "equal|place", True),
-    "parameter in place": (lambda m, x: x @ m.w.mul_(2), NotHomogeneous, "changes a parameter", True),
-    "data of a parameter": (assigned, NotHomogeneous, ".data is set", True),
-    "embedding that is renormed": (
-        lambda m, x: F.embedding(torch.arange(3), m.e, max_norm=1.0), NotHomogeneous, "max_norm|changes", True
-    ),
-    "slope": (lambda m, x: F.leaky_relu(m.f(x), m.a), NotHomogeneous, VALUE, True),
-    "number": (numbered, NotHomogeneous, VALUE, True),
-    "branch on a value": (lambda m, x: x if x.sum() > 1 else x * x, NotHomogeneous, "gt|reads", True),
-    "branch far out": (lambda m, x: x if (m.f(x) + x).sum() > 0 else x * x, NotHomogeneous, "equal|reads", True),
-    "error that is caught": (caught, NotHomogeneous, "equal degrees", False),
-    "numpy": (lambda m, x: Kernel.apply(m.f(x)), NotHomogeneous, "out of torch", True),
-    "list": (lambda m, x: torch.tensor(x.tolist()) * x, NotHomogeneous, "out of torch", True),
-    "unseen": (filled, NotHomogeneous, "no operation was seen", True),
-    "outside of forward": (lambda m, x: x @ OUTSIDE, NotHomogeneous, "a constant has a gradient", True),
-    "part of a constant": (partly, NotHomogeneous, IN_PLACE, True),
-    "padding": (lambda m, x: F.pad(m.f(x), (1, 1), value=1.0), NotHomogeneous, "side by side", True),
-    "tensor of values": (lambda m, x: torch.tensor([*m.f(x)[0]]), NotHomogeneous, "out of torch", True),
-    "function of Python": (lambda m, x: m.f(x).apply_(lambda v: v + 1), NotHomogeneous, "out of torch", True),
-    "least of a vector": (lambda m, x: 1 / (m.f(x).norm(p=-torch.inf) + 1e-4), NotHomogeneous, "equal|vanish", True),
-    "whole numbers": (lambda m, x: x.to(torch.int32), NotHomogeneous, INTEGER, True),
-    "sum of whole numbers": (lambda m, x: m.f(x).sum(dtype=torch.int64), NotHomogeneous, INTEGER, True),
-    "bits": (lambda m, x: m.f(x).view(torch.int32), NotHomogeneous, "reads the bits", True),
-    "dropout": (lambda m, x: F.dropout(x), NotHomogeneous, "is random: call eval", True),
-    "attention in training": (lambda m, x: m.mha.train()(x, x, x)[0], NotHomogeneous, "exact|degree 0|random", True),
-    "rounded quotient": (lambda m, x: torch.div(x, m.f(x), rounding_mode="floor"), NotHomogeneous, "degree 0", True),
-    "gru": (lambda m, x: m.gru(x)[0], (NoRule, NotHomogeneous), "in module 'gru'", True),
-    "lstm": (lambda m, x: m.lstm(x)[0], (NoRule, NotHomogeneous), "in module 'lstm'", True),
-    "function": (lambda m, x: torch.erfinv(x), NoRule, r"no rule for erfinv(?s:.*)rule\('erfinv'\)", True),
+    "bias behind a layer": (lambda m, x: m.f(x) + m.e[0], "sum needs equal degrees.* 2, 1", False),
+    "softmax": (lambda m, x: m.f(x).softmax(-1), "needs degree 0; it meets degree 2", False),
+    "threshold": (lambda m, x: (x > 1) * m.f(x), "gt: parts side by side", False),
+    "large numbers": (lambda m, x: m.f(x).masked_fill(x > 0, -1e9), "side by side", True),
+    "lowest number": (lambda m, x: m.f(x).masked_fill(x > 0, LOWEST) * 2, "before a softmax", True),
+    "power of a value": (lambda m, x: 2**x, "needs degree 0", True),
+    "log of sigmoid": (lambda m, x: torch.log(torch.sigmoid(m.f(x))), "exact, not asymptotic", True),
+    "quotient": (lambda m, x: 1 / (1 + torch.relu(m.f(x))), MAY, True),
+    "linear attention": (lambda m, x: x / (m.f(x).relu() + 1e-6), MAY, True),
+    "floor": (lambda m, x: torch.tanh(m.f(x)).floor(), "exact, not asymptotic", True),
+    "maximum": (lambda m, x: torch.maximum(m.f(x), m.g(m.f(x))), "equal degrees", True),
+    "gelu of a falling value": (lambda m, x: F.gelu(1 / x), "needs degree 0", True),
+    "relu6 in place": (changed(lambda h: F.relu6(h, inplace=True)), IN_PLACE, True),
+    "product in place": (lambda m, x: m.f(x).mul_(x), IN_PLACE, True),
+    "a view in place": (changed(lambda h: h[0].mul_(h[1])), IN_PLACE, True),
+    "out": (lambda m, x: torch.abs(m.f(x), out=m.f(x) * x), "know these arguments.*out", True),
+    "parameter in place": (lambda m, x: x @ m.w.mul_(2), "changes a parameter", True),
+    "slope": (lambda m, x: F.leaky_relu(m.f(x), m.a), VALUE, True),
+    "number": (numbered, VALUE, True),
+    "branch on a value": (lambda m, x: x if x.sum() > 1 else x * x, "gt|reads", True),
+    "branch far out": (lambda m, x: x if (m.f(x) + x).sum() > 0 else x * x, "equal|reads", True),
+    "error that is caught": (caught, "equal degrees", False),
+    "numpy": (lambda m, x: Kernel.apply(m.f(x)), "out of torch", True),
+    "unseen": (filled, "no operation was seen", True),
+    "outside of forward": (lambda m, x: x @ OUTSIDE, "a constant has a gradient", True),
+    "part of a constant": (partly, IN_PLACE, True),
+    "least of a vector": (lambda m, x: 1 / (m.f(x).norm(p=-torch.inf) + 1e-4), "needs degree 0", True),
+    "whole numbers": (lambda m, x: x.to(torch.int32), INTEGER, True),
+    "sum of whole numbers": (lambda m, x: m.f(x).sum(dtype=torch.int64), INTEGER, True),
+    "bits": (lambda m, x: m.f(x).view(torch.int32), "reads the bits", True),
+    "dropout": (lambda m, x: F.dropout(x), "is random: call eval", True),
+    "attention in training": (lambda m, x: m.mha.train()(x, x, x)[0], "exact|degree 0|random", True),
+    "rounded quotient": (lambda m, x: torch.div(x, m.f(x), rounding_mode="floor"), "know these arguments", True),
+    "size above a value": (lambda m, x: x.norm().clamp(min=-m.f(x).norm()), "side by side", True),
+    "function": (lambda m, x: torch.erfinv(x), r"erfinv: there is no rule.*RULES\['erfinv'\]", True),
+    "held elsewhere": (lambda m, x: x @ HELD[0].T, "must be registered", True),
+    "square of a matrix": (lambda m, x: x / (1e-6 + (m.w @ m.w).sum()), MAY, True),
+    "size less a number": (lambda m, x: x / (1 - m.f(x).norm()), MAY, True),
 }  # fmt: skip
 OUTSIDE = nn.Parameter(torch.ones(4, 4)) * 2
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_degree_or_cannot_be_seen_is_refused_with_its_reason(name):
-    function, error, reason, far = REFUSED[name]
+    function, reason, far = REFUSED[name]
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
-    with pytest.raises(error, match=reason) as raised:
+    with pytest.raises(NotHomogeneous, match=f"(?s)({reason}).*measure_degree"):
         degree(net_of(function), x, 1, approximate=far)
-    assert "measure_degree" in str(raised.value)
-    with pytest.raises((NotHomogeneous, NoRule)):
+    with pytest.raises(NotHomogeneous):
         degree(net_of(function), x, 1)
     assert explain(net_of(function), x, 1).note.str.contains("✗").sum() == 1
 
@@ -241,14 +212,10 @@ def test_what_has_no_degree_or_cannot_be_seen_is_refused_with_its_reason(name):
 def test_a_rule_can_be_added(monkeypatch):
     net, x = Net(lambda m, x: F.silu(x)), torch.rand(3)
     monkeypatch.delitem(RULES, "silu")
-    with pytest.raises(NoRule, match=r"rule\('silu'\)"):
+    with pytest.raises(NotHomogeneous, match="no rule"):
         degree(net, x, 1, approximate=True)
     assert degree(net, x) == 0, "what does not change with scale needs no rule"
-
-    @rule("silu")
-    def silu(algebra, x):
-        return algebra.far_linear(x)
-
+    monkeypatch.setitem(RULES, "silu", lambda algebra, x: algebra.far_linear(x))
     assert degree(net, x, 1, approximate=True) == 1
 
 
@@ -273,6 +240,7 @@ def test_the_module_and_its_inputs_are_what_they_were():
     net, x = Recorder().train(), torch.randn(3, 4)
     net.last = net.f(x)  # with its graph
     before, attributes, kept = copy.deepcopy(net.state_dict()), dict(vars(net)), x.clone()
+    fused = torch.backends.mha.get_fastpath_enabled()
     for ask in (degree, explain, lambda *given: degree(*given, check=True)):
         assert ask(net, x, 1) is not None
     with pytest.raises(NotHomogeneous):
@@ -280,28 +248,25 @@ def test_the_module_and_its_inputs_are_what_they_were():
     measure_degree(net, x, [1, 2])
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert vars(net) == attributes and net.training and torch.equal(x, kept)
-    assert not net._forward_hooks and all(p.grad is None and p.requires_grad for p in net.parameters())
+    assert all(p.grad is None and p.requires_grad and p.dtype == torch.float32 for p in net.parameters())
+    assert torch.backends.mha.get_fastpath_enabled() is fused
 
 
-def test_a_check_names_the_module_that_does_not_scale():
+def test_a_check_sees_where_a_leading_term_vanishes():
     """A parameter of zeros vanishes in the leading term: the rules ask for values in general position."""
-
-    def gain(m, x):
-        return F.layer_norm(x, (4,), eps=0.0) * (1 + m.w)
-
-    net, x = seq(sq(), Net(gain, w=nn.Parameter(torch.zeros(4))), sq()), torch.randn(3, 4)
-    assert degree(net, x, 1, approximate=True) == 2
-    with pytest.raises(NotHomogeneous, match=r"check in module '1'.*grow by the power 1 "):
-        degree(net, x, 1, approximate=True, check=True)
-    net[1].w.data.normal_()
+    net, x = seq(sq(), Net(lambda m, x: F.layer_norm(x, (4,), eps=0.0) * (1 + m.w), w=par(4)), sq()), torch.randn(3, 4)
     assert degree(net, x, 1, approximate=True, check=True) == 2
+    net[1].w.data.zero_()
+    assert degree(net, x, 1, approximate=True) == 2
+    with pytest.raises(NotHomogeneous, match=r"degree is 2, but .* grows by the power 1 "):
+        degree(net, x, 1, approximate=True, check=True)
 
 
 # --- Models of transformers ---------------------------------------------------------------------------------------
 
-EXACT_END = {
-    "llama": "softmax in module 'model.layers.0.self_attn'",
-    "gpt2": "addmm in module 'transformer.h.0.attn.c_attn'",
+EXACT_END = {  # at the ε of the first norm
+    "llama": "add in module 'model.layers.0.input_layernorm'",
+    "gpt2": "native_layer_norm in module 'transformer.h.0.ln_1'",
 }
 ENDS = {  # family: the asymptotic degree of the first output, or where it ends
     "llama": 2, "mistral": 2, "mixtral": 2, "qwen2": 2, "qwen2-moe": 2, "gpt-neo": 2, "bloom": 2, "gpt2": 2, "bert": 1,

@@ -1,7 +1,6 @@
 """Each rule gives the degree that is measured, in networks of our own and in generated ones."""
 
 import math
-import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -13,12 +12,10 @@ from degrees import (
     INDEX,
     TOKENS,
     Net,
-    Two,
     X,
     attention_of_normed,
     build,
     encoder,
-    in_place,
     linear,
     mha,
     moved,
@@ -34,7 +31,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from nbutils.homogeneity import (
-    EpsilonWarning,
     NotHomogeneous,
     degree,
     explain,
@@ -46,25 +42,20 @@ from nbutils.homogeneity import (
 # name: (network, input shape or tensors, k_in, degree). Exact.
 EXACT = {
     "linear": (lambda: linear(4, 3), X, 1, 2),
-    "linear with bias, input fixed": (lambda: linear(4, 3, bias=True), X, 0, 1),
     "mlp": (lambda: seq(linear(4, 5), nn.ReLU(), linear(5, 5), nn.LeakyReLU(0.1), linear(5, 2)), X, 0, 3),
     "bias in the first layer": (lambda: seq(linear(4, 5, bias=True), nn.ReLU(), linear(5, 2)), X, 0, 2),
     "residual behind layer norm": (lambda: Net(lambda m, x: m.ln(x) + m.b, ln=norm(), b=par(4)), X, 1, 1),
-    "bilinear": (lambda: Two(lambda m, x, y: m.f(x, y), f=nn.Bilinear(4, 4, 3, bias=False)), (X, X), 1, 3),
-    "bilinear with bias": (lambda: Two(lambda m, x, y: m.f(x, y), f=nn.Bilinear(4, 4, 3)), (X, X), 0, 1),
-    "bilinear, inputs of degrees 2 and −1": (lambda: nn.Bilinear(4, 4, 3, bias=False), (X, X), [2, -1], 2),
     "embedding": (lambda: nn.Embedding(5, 4), INDEX, 0, 1),
     "embedding, norm, head": (lambda: seq(nn.Embedding(5, 4), norm(bias=False), linear(4, 2)), INDEX, 1, 2),
     "tied embedding": (lambda: Net(lambda m, x: m.e(x) @ m.e.weight.T, e=nn.Embedding(5, 4)), INDEX, 0, 2),
-    "conv1d": (lambda: nn.Conv1d(3, 2, 3, bias=False), X, 1, 2),
     "conv2d with bias": (lambda: nn.Conv2d(3, 2, 3), IMAGE, 0, 1),
-    "transposed conv": (lambda: nn.ConvTranspose2d(3, 2, 3, bias=False), IMAGE, 2, 3),
     "conv net": (
         lambda: seq(
             nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 2, bias=False),
             nn.AdaptiveAvgPool2d(1), nn.Flatten(), linear(4, 2),
         ), IMAGE, 0, 3,
     ),
+    "one layer twice": (lambda: (lambda f: seq(f, nn.ReLU(), f))(sq()), X, 0, 2),
     "layer norm": (lambda: norm(), X, 5, 1),
     "layer norm without affine": (lambda: plain(), X, 5, 0),
     "ε does not matter at degree 0": (lambda: nn.LayerNorm(4, eps=0.3), X, 0, 1),
@@ -72,10 +63,7 @@ EXACT = {
     "rms norm without affine": (lambda: norm(nn.RMSNorm, elementwise_affine=False), X, 1, 0),
     "group norm": (lambda: seq(nn.Conv2d(3, 4, 3, bias=False), nn.GroupNorm(2, 4, eps=0.0)), IMAGE, 0, 1),
     "batch norm, running mean 0": (lambda: seq(linear(4, 3), nn.BatchNorm1d(3, affine=False)), X, 1, 2),
-    "batch norm, running mean 0, weight": (lambda: Net(lambda m, x: m.bn(x), bn=no_bias(nn.BatchNorm1d(3))), X, 1, 2),
     "batch norm, running mean": (lambda: moved(nn.BatchNorm1d(3)), X, 0, 1),
-    "batch norm of the batch": (lambda: nn.BatchNorm1d(3, eps=1e-30, track_running_stats=False), X, 3, 1),
-    "square": (lambda: Net(lambda m, x: m.f(x) ** 2, f=linear(4, 3)), X, 0, 2),
     "square root of a norm": (
         lambda: Net(lambda m, x: m.f(x).norm(dim=-1).sqrt(), f=linear(4, 3)), X, 0, Fraction(1, 2)
     ),
@@ -85,8 +73,6 @@ EXACT = {
     ),
     "gelu at degree 0": (lambda: seq(plain(), nn.GELU(), linear(4, 2)), X, 1, 1),
     "residual of equal degrees": (lambda: Net(lambda m, x: m.f(x) + m.w * x, f=sq(), w=par(4)), X, 1, 2),
-    "cat and split": (lambda: Net(lambda m, x: torch.cat(m.f(x).chunk(2, -1)[::-1], -1), f=sq()), X, 1, 2),
-    "stack and max": (lambda: Net(lambda m, x: torch.stack([m.f(x), m.g(x)]).max(0).values, f=sq(), g=sq()), X, 1, 2),
     "einsum": (lambda: Net(lambda m, x: torch.einsum("bti,ij,buj->btu", x, m.w, x), w=par(4, 4)), X, 1, 3),
     "causal mask of 0 and −∞": (
         lambda: Net(
@@ -108,20 +94,10 @@ EXACT = {
         2,
     ),
     "attention on input of degree −1": (lambda: mha(bias=False), (TOKENS,) * 3, -1, 1),
-    "attention, other sizes of keys": (lambda: mha(bias=False, kdim=6, vdim=3), (TOKENS, (2, 5, 6), (2, 5, 3)), -1, 1),
-    "prelu at a fixed slope": (
-        lambda: Net(lambda m, x: F.prelu(m.f(x), m.a), {"a": torch.ones(1) / 4}, f=sq()), X, 1, 2
-    ),
     "buffers are constants": (lambda: Net(lambda m, x: m.f(x * m.s), {"s": torch.ones(4) * 3}, f=sq()), X, 1, 2),
     "position buffer at degree 0": (lambda: Net(lambda m, x: m.f(x + m.p), {"p": torch.ones(3, 4)}, f=sq()), X, 0, 1),
-    "learned positions": (lambda: Net(lambda m, x: m.e(x) + m.p, e=nn.Embedding(5, 4), p=par(3, 4)), INDEX, 0, 1),
-    "dropout in eval": (lambda: seq(sq(), nn.Dropout(0.5), linear(4, 2)), X, 0, 2),
-    "in place, same degree": (lambda: Net(in_place, f=sq(), g=sq()), X, 1, 2),
     "where and masked_fill": (
         lambda: Net(lambda m, x: torch.where(x > 0, m.f(x), 0.0).masked_fill(x.isnan(), 0), f=sq()), X, 1, 2
-    ),
-    "shapes are no degrees": (
-        lambda: Net(lambda m, x: m.f(x).reshape(x.shape[0], -1) / x.size(-1) ** 0.5, f=sq()), X, 1, 2
     ),
     "cosine head": (lambda: Net(lambda m, x: F.cosine_similarity(m.f(x), x, dim=-1, eps=0.0), f=sq()), X, 1, 0),
 }  # fmt: skip
@@ -130,7 +106,6 @@ EXACT = {
 ASYMPTOTIC = {
     "mlp with biases": (lambda: seq(linear(4, 5, bias=True), nn.ReLU(), linear(5, 2, bias=True)), X, 1, 3),
     "gelu": (lambda: seq(linear(4, 8), nn.GELU(), linear(8, 2)), X, 0, 2),
-    "silu": (lambda: seq(linear(4, 8), nn.SiLU(), linear(8, 2)), X, 1, 3),
     "gated": (lambda: Net(lambda m, x: F.silu(m.f(x)) * m.g(x), f=linear(4, 8), g=linear(4, 8)), X, 1, 4),
     "prelu": (lambda: seq(linear(4, 8), nn.PReLU(), linear(8, 2)), X, 0, 3),
     "softmax head": (lambda: seq(linear(4, 5), nn.Softmax(-1), linear(5, 2)), X, 1, 1),
@@ -139,18 +114,12 @@ ASYMPTOTIC = {
     "residual": (lambda: Net(lambda m, x: x + m.f(x), f=sq()), X, 1, 2),
     "running mean of batch norm": (lambda: moved(nn.BatchNorm1d(3)), X, 1, 2),
     "log-softmax": (lambda: seq(linear(4, 5), nn.LogSoftmax(-1)), X, 1, 2),
-    "attention on fixed input": (lambda: mha(bias=False), (TOKENS,) * 3, 0, 2),
     "attention": (lambda: mha(bias=False), (TOKENS,) * 3, 1, 3),
     "attention with biases": (lambda: mha(), (TOKENS,) * 3, 1, 3),
-    "attention on fixed input with biases": (lambda: mha(add_zero_attn=True), (TOKENS,) * 3, 0, 2),
     "post-norm": (lambda: encoder(), TOKENS, 1, 1),
-    "post-norm without biases": (lambda: encoder(bias=False), TOKENS, 1, 1),
-    "post-norm, the first norm without gain": (lambda: encoder(bias=False, plain="norm1"), TOKENS, 1, 1),
     "post-norm, the second norm without gain": (lambda: encoder(bias=False, plain="norm2"), TOKENS, 1, 0),
     "pre-norm": (lambda: encoder(norm_first=True), TOKENS, 1, 3),
     "pre-norm, gelu": (lambda: encoder(norm_first=True, activation="gelu"), TOKENS, 1, 3),
-    "pre-norm on large input": (lambda: encoder(norm_first=True), TOKENS, 4, 4),
-    "three post-norm layers": (lambda: encoder(depth=3), TOKENS, 1, 1),
     "three pre-norm layers": (lambda: encoder(norm_first=True, bias=False, depth=3), TOKENS, 1, 3),
     "ε of layer norm": (lambda: seq(sq(), nn.LayerNorm(4)), X, 1, 1),
 }  # fmt: skip
@@ -160,9 +129,7 @@ ASYMPTOTIC = {
 def test_exact_degree_is_the_measured_one(name):
     make, shapes, k_in, expected = EXACT[name]
     net, inputs = build(make, shapes)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore" if name == "batch norm of the batch" else "error", EpsilonWarning)
-        assert degree(net, inputs, k_in, check=True) == expected
+    assert degree(net, inputs, k_in, check=True) == expected
     assert degree(net, inputs, k_in, approximate=True, check=True) == expected  # what is exact is asymptotic too
     measured = measure_degree(net, inputs, [0.5, 1, 10], k_in=k_in)
     assert measured.euler.to_numpy() == pytest.approx(float(expected), abs=1e-9)
@@ -188,27 +155,19 @@ def test_asymptotic_degree_is_the_measured_one(name):
 
 
 OPERATIONS = """
--x; abs(x); x + x; x - 2 * x.flip(0); 1 / x; x / x.sum(); x @ x.mT; x**2; x**-1; x**0; x.pow(1.5); x.sqrt(); x.rsqrt()
-x.square(); x.var(); x.std(-1); x.norm(); torch.linalg.norm(x); x.mean(0); x.amax(-1); x.max(); x.max(-1)[0]; x.min()
-x.max(-1).values; torch.maximum(x, 3 * x.flip(0)); x.clamp(min=0); x.relu(); F.leaky_relu(x, 0.1); x.sign()
-x.sort(-1).values; x.topk(2).values; x / x.median()
-x.median(-1).values; x.cumsum(0); x.T; x.mT; x[..., :2]; x[:, None]; x.view(-1); x.reshape(3, 1, 4)
+-x; abs(x); x - 2 * x.flip(0); 1 / x; x / x.sum(); x**2; x**-1; x**0; x.pow(1.5); x.sqrt(); x.rsqrt(); x.square()
+x.var(); x.std(-1); x.norm(); torch.linalg.norm(x); x.mean(0); x.amax(-1); x.max(); x.max(-1)[0]; x.min(dim=1)[0]
+torch.maximum(x, 3 * x.flip(0)); x.clamp(min=0); x.relu(); F.leaky_relu(x, 0.1); x.sign(); x.sort(-1).values
+x.topk(2).values; x.cumsum(0); x.T; x[..., :2]; x[:, None]; x.view(-1); x.view(x.shape[1] // 2, -1); x.reshape(3, 1, 4)
 x.t().contiguous(); x.permute(1, 0); x.unsqueeze(0).expand(2, 3, 4); x.repeat(2, 1); x.chunk(2, -1)[1]; x.unbind(0)[1]
-x.tril(); x.diagonal(); x.roll(1); torch.stack([x, x]); torch.cat([x, 2 * x], dim=1); torch.cat(tensors=[x, x])
-torch.einsum("ij,kj,kl->il", x, x, x); torch.outer(x[0], x[1]); torch.bmm(x[None], x.T[None])
-torch.dot(x[0], x[1]); x.inner(x); x.reciprocal()
+x.tril(); x.diagonal(); x.roll(1); torch.stack([x, x]); torch.cat(tensors=[x, 2 * x], dim=1); x.double() * 2
+torch.einsum("ij,kj,kl->il", x, x, x); torch.outer(x[0], x[1]); torch.bmm(x[None], x.T[None]); torch.dot(x[0], x[1])
+x @ x.mT; F.linear(input=x, weight=x, bias=None); torch.addmm(x @ x.mT, x, x.mT); x.reciprocal(); x * x.shape[0]
 F.pad(x, (1, 1)); F.normalize(x, eps=0.0); F.layer_norm(x, (4,), eps=0.0); F.rms_norm(x, (4,), eps=0.0)
-F.linear(x, x); F.linear(input=x, weight=x, bias=None); F.bilinear(x, x, x.new_zeros(2, 4, 4) + 1)
-F.dropout(x, 0.5, False); x.min(dim=1)[0]
-F.max_pool1d(x, 2); F.avg_pool1d(x, 2); F.adaptive_avg_pool1d(x, 2); F.max_pool2d(x[None], 2); F.avg_pool2d(x[None], 2)
+F.dropout(x, 0.5, False); F.max_pool1d(x, 2); F.avg_pool1d(x, 2); F.adaptive_avg_pool1d(x, 2); F.max_pool2d(x[None], 2)
 F.conv1d(x[None], x[None]); F.interpolate(x[None], scale_factor=2); F.softmax(x / x.norm(), -1); (x / x.sum()).exp()
-torch.where(x > x.mean(), x, -x); x.masked_fill(x < 0, 0.0); x * (x > 0); x * (x == x); torch.addmm(x @ x.mT, x, x.mT)
-x * x.shape[0]; x / x.size(-1) ** 0.5; x.detach().argmax(-1) * x.sum(); x * torch.ones_like(x)
-x.double() * 2
-torch.logsumexp(x / x.norm(), -1); x.gather(-1, x.argsort(-1)); x.mul(x).div(x.abs().sum())
-x.double().to(torch.float64)
-x.masked_fill(x < x.mean(), -torch.inf).amax(-1); F.cosine_similarity(x, x.flip(0), eps=0.0)
-x.view(x.shape[1] // 2, -1)
+torch.where(x > x.mean(), x, -x); x.masked_fill(x < 0, 0.0); x * (x > 0); x.detach().argmax(-1) * x.sum()
+torch.logsumexp(x / x.norm(), -1); x.gather(-1, x.argsort(-1)); x.masked_fill(x < x.mean(), -torch.inf).amax(-1)
 F.scaled_dot_product_attention(F.normalize(x, eps=0.0)[None], F.normalize(x, eps=0.0)[None], x[None])
 """
 
@@ -273,7 +232,7 @@ UNARY, BINARY = ({op: law for ops, law in laws for op in ops.split()} for laws i
 
 
 class Program(nn.Module):
-    """Steps (operation, sources): each works on values made before and makes one."""
+    """Steps (operation, sources): each works on values made before (sources are counted round) and makes one."""
 
     def __init__(self, steps):
         super().__init__()
@@ -285,14 +244,13 @@ class Program(nn.Module):
     def forward(self, x):
         values = [x]
         for i, (op, *sources) in enumerate(self.steps):
-            xs = [values[j] for j in sources]
+            xs = [values[j % len(values)] for j in sources]
             if op in PARTS:
-                values.append(self.parts[f"step{i}"](*xs))
+                values.append(self.parts[f"step{i}"](xs[0]))
             elif op in ("weight", "bias"):
-                p = self.own[f"p{i}"]
-                values.append(xs[0] * p if op == "weight" else xs[0] + p)
+                values.append(xs[0] * self.own[f"p{i}"] if op == "weight" else xs[0] + self.own[f"p{i}"])
             else:
-                values.append(DO[op](*xs))
+                values.append(WILD[op](*xs[: 1 if op in UNARY else 2]))
         return values[-1]
 
 
@@ -347,12 +305,11 @@ def test_generated_breaks_are_found(drawn, op, which):
     last, other = len(degrees) - 1, which % len(degrees)
     assume(degrees[last] != degrees[other])
     net, x = make_program([*steps, (op, last, other)], seed)
-    with pytest.raises(NotHomogeneous) as caught:
+    with pytest.raises(NotHomogeneous):
         degree(net, x, degrees[0])
-    error = caught.value
-    assert error.operation == {"where": "gt"}.get(op, op) and set(error.degrees) == {degrees[last], degrees[other]}
-    table = explain(net, x, degrees[0])
-    assert table.operation.iloc[-1] == error.operation and table.note.iloc[-1].startswith("✗")
+    stopped = explain(net, x, degrees[0]).iloc[-1]
+    assert stopped.operation == {"where": "gt"}.get(op, op) and stopped.note.startswith("✗")
+    assert {*map(Fraction, stopped["degree in"].split(", "))} == {Fraction(degrees[last]), Fraction(degrees[other])}
 
 
 def set_part(x, y):
@@ -404,20 +361,6 @@ WILD = DO | {
 }
 
 
-class Wild(Program):
-    def forward(self, x):
-        values = [x]
-        for i, (op, *sources) in enumerate(self.steps):
-            xs = [values[j % len(values)] for j in sources]
-            if op in PARTS:
-                values.append(self.parts[f"step{i}"](xs[0]))
-            elif op in ("weight", "bias"):
-                values.append(xs[0] * self.own[f"p{i}"] if op == "weight" else xs[0] + self.own[f"p{i}"])
-            else:
-                values.append(WILD[op](*xs[: 1 if op in UNARY else 2]))
-        return values[-1]
-
-
 STEPS = st.tuples(st.sampled_from([*PARTS, "weight", "bias", *WILD]), st.integers(0, 5), st.integers(0, 5))
 
 
@@ -425,7 +368,7 @@ STEPS = st.tuples(st.sampled_from([*PARTS, "weight", "bias", *WILD]), st.integer
 @given(st.lists(STEPS, min_size=1, max_size=5), st.sampled_from([0, 1, 2]), st.integers(0, 2**20))
 def test_of_wild_networks_each_is_right_or_refused(steps, k_in, seed):
     torch.manual_seed(seed)
-    net, x = Wild(steps).double().eval(), torch.randn(4, 4, dtype=torch.float64)
+    net, x = Program(steps).double().eval(), torch.randn(4, 4, dtype=torch.float64)
     try:
         k = degree(net, x, k_in)
     except (ValueError, LookupError) as error:

@@ -1,29 +1,28 @@
 """The degree of a network in its parameters, by the rules of Table 1 along a forward pass and by measurement.
 
-A value v has degree k if v(cθ) = c^k v(θ) for all c > 0. Here c multiplies *every* parameter, frozen ones too, and
-c^``k_in`` every input. ``degree`` runs a module once and carries degrees along, ``explain`` shows them;
+A value v has degree k if v(cθ) = c^k v(θ) for all c > 0. Here c multiplies *every* registered parameter, frozen ones
+too, and c^``k_in`` every input. ``degree`` runs a module once and carries degrees along, ``explain`` shows them;
 ``measure_degree`` looks at numbers instead. All take the same ``inputs`` and ``k_in``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import warnings
 from fractions import Fraction
 from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from nbutils.homogeneity import rules  # noqa: F401  fills RULES
-from nbutils.homogeneity.algebra import EVERY, Algebra, EpsilonWarning, NoRule, NotHomogeneous, rule, shown
-from nbutils.homogeneity.forward import Forward, carry, watch
-from nbutils.homogeneity.measure import measure_degree, one_minus_cosine, plain, scalable
+from nbutils.homogeneity.algebra import EVERY, Algebra, NotHomogeneous, shown
+from nbutils.homogeneity.forward import Forward, carry
+from nbutils.homogeneity.measure import measure_degree, one_minus_cosine, scalable
+from nbutils.homogeneity.rules import RULES
 
 __all__ = [
-    "EVERY", "Algebra", "EpsilonWarning", "NoRule", "NotHomogeneous", "degree", "explain", "measure_degree",
-    "one_minus_cosine", "rule", "scalable",
+    "RULES", "Algebra", "NotHomogeneous", "degree", "explain", "measure_degree", "one_minus_cosine", "scalable",
 ]  # fmt: skip
 
 
@@ -39,66 +38,44 @@ def degree(
 
     Args:
         module: in ``eval()`` mode, if it has dropout. It is left as it is.
-        inputs: a tensor, a tuple of them, or by name, as ``{"input_ids": …}``. Whole numbers and truths are constants.
-        k_in: degree of the inputs: one number for all, or one for each, as a list or by name. A mask of 0 and −∞ has
-            degree ``EVERY``.
+        inputs: a tensor, a tuple of them, or by name, as ``{"input_ids": …}``.
+        k_in: degree of the inputs. Whole numbers and truths are constants, as is a mask of 0 and −∞.
         approximate: the asymptotic degree. Softmax, σ and tanh of a positive degree have degree 0, GELU and the like
             keep a positive degree, and a sum has the largest degree of its terms. This is bookkeeping, no proof: it
             fails where leading terms cancel, or vanish on a region, as that of ``elu(-abs(x))`` does. What divides by
             such a value (but for its norm), or is not continuous in it, is refused, and so is the larger of two
             unequal degrees.
-        check: run the module at two scales, too, and raise where the outputs do not have the degree.
+        check: run the module at two scales, too, and raise where the output does not have the degree.
 
     Returns:
         The degree of the (first) output; a Fraction only where it is no whole number.
 
     Raises:
-        NotHomogeneous: there is none, or a forward pass cannot see it; names the operation and its module.
-        NoRule: an operation is not known; says how to add it.
+        NotHomogeneous: there is none, a forward pass cannot see it, or an operation has no rule (the message says how
+            to add one). Names the operation and its module.
 
-    An ε of at most 0.001 that is added to the size of a vector, or is its lower bound, is taken as 0, in a norm of
-    torch and in one that is written by hand: the paper leaves it out, before Lemma 5. An exact degree comes with an
-    ``EpsilonWarning`` then, and ``explain`` has a note. Asymptotically ε is nothing.
+    An ε > 0 in a norm is a term of degree 0, which the paper leaves out, before Lemma 5: the degree is asymptotic then.
 
     >>> net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
     >>> degree(net, torch.ones(4))
     2
     """
-    algebra = Forward(approximate)
-    k, by_module = carry(module, inputs, k_in, algebra)
-    places = dict.fromkeys(row["module"] or row["operation"] for row in algebra.rows if row["epsilon"])
-    if places and not approximate:
-        message = f"the degree is exact for ε = 0 only, in {', '.join(places)}"
-        warnings.warn(message, EpsilonWarning, stacklevel=2)
+    k = carry(module, inputs, k_in, Forward(approximate))
     if k == EVERY:
         raise ValueError("the output is 0 or infinite at every scale: it has every degree")
     if check:
-        _check(module, inputs, k_in, by_module, (1e3, 1e4) if approximate else (10, 100))
+        _check(module, inputs, k_in, k, *((1e3, 1e4) if approximate else (10.0, 100.0)))
     return shown(k)
 
 
-def _check(module: nn.Module, inputs: Any, k_in: Any, by_module: list[Any], scales: tuple[float, float]) -> None:
-    """Raise if the output of the whole does not scale by its degree, and name the first part that does not."""
-    outputs: list[Tensor] = []
-    with plain(module, experts="eager") as copied:
-        watch(copied, lambda _, out: outputs.append(out.detach().double().clone()))
-        with scalable(copied, inputs, k_in) as output, torch.no_grad():
-            for c in scales:
-                output(float(c))
-    half, ratio = len(outputs) // 2, scales[1] / scales[0]
-    each = list(zip(by_module, outputs[:half], outputs[half:], strict=False))
-    unlike = [name for (name, k), low, high in each if k != EVERY and not _close(high, low * ratio ** float(k))]
-    if not _close(outputs[-1], outputs[half - 1] * ratio ** float(by_module[-1][1])):
-        seen = math.log(outputs[-1].norm() / outputs[half - 1].norm(), ratio)
-        why = f"by the rules its degree is not that of the outputs, which from scale {scales[0]:g} to {scales[1]:g}"
-        raise NotHomogeneous(f"{why} grow by the power {seen:.4g} in all", "check", unlike[0], ())
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return bool((a - b).norm() <= 0.05 * b.norm())
-
-
-COLUMNS = ["module", "operation", "degree in", "degree out", "note"]
+def _check(module: nn.Module, inputs: Any, k_in: Any, k: Fraction, low: float, high: float) -> None:
+    """Raise if the output at two scales is not as the degree says."""
+    with scalable(module, inputs, k_in) as output, torch.no_grad():
+        small, large = output(low), output(high)
+    if not (large - small * (high / low) ** float(k)).norm() <= 0.05 * large.norm():
+        power = float((large.norm() / small.norm()).log()) / math.log(high / low)
+        why = f"by the rules its degree is {shown(k)}, but from scale {low:g} to {high:g} the output grows by the power"
+        raise NotHomogeneous(f"{why} {power:.4g} in all")
 
 
 def explain(module: nn.Module, inputs: Any, k_in: Any = 0, approximate: bool = False) -> pd.DataFrame:
@@ -112,13 +89,10 @@ def explain(module: nn.Module, inputs: Any, k_in: Any = 0, approximate: bool = F
     ([1, '–'], '✗ needs degree 0')
     """
     algebra = Forward(approximate)
-    try:
+    with contextlib.suppress(NotHomogeneous):
         carry(module, inputs, k_in, algebra)
-    except (NotHomogeneous, NoRule):
-        if not algebra.rows:
-            raise
     table = [
         (row["module"], row["operation"], shown(row["in"]), shown(row["out"]), "; ".join(row["note"]))
         for row in algebra.rows
     ]
-    return pd.DataFrame(table, columns=COLUMNS, dtype=object)
+    return pd.DataFrame(table, columns=["module", "operation", "degree in", "degree out", "note"], dtype=object)

@@ -9,36 +9,19 @@ and infinities has ``EVERY`` degree.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.module_tracker import ModuleTracker
 from torch.utils.weak import WeakIdKeyDictionary
 
-__all__ = [
-    "CHOICES",
-    "EVERY",
-    "MASK_READERS",
-    "RULES",
-    "Algebra",
-    "Degree",
-    "EpsilonWarning",
-    "NoRule",
-    "NotHomogeneous",
-    "rule",
-]
+__all__ = ["EVERY", "Algebra", "Degree", "NotHomogeneous"]
 
 EVERY = -math.inf  # like the degree of the zero polynomial: in a sum it never counts, in a product it always wins
 ZERO = Fraction(0)
-EPSILON = 1e-3  # a number up to it, added to a size or its lower bound, is an ε
 INFINITE = 1e30  # transformers mask by the lowest number of a type, −3.4e38
-RULES: dict[str, Callable[..., Any]] = {}
-CHOICES: set[str] = set()  # operations that return places or truths, which do not change with scale
-MASK_READERS: set[str] = set()  # operations that go on with scores
-MEASURE = "Or measure it: nbutils.homogeneity.measure_degree"
 
 
 class Degree(Fraction):
@@ -52,45 +35,27 @@ class Degree(Fraction):
     leading: bool
     kind: str
 
-    def __new__(cls, k: Any = 0, below: int | None = None, *, leading: bool = False, kind: str = "") -> Degree:
-        self = super().__new__(cls, k, below)
-        self.leading, self.kind = leading, kind
+    def __new__(cls, k: Any, kind: str = "", leading: bool = False) -> Degree:
+        self = super().__new__(cls, k)
+        self.kind, self.leading = kind, leading
         return self
 
 
+def known(k: Any, kind: str = "", leading: bool = False) -> Any:
+    """A degree with what is known; of what has ``EVERY`` degree nothing need be."""
+    return k if k == EVERY else Degree(k, kind, leading)
+
+
+def kind(k: Any) -> str:
+    return getattr(k, "kind", "")
+
+
+def leading(k: Any) -> bool:
+    return getattr(k, "leading", False)
+
+
 class NotHomogeneous(ValueError):
-    """There is no degree: ``operation`` in ``module_path`` where the ``degrees`` meet."""
-
-    def __init__(self, why: str, operation: str, module_path: str, degrees: tuple[Any, ...]):
-        self.operation, self.module_path, self.degrees = operation, module_path, degrees
-        met = f"; it meets degree {shown(degrees)}" if degrees else ""
-        super().__init__(f"{place(operation, module_path)}: {why}{met}. {MEASURE}")
-
-
-class NoRule(LookupError):
-    """An operation that the algebra does not know; the message shows how to add it."""
-
-
-class EpsilonWarning(UserWarning):
-    """A normalization has ε > 0: the degree is that of ε = 0."""
-
-
-def rule(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a rule for operations of ATen, or ``library::operation`` of another library.
-
-    A rule takes the ``Algebra`` and the arguments of the operation. It returns the degree of the result, or one for
-    each. Arguments that it does not read it takes under a name with a ``_``: they may not change with scale.
-
-    >>> @rule("sinc")
-    ... def sinc(algebra, x):
-    ...     return algebra.constant(x)
-    """
-
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        RULES.update(dict.fromkeys(names, function))
-        return function
-
-    return add
+    """No degree is given: there is none, a forward pass cannot see it, or an operation has no rule."""
 
 
 def shown(degrees: Any) -> Any:
@@ -104,10 +69,6 @@ def shown(degrees: Any) -> Any:
     if degrees is None or degrees == EVERY:
         return "–" if degrees is None else "every"
     return int(degrees) if degrees == int(degrees) else Fraction(degrees)
-
-
-def place(operation: str, path: str) -> str:
-    return operation + (f" in module {path!r}" if path else "")
 
 
 def empty(x: Any, infinite: float = math.inf) -> bool:
@@ -127,18 +88,17 @@ class Algebra:
     """
 
     def __init__(self, approximate: bool = False):
+        super().__init__()
         self.approximate, self.tracker = approximate, ModuleTracker()
         self.known, self.blank, self.parameters = (WeakIdKeyDictionary() for _ in range(3))  # by memory
         self.rows: list[dict[str, Any]] = []
-        self.error: Exception | None = None
+        self.error: NotHomogeneous | None = None
 
     # --- Degrees of operands ------------------------------------------------------------------------------------------
 
     def enter(self, x: Tensor, k: Any) -> None:
         """Let a tensor, and all that shares its memory, have a degree."""
         self.known[x.untyped_storage()] = k
-        if isinstance(x, nn.Parameter):
-            self.parameters[x.untyped_storage()] = True
 
     def constant_(self, x: Any) -> bool:
         """Whether an operand is a constant. Raises, if something unseen has written into it."""
@@ -146,11 +106,8 @@ class Algebra:
             return True
         if x.untyped_storage() in self.known:
             return False
-        if isinstance(x, nn.Parameter):  # that of a closure or a list
-            self.enter(x, Degree(1))
-            return False
         if x.requires_grad:
-            self.fail("a constant has a gradient: what is made of parameters must be made in forward")
+            self.fail("a constant has a gradient: parameters must be registered, and what they make made in forward")
         if x.untyped_storage() in self.blank and not empty(x):
             self.fail("a constant was filled where no operation was seen: by a kernel of its own or by NumPy")
         return True
@@ -159,62 +116,53 @@ class Algebra:
         """Degree of an operand: 1 of a parameter, 0 of a constant, ``EVERY`` of zeros, infinities and None."""
         if x is None or isinstance(x, Fraction):
             return EVERY if x is None else x
-        if isinstance(x, tuple | list):
-            return self.same(*x)
         if self.constant_(x):
             return EVERY if empty(x) else ZERO
         return self.known[x.untyped_storage()]
 
-    def _terms(self, operands: tuple[Any, ...]) -> list[Any]:
-        """The degrees in a sum; −3.4e38 stands for −∞."""
-        terms = {id(x): k for x in operands if (k := self.of(x)) != EVERY}
+    def _terms(self, operands: tuple[Any, ...]) -> set[Fraction]:
+        """The degrees that meet; −3.4e38 stands for −∞."""
+        terms = set()
         for x in operands:
-            value = id(x) in terms and not isinstance(x, Fraction | tuple | list)
-            if value and self.constant_(x) and empty(x, INFINITE):
+            k = self.of(x)
+            if k == ZERO and not isinstance(x, Fraction) and self.constant_(x) and empty(x, INFINITE):
                 self.note("the lowest number of the type taken as −∞", kind="masked")
-                del terms[id(x)]
-        return list(terms.values())
+            elif k != EVERY:
+                terms.add(Fraction(k))
+        return terms
 
     # --- The rows of Table 1 ------------------------------------------------------------------------------------------
 
-    def add(self, *operands: Any) -> Any:
+    def add(self, x: Any, y: Any) -> Any:
         """A sum: equal degrees; asymptotically the largest of them, if its terms do not cancel."""
-        terms = self._terms(operands)
-        if len(set(terms)) > 1:
+        terms = self._terms((x, y))
+        if len(terms) > 1:
             if not self.approximate:
-                self.fail("a sum needs equal degrees", *operands)
-            self.leads(f"asymptotic: of {shown(tuple(sorted(set(terms))))} the largest")
-        return terms[0] if len(terms) == 1 else max(map(Fraction, terms), default=EVERY)
+                self.fail("a sum needs equal degrees", x, y)
+            self.note(f"asymptotic: of {shown(tuple(sorted(terms)))} the largest", leading=True)
+        return known(max(terms, default=EVERY), "size" if self.epsilon(x, y) else "")
 
     def same(self, *parts: Any) -> Any:
         """Parts side by side, as in ``cat`` and ``where``: equal degrees, asymptotically too."""
         terms = self._terms(parts)
-        if len(set(terms)) > 1:
+        if len(terms) > 1:
             self.fail("parts side by side need equal degrees", *parts)
-        return max(map(Fraction, terms), default=EVERY)
+        return max(terms, default=EVERY)
 
     def mul(self, x: Any, y: Any) -> Any:
         """A product: degrees add."""
-        k, kind = self.of(x) + self.of(y), "even" if isinstance(x, Tensor) and x is y else ""
-        for value, factor in ((x, y), (y, x)):
-            if isinstance(factor, int | float) and factor > 0:
-                kind = getattr(self.of(value), "kind", "")
-        return k if k == EVERY else Degree(k, kind=kind)
+        return known(self.of(x) + self.of(y), "even" if isinstance(x, Tensor) and x is y else "")
 
-    def div(self, x: Any, y: Any, *, rounding_mode: Any = None) -> Any:
+    def div(self, x: Any, y: Any) -> Any:
         """A quotient: degrees subtract."""
-        if rounding_mode is not None:
-            return self.constant(x, y)
         self._divides(y)
-        if isinstance(y, int | float) and y > 0:
-            return self.of(x)
-        return k if (k := self.of(x) - self.of(y)) == EVERY else Degree(k)
+        return self.of(x) - self.of(y)
 
     def _divides(self, y: Any) -> None:
         k = self.of(y)
         if k == EVERY:
             self.fail("the divisor is 0 or infinite", y)
-        if getattr(k, "leading", False) and k.kind != "size":
+        if leading(k) and kind(k) != "size":
             self.fail("the leading term of the divisor may vanish", y)
 
     def pow(self, x: Any, exponent: Any) -> Any:
@@ -222,20 +170,24 @@ class Algebra:
         if not isinstance(exponent, int | float):
             return self.constant(x, exponent)
         k = self.of(x)
-        if k == EVERY:
-            return EVERY if exponent > 0 else self.fail(f"0 or infinity to the power {exponent}", x)
         if exponent < 0:
             self._divides(x)
-        kind = getattr(k, "kind", "") or ("even" if exponent % 2 == 0 else "")
-        return Degree(k * Fraction(exponent).limit_denominator(10**6), kind=kind)
+        if k == EVERY:
+            return EVERY if exponent > 0 else self.fail("0 or infinity to the power 0", x)
+        power = Fraction(exponent).limit_denominator(10**6)
+        return known(k * power, kind(k) or ("even" if exponent % 2 == 0 else ""))
 
     def size(self, x: Any, power: int = 1) -> Any:
         """A norm, or the variance with ``power`` 2."""
-        return k if (k := self.of(x)) == EVERY else Degree(power * k, kind="size")
+        return known(power * self.of(x), "size")
+
+    def epsilon(self, x: Any, y: Any) -> bool:
+        """Whether y is a number that keeps a size x off 0."""
+        return kind(self.of(x)) == "size" and isinstance(y, int | float) and y >= 0
 
     def constant(self, *xs: Any) -> Any:
         """Any function at all: exact where its arguments do not change with scale, never otherwise."""
-        if any(getattr(self.of(x), "leading", False) for x in xs):
+        if any(leading(self.of(x)) for x in xs):
             self.fail("needs a degree that is exact, not asymptotic", *xs)
         return self.continuous(*xs)
 
@@ -245,36 +197,18 @@ class Algebra:
 
     def bounded(self, x: Any, kind: str = "") -> Any:
         """A saturating function (softmax, σ, tanh): 0, exactly at degree 0 and asymptotically at a positive degree."""
-        if not (self.approximate and self.of(x) > 0):
-            return Degree(self.continuous(x), kind=kind)
-        self.leads("asymptotic: saturates")
-        return Degree(0, kind=kind)
+        if self.approximate and self.of(x) > 0:
+            self.note("asymptotic: saturates", leading=True)
+        else:
+            self.continuous(x)
+        return Degree(0, kind)
 
     def far_linear(self, x: Any) -> Any:
         """A function that is linear far out on either side (GELU, SiLU): asymptotically a positive degree stays."""
         if not (self.approximate and self.of(x) > 0):
             return self.continuous(x)
-        self.leads("asymptotic: linear far from 0")
-        return Degree(self.of(x))
-
-    def epsilon(self, x: Any, eps: Any) -> Any:
-        """A size plus ε, or not below it: ε of at most 0.001 is taken as 0. None if this is something else."""
-        k, number = self.of(x), isinstance(eps, int | float) or (isinstance(eps, Tensor) and eps.numel() == 1)
-        if not number or not self.constant_(eps) or k in (ZERO, EVERY) or getattr(k, "kind", "") != "size":
-            return None
-        if k < 0 and float(eps) > 0:
-            return self.fail("ε outgrows the size", x, eps)
-        if not 0 < float(eps) <= EPSILON:
-            return None
-        self.note(f"ε = {float(eps):.3g} taken as 0", epsilon=True)
-        return k
-
-    def normalized(self, x: Any, eps: float = 0.0) -> Any:
-        """x over its own size: 0. With ε > 0 exact only where x does not change with scale."""
-        size = self.size(x, 2)
-        if size != EVERY and self.epsilon(size, eps) is None and self.add(size, eps) != size:
-            self.fail("ε outgrows x", x)
-        return ZERO
+        self.note("asymptotic: linear far from 0", leading=True)
+        return Fraction(self.of(x))
 
     def affine(self, x: Any, weight: Any = None, bias: Any = None) -> Any:
         """x · weight + bias. An absent weight is 1 and an absent bias 0."""
@@ -286,22 +220,20 @@ class Algebra:
         """Begin a row of the table, of the operation that is being looked at."""
         deepest = max((name for name in self.tracker.parents if name != "Global"), key=len, default="")
         row = {"module": deepest.partition(".")[2], "operation": operation, "in": tuple(degrees), "out": None}
-        self.rows.append(row | {"note": [], "epsilon": False, "leading": False, "kind": ""})
+        self.rows.append(row | {"note": [], "leading": False, "kind": ""})
         return self.rows[-1]
 
     def note(self, text: str, **facts: Any) -> None:
-        """Put a remark in the row of the current operation."""
-        row = self.rows[-1] if self.rows else self.begin("")
+        """Put a remark in the row of the current operation, and what it makes of the result."""
+        row = self.rows[-1] if self.rows else self.begin("the module")
         row["note"].append(text)
         row |= facts
 
-    def leads(self, text: str) -> None:
-        """Put a remark, and mark the result as ``leading``."""
-        self.note(text, leading=True)
-
     def fail(self, why: str, *operands: Any) -> Any:
-        """Raise ``NotHomogeneous`` at the operation that is being looked at."""
-        row = self.rows[-1] if self.rows else self.begin("the module")
+        """Raise ``NotHomogeneous`` at the operation that is being looked at, and remember it."""
         self.note(f"✗ {why}")
-        self.error = NotHomogeneous(why, row["operation"], row["module"], tuple(map(self.of, operands)))
+        operation, module = self.rows[-1]["operation"], self.rows[-1]["module"]
+        where = operation + (f" in module {module!r}" if module else "")
+        met = f"; it meets degree {shown(tuple(map(self.of, operands)))}" if operands else ""
+        self.error = NotHomogeneous(f"{where}: {why}{met}. Or measure it: nbutils.homogeneity.measure_degree")
         raise self.error

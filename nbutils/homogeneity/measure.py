@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 import re
 import warnings
@@ -15,10 +14,9 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map_only
 
-from nbutils.homogeneity.algebra import EVERY
-
-__all__ = ["first_output", "given", "measure_degree", "one_minus_cosine", "plain", "scalable"]
+__all__ = ["arguments", "first_output", "measure_degree", "one_minus_cosine", "plain", "scalable"]
 
 
 def one_minus_cosine(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
@@ -42,30 +40,20 @@ def first_output(out: Any) -> Any:
     return out
 
 
-def given(module: nn.Module, inputs: Any, k_in: Any) -> tuple[list[str] | None, list[Any], list[Any]]:
-    """Inputs, their names if they have any, and their degrees. Both may be single, a sequence, or by name.
-
-    Raises:
-        ValueError: ``k_in`` does not give each input a degree.
-    """
-    named = list(inputs) if isinstance(inputs, Mapping) else None
-    inputs = list(inputs.values()) if named else list(inputs) if isinstance(inputs, tuple | list) else [inputs]
-    names = named or list(inspect.signature(module.forward).parameters)[: len(inputs)]
-    by_name = k_in if isinstance(k_in, Mapping) else None
-    degrees = [by_name.get(name) for name in names] if by_name else k_in
-    degrees = list(degrees) if isinstance(degrees, Sequence) else [degrees] * len(inputs)
-    if len(degrees) != len(inputs) or None in degrees:
-        raise ValueError(f"k_in gives degrees {k_in}; the inputs are {names}: give one number, or one for each")
-    return named, inputs, degrees
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs as a module is called with them: a single one, a tuple of them, or by name."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
 
 
 @contextmanager
 def plain(module: nn.Module, experts: str) -> Iterator[nn.Module]:
-    """A copy of a module, with the parameters themselves, and no fused kernels: they hide what they do.
+    """A copy of a module, whose parameters lie in the same memory, and no fused kernels: they hide what they do.
 
     ``experts`` is how models of ``transformers`` are to run theirs.
     """
-    memo: dict[int, Any] = {id(p): p for p in module.parameters()}
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters()}
     for part in module.modules():  # what a forward pass has kept cannot be copied with its graph
         memo |= {id(x): x.detach().clone() for x in vars(part).values() if isinstance(x, Tensor) and not x.is_leaf}
     module = copy.deepcopy(module, memo)
@@ -88,32 +76,25 @@ def scalable(module: nn.Module, inputs: Any, k_in: Any) -> Iterator[Callable[[An
     ...     round(float(output(3.0) / output(1.0)), 6)  # weights and inputs times 3
     9.0
     """
-    named, inputs, powers = given(module, inputs, k_in)
 
-    def double(x: Any) -> Any:
-        return x.detach().double() if isinstance(x, Tensor) and x.is_floating_point() else x
+    def double(x: Tensor) -> Tensor:
+        return x.detach().double() if x.is_floating_point() else x
 
-    def scale(x: Any, k: Any, c: Any) -> Any:
-        if not isinstance(x, Tensor):
-            return x
-        return x * c ** float(k) if x.is_floating_point() and k not in (0, EVERY) else x.clone()
-
-    inputs = [double(x) for x in inputs]
-    parameters = {name: double(x) for name, x in module.named_parameters()}
-    buffers = {name: double(x) for name, x in module.named_buffers()}
+    given = arguments(inputs), dict(module.named_parameters()), dict(module.named_buffers())
+    inputs, parameters, buffers = tree_map_only(Tensor, double, given)
 
     def output(c: Any) -> Tensor:
-        tensors = {name: c * x for name, x in parameters.items()} | {name: x.clone() for name, x in buffers.items()}
-        scaled = [scale(x, k, c) for x, k in zip(inputs, powers, strict=True)]
-        args, kwargs = ((), dict(zip(named, scaled, strict=True))) if named else (tuple(scaled), {})
+        def scale(x: Tensor) -> Tensor:
+            return x * c ** float(k_in) if x.is_floating_point() and k_in else x.clone()
+
+        args, kwargs = tree_map_only(Tensor, scale, inputs)
+        scaled = {name: c * x for name, x in parameters.items()}
+        as_they_are = {name: x.clone() for name, x in buffers.items()}
         try:
-            found = torch.func.functional_call(copied, tensors, args, kwargs)
+            found = torch.func.functional_call(copied, scaled | as_they_are, args, kwargs)
         except IndexError as error:
-            largest = max(
-                (int(x.max()) for x in inputs if isinstance(x, Tensor) and not x.is_floating_point()), default=0
-            )
-            message = f"an input has {largest}, which a table of the model has no row for; is the tokenizer its own?"
-            raise ValueError(f"{message} ({error})") from error
+            message = f"a token has no row in a table of the model; is the tokenizer its own? ({error})"
+            raise ValueError(message) from error
         return first_output(found).reshape(-1)
 
     # grouped products of experts know neither float64 nor forward derivatives
@@ -126,22 +107,20 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, k
 
     With D = d/dt f(e^t cθ) at t = 0, a derivative along all parameters and inputs, k-homogeneous f have D = k·f
     (Lemma 9). ``euler`` is the k that fits best, ⟨D, f⟩/⟨f, f⟩, and ``residual`` is ‖D − k·f‖/‖f‖, which is 0 if one k
-    fits all outputs; both are NaN where f has no derivative, as √x at 0.
-    Where a module has no such derivative in torch, as BLOOM's GELU, D is a difference over c·e^±0.001, right to about
-    1e-6, and a ``RuntimeWarning`` says so. ``log_ratio`` is ln(‖f(c'θ)‖/‖f(cθ)‖) / ln(c'/c) with the next scale c', NaN
-    at the last one.
+    fits all outputs; both are NaN where f has no derivative, as √x at 0. ``log_ratio`` is
+    ln(‖f(c'θ)‖/‖f(cθ)‖) / ln(c'/c) with the next scale c', NaN at the last one.
 
     The derivative is asked of the module's own code: where that detaches a value or leaves float64 it may be wrong,
-    with a residual of 0. So the outputs at c·e^±0.001 are asked as well, and a ``RuntimeWarning`` names the scales at
-    which the two differ by more than 1 %: believe ``log_ratio`` there. (A bias that opens a unit just there differs,
-    too.)
+    with a residual of 0. A ``RuntimeWarning`` names the scales at which it differs from the outputs at c·e^±0.001 by
+    more than 1 %: believe ``log_ratio`` there. (A bias that opens a unit just there differs, too.) Another one says
+    where torch has no derivative, as of BLOOM's GELU: D is a difference of these outputs then, right to about 1e-6.
 
     Args:
         module: runs in its present mode (dropout must be off), in float64, with its buffers as they are.
         inputs: a tensor, a tuple of them, or by name, as ``{"input_ids": …, "decoder_input_ids": …}`` of an
-            encoder–decoder. Those of whole numbers are not scaled.
+            encoder–decoder.
         scales: positive numbers c.
-        k_in: inputs are multiplied by c^k_in: one number for all of them, or one for each, as a list or by name.
+        k_in: inputs are multiplied by c^k_in, but for whole numbers.
 
     Raises:
         ValueError: the output is zero or not finite at some scale; a token that the model does not know.
@@ -151,30 +130,28 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, k
     """
     rows: list[tuple[float, float, float, float]] = []
     unlike: list[str] = []
-    zero, step, reason = torch.zeros((), dtype=torch.float64), 1e-3, ""
+    zero, step = torch.zeros((), dtype=torch.float64), 1e-3
     with scalable(module, inputs, k_in) as output:
         for c in map(float, scales):
+            with torch.no_grad():
+                low, high = (output(c * math.exp(t)) for t in (-step, step))
             try:
                 f, along = torch.func.jvp(lambda t, c=c: output(c * t.exp()), (zero,), (torch.ones_like(zero),))[:2]
             except RuntimeError as error:  # torch's, where it has no forward derivative
                 if not re.search("forward AD|functorch|forward-mode", str(error)):
                     raise
-                reason = str(error).splitlines()[0]
+                reason = f"D by differences, since torch has no derivative here ({str(error).splitlines()[0]})"
+                warnings.warn(reason, RuntimeWarning, stacklevel=2)
                 with torch.no_grad():
-                    f, low, high = (output(c * math.exp(t)) for t in (0, -step, step))
-                along = (high - low) / (2 * step)
+                    f, along = output(c), (high - low) / (2 * step)
             size = f.norm()
             if not 0 < size < math.inf:
                 raise ValueError(f"the output has norm {float(size)} at scale {c}: there is no degree to measure")
             k = along @ f / size**2
-            with torch.no_grad():
-                near, far = (output(c * math.exp(sign * step)).norm().log() for sign in (-1, 1))
-            seen = float(far - near) / (2 * step)
+            seen = float(high.norm().log() - low.norm().log()) / (2 * step)
             if abs(float(k) - seen) > 0.01 * max(1, abs(seen)):  # NaN, as of √x at 0, is shown in the table
                 unlike.append(f"{float(k):.4g} against {seen:.4g} at scale {c:g}")
             rows.append((c, float(k), float((along - k * f).norm() / size), float(size.log())))
-    if reason:
-        warnings.warn(f"D by differences, since torch has no derivative here ({reason})", RuntimeWarning, stacklevel=2)
     if unlike:
         why = "the derivative is not that of the outputs: euler and the local log-ratio are"
         warnings.warn(f"{why} {', '.join(unlike)}", RuntimeWarning, stacklevel=2)
