@@ -40,7 +40,7 @@ def saturated(scores: Tensor, *, rtol: float = 0.0) -> Tensor:
             float32, and may tie what is only close. With ``rtol`` > 0 a shift of the row moves the threshold.
 
     Raises:
-        ValueError: a score is NaN or +∞.
+        ValueError: a score is NaN or +∞, or ``rtol`` is negative.
 
     >>> saturated(torch.tensor([[1.0, 3.0, 3.0], [2.0, 0.0, -torch.inf]]))
     tensor([[0.0000, 0.5000, 0.5000],
@@ -48,6 +48,8 @@ def saturated(scores: Tensor, *, rtol: float = 0.0) -> Tensor:
     """
     if not (scores < torch.inf).all():
         raise ValueError(f"{int((~(scores < torch.inf)).sum())} scores are NaN or +inf: no maximum to attend to")
+    if not rtol >= 0:
+        raise ValueError(f"rtol must not be negative; got {rtol}")
     open_ = scores != -torch.inf
     size = scores.abs().masked_fill(~open_, 0).amax(-1, keepdim=True)
     chosen = open_ & (scores >= scores.amax(-1, keepdim=True) - rtol * size)

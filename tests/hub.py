@@ -75,6 +75,8 @@ class Answer(BaseHTTPRequestHandler):
         if commit in self.hub.down:
             return self.answer(status=403)
         folder = self.hub.root / repo / commit
+        if not folder.is_dir():
+            return self.answer(status=404, X_Error_Code="RevisionNotFound")
         names = sorted(p.name for p in folder.iterdir())
         if api and api[2] == "tree":
             tree = [{"type": "file", "path": n, "size": (folder / n).stat().st_size, "oid": n} for n in names]

@@ -251,6 +251,8 @@ REFUSED = {
         saved(state={0: {"exp_avg": torch.ones(3)}}, param_groups=[{"params": [0]}]),
         "the state of an optimizer, and no weights"),
     "an average alone": (saved(ema=state(), epoch=1), "ema holds tensors, and which are the weights is unclear"),
+    "an average of two others": (saved(**{"ema.w": torch.ones(8), "ema.b": torch.ones(4), "x.w": torch.ones(8),
+                                          "y.b": torch.ones(4)}), "may be an average"),
     "an average of other weights": (saved(**state("ema_model."), other=torch.ones(3)), "may be an average"),
     "LoRA": (lambda f: peft(f, "LoraConfig", r=2), "merge_and_unload"),
     "DoRA": (lambda f: peft(f, "LoraConfig", r=2, use_dora=True), "merge_and_unload"),

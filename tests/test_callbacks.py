@@ -65,9 +65,27 @@ def test_a_plain_loop_and_a_closure(closed):
             loss_of(x)
             optimizer.step()
     assert_of_sgd(tracker, model, 5)
+    with pytest.raises(ValueError, match="on this optimizer already"):
+        tracker.attach(optimizer)
     detach()
     optimizer.step()
     assert tracker.steps == 5
+
+
+def test_what_else_an_optimizer_is_given_reaches_it():
+    class Scaled(torch.optim.SGD):
+        def step(self, function, factor):
+            function()
+            with torch.no_grad():
+                for p in self.param_groups[0]["params"]:
+                    p -= factor * p.grad
+
+    model = network()
+    optimizer, tracker = Scaled(model.parameters(), LR), NormTracker(model, gradients=True)
+    tracker.attach(optimizer)
+    optimizer.step(lambda: model(batches(1)[0]).square().mean().backward(), 0.5)
+    row = tracker.history().iloc[-1]
+    assert row.step_norm == pytest.approx(0.5 * row.grad_norm)
 
 
 def test_steps_that_a_scaler_skips_are_no_steps_and_gradients_are_unscaled():

@@ -155,7 +155,7 @@ def test_what_a_claim_rests_on_comes_from_its_checks_and_numbers_of_the_run(run)
         assert claim.get("falls_with", name) in CLAIMS
     records = [record("one", kind="empirical", n=9), record("one", kind="empirical", n=12), record("far", kind="exact")]
     claims = verdicts.judged(run(records=records, two="refuted", one="refuted"))
-    assert claims["one"].evidence == "9 to 12 runs" and claims["far"].evidence == "derivation checked to rounding"
+    assert claims["one"].evidence == "9 to 12 runs" and claims["far"].evidence == "computed, without chance"
     assert (claims["far"].word, claims["one"].word) == ("in part", "refuted")
     assert verdicts.examples(claims.values()) == 2
     claims["one"].listed["falls_with"] = "two"

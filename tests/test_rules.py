@@ -121,6 +121,7 @@ ASYMPTOTIC = {
     "pre-norm": (lambda: encoder(norm_first=True), TOKENS, 1, 3),
     "pre-norm, gelu": (lambda: encoder(norm_first=True, activation="gelu"), TOKENS, 1, 3),
     "three pre-norm layers": (lambda: encoder(norm_first=True, bias=False, depth=3), TOKENS, 1, 3),
+    "addmm, no bias": (lambda: Net(lambda m, x: torch.addmm(m.w**3, x, m.w, beta=0), w=par(4, 4)), (4, 4), 0, 1),
     "ε of layer norm": (lambda: seq(sq(), nn.LayerNorm(4)), X, 1, 1),
 }  # fmt: skip
 

@@ -147,6 +147,7 @@ def test_what_is_no_place_and_no_repository_is_refused(name):
 
 def test_links_that_lead_nowhere_and_folders_that_may_not_be_read_are_skipped(tmp_path, monkeypatch):
     make(tmp_path, steps=(1, 2))
+    (tmp_path / "step3").symlink_to("gone")
     (tmp_path / "step4.pt").symlink_to("there.pt")
     plain = Path.iterdir
 
@@ -160,6 +161,7 @@ def test_links_that_lead_nowhere_and_folders_that_may_not_be_read_are_skipped(tm
     assert list(result.table.step) == [1]
     assert [str(s) for s in result.skipped] == [
         f"{tmp_path / 'step2'}: cannot be read: Permission denied",
+        f"{tmp_path / 'step3'}: cannot be read: No such file or directory",
         f"{tmp_path / 'step4.pt'}: cannot be read: No such file or directory",
     ]
 
@@ -248,7 +250,9 @@ def test_several_repositories_and_pinned_revisions(hub):
     assert_is(series([f"lab/bert-seed_0-step_{k}k" for k in (20, 0, 40)]).table, states)
     hub.add("lab/model", "step7", states[0])
     hub.add("lab/model", "step8", states[0])
-    assert list(series("lab/model@step7").table.step) == [7]
+    result = series(["lab/model@step7", "lab/model@step99"])
+    assert list(result.table.step) == [7]
+    assert [str(skip) for skip in result.skipped] == ["lab/model@step99: its weights: not on the Hub"]
 
 
 def test_no_such_repository_no_network_and_no_package(hub, monkeypatch):

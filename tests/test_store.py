@@ -45,6 +45,13 @@ def gone(states, tmp_path):
     (tmp_path / "run" / "step10").rename(tmp_path / "away")
 
 
+def last_gone(states, tmp_path):
+    put(states, tmp_path, 40, model(40))
+    (tmp_path / "run" / "step0").rename(tmp_path / "away")
+    (tmp_path / "run" / "step30").rename(tmp_path / "away too")
+    del states[0], states[30]
+
+
 def another_model(states, tmp_path):
     for step in states:
         put(states, tmp_path, step, model(step, layers=1))
@@ -57,7 +64,7 @@ def table_lost(states, tmp_path):
 @pytest.mark.parametrize(
     ("happens", "read"),
     [
-        (lambda *_: None, []), (new, [15, 20, 40]), (changed, [10, 20]), (gone, [20]),
+        (lambda *_: None, []), (new, [15, 20, 40]), (changed, [10, 20]), (gone, [20]), (last_gone, [10, 40]),
         (another_model, [0, 10, 20, 30]), (table_lost, []),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

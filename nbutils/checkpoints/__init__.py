@@ -43,15 +43,17 @@ class Series(NamedTuple):
 
 
 def _reference(found: Sequence[Checkpoint], store: Store, opened: Opened) -> Reference:
-    """What the others are compared with: that of an earlier run while it is there, or the last that can be read."""
-    if store.reference and any(checkpoint.key == store.reference.key for checkpoint in found):
-        return store.reference  # no download to look at it again
-    store.rows, store.duplicates = {}, {}
+    """What the others are compared with: the last that can be read. One of other tensors makes what is known void."""
+    known = store.reference
+    if known and known.key == found[-1].key:
+        return known  # no download to look at it again
     for checkpoint in reversed(found):
         with suppress(ReadError):
             weights = opened(checkpoint)
             aliases = {alias: f"tied to {name}" for alias, name in tied(weights.parameters).items()}
             shapes = {name: shape for name, shape in weights.shapes.items() if name not in aliases}
+            if known and shapes != {name: tuple(shape) for name, shape in known.shapes.items()}:
+                store.rows, store.duplicates = {}, {}
             return Reference(checkpoint.key, checkpoint.label, shapes, weights.left_out | aliases)
     return Reference("", "", {}, {})  # each says why when it is measured
 
@@ -183,7 +185,8 @@ def series(
         raise ValueError(f"by = {by!r}: choose {', '.join(GROUPINGS)}, or give a function of a tensor's name")
     sources = [source] if isinstance(source, str | Path) else list(source)
     named = by if isinstance(by, str) else f"{by.__module__}.{by.__qualname__}"
-    origin = f"{' '.join(map(str, sources))} --by {named} --match {match!r}" + (f" --step {step!r}" if step else "")
+    spelled = [str(Path(s).resolve()) if Path(s).exists() else str(s) for s in sources]
+    origin = f"{' '.join(spelled)} --by {named} --match {match!r}" + (f" --step {step!r}" if step else "")
     store = Store(Path(out) if out is not None else None, origin)
     found, skipped = find(sources, match, step)
     if not found:

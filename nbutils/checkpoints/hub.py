@@ -26,6 +26,9 @@ def _asking(name: str, what: str) -> Iterator[None]:
     except ReadError as error:
         raise ReadError(f"{name}: {error}") from error
     except Exception as error:  # each version of the client raises its own kinds
+        gone = isinstance(error, errors.EntryNotFoundError | errors.RevisionNotFoundError)
+        if gone and not isinstance(error, errors.LocalEntryNotFoundError):  # that one is of a missing network
+            raise ReadError(f"{name}: {what}: not on the Hub") from error
         first = str(error).strip().partition("\n")[0].rstrip(".")
         raise ConnectionError(
             f"{name}: cannot get {what} from the Hub ({type(error).__name__}: {first}). Without a network, give a "

@@ -120,7 +120,8 @@ def _options(source: Path, of: StepOf) -> list[tuple[str, Path]]:
     """What may be checkpoints, and the names that may have their steps."""
     inside = sorted(d for d in source.iterdir() if d.name[0] != ".") if source.is_dir() else []
     folders = [(d.name, d) for d in inside if d.is_dir()]
-    steps = [(d.stem, d) for d in inside if not d.is_dir() and d.suffix in SUFFIXES and of(d.stem) is not None]
+    files = [d for d in inside if not d.is_dir() and (d.suffix in SUFFIXES or d.is_symlink())]
+    steps = [(d.stem, d) for d in files if of(d.stem) is not None]
     if steps or any(of(name) is not None for name, _ in folders):
         return folders + steps
     real = source.resolve()

@@ -194,9 +194,13 @@ def _leave_out_averages(found: Weights) -> None:
     sizes = found.shapes
     copies = {name: _AVERAGE.sub("", name).replace(".", "") for name in sizes if _AVERAGE.match(name)}
     others = [name.split(".") for name in sizes if name not in copies]
-    ends = {("".join(parts[i:]), sizes[".".join(parts)]) for parts in others for i in range(len(parts))}
+    ends: dict[str, set[tuple[str, tuple[int, ...]]]] = {}  # by what the names begin with: the rest, and the shape
+    for parts in others:
+        for i in range(len(parts)):
+            ends.setdefault(".".join(parts[:i]), set()).add(("".join(parts[i:]), sizes[".".join(parts)]))
     wanted = [(copy, sizes[name]) for name, copy in copies.items() if sizes[name]]
-    if wanted and not (ends.issuperset(wanted) and 2 * len(wanted) >= len(others)):
+    there = any(each.issuperset(wanted) for each in ends.values())
+    if wanted and not (there and 2 * len(wanted) >= len(others)):
         first = next(iter(copies))
         raise ReadError(f"{first} may be an average of weights or a weight: save model.state_dict() alone")
     for name in copies:

@@ -28,7 +28,7 @@ class Ledger:
     """The checks of one chapter in one run. Each is of one kind:
 
     ========= ========================================================= ====================================
-    exact     an identity, or a bound that holds for every input        rounding; red at once if it fails
+    exact     no chance in it: an identity, a bound, published numbers  rounding, or what is claimed
     derived   a random quantity with a known law or limit               theory ± the run's own sampling error
     empirical what trainings do: a statement on a population of them    an interval over n ≥ 8 of them
     ========= ========================================================= ====================================
@@ -198,7 +198,10 @@ def _fault(record: Record) -> str | None:
     faults = (
         (record.role not in ROLES, f"unknown role {record.role!r}, choose one of {', '.join(ROLES)}"),
         (record.kind not in KINDS, f"unknown kind {record.kind!r}, choose one of {', '.join(KINDS)}"),
-        (record.kind == "empirical" and not record.n, "say by n=… on how many trainings this empirical check rests"),
+        (
+            record.kind == "empirical" and not record.n,
+            "say on how many trainings this empirical check rests: n=… of check, or check_population",
+        ),
         (low is None and high is None, "a band without bounds would pass anything"),
         (low is not None and high is not None and low > high, f"empty band [{low}, {high}]"),
         (refutes and claimed is None, "a counterexample excludes what the paper claimed: name the value, claimed=…"),

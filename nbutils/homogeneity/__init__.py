@@ -1,8 +1,8 @@
 """The degree of a network in its parameters, by the rules of Table 1 along a forward pass and by measurement.
 
 A value v has degree k if v(cθ) = c^k v(θ) for all c > 0. Here c multiplies *every* registered parameter, frozen ones
-too, and c^``k_in`` every input. ``degree`` runs a module once and carries degrees along, ``explain`` shows them;
-``measure_degree`` looks at numbers instead. All take the same ``inputs`` and ``k_in``.
+too, and c to the power of ``k_in`` every input. ``degree`` runs a module once and carries degrees along, ``explain``
+shows them; ``measure_degree`` looks at numbers instead. All take the same ``inputs`` and ``k_in``.
 """
 
 from __future__ import annotations

@@ -74,6 +74,16 @@ def layer_norm(a: Algebra, x: Any, weight: Any, bias: Any, eps: float) -> Any:
     return a.affine(ZERO, weight, bias), k, -k
 
 
+def times(a: Algebra, x: Any, factor: Any) -> Any:
+    """A term of a sum, with torch's factor on it."""
+    return x if factor == 1 else a.mul(x, factor)
+
+
+def product_plus(a: Algebra, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """A sum of two terms: beta bias + alpha xy."""
+    return a.add(times(a, bias, beta), times(a, a.mul(a.of(x), a.of(y)), alpha))
+
+
 def batch_norm(
     a: Algebra, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, _momentum: Any, _eps: float
 ) -> Any:
@@ -111,11 +121,12 @@ enter("std", first(Algebra.size))
 enter("var", first(lambda a, x: a.size(x, 2)))
 # the norm of order 0 counts entries, and those of negative order may vanish before x does
 enter("linalg_vector_norm norm", lambda a, x, ord=2, *_, **__: a.size(x) if ord > 0 else a.constant(x))
-enter("add", lambda a, x, y, alpha=1: a.add(x, y if alpha == 1 else a.mul(y, alpha)))
-enter("sub rsub", lambda a, x, y, alpha=1: a.add(a.of(x), a.of(y)))  # a size minus ε is none
+enter("add", lambda a, x, y, alpha=1: a.add(x, times(a, y, alpha)))
+enter("sub", lambda a, x, y, alpha=1: a.add(a.of(x), a.of(times(a, y, alpha))))  # a size minus ε is none
+enter("rsub", lambda a, x, y, alpha=1: a.add(a.of(times(a, x, alpha)), a.of(y)))
 enter("mul dot", Algebra.mul)
 enter("mm bmm mv vdot", lambda a, x, y: a.mul(a.of(x), a.of(y)))
-enter("addmm baddbmm addmv", lambda a, bias, x, y, **_: a.add(bias, a.mul(a.of(x), a.of(y))))
+enter("addmm baddbmm addmv", product_plus)
 enter("convolution", lambda a, x, weight, bias, *_: a.affine(x, weight, bias))
 enter("prelu_kernel", lambda a, x, weight: a.add(x, a.mul(x, weight)))  # max(0, x) + weight · min(0, x)
 enter("div", Algebra.div)

@@ -22,6 +22,7 @@ from nbutils.norms.budget import drift_free_cap as drift_free_cap
 from nbutils.norms.budget import norm_budget as norm_budget
 from nbutils.norms.pieces import Pieces
 
+LOOKS = 32  # steps between two looks for what has written the parameters unseen
 # Sums by layer that each measured step leaves: ‖θ'‖², ‖δ‖², θ·δ, ‖θ‖², θ'·s and ‖s‖² of the snapshot s, θ·∇L, ‖∇L‖².
 QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
 
@@ -116,10 +117,12 @@ class NormTracker:
         self.layers = self._pieces.layers  # in the order of the parameters
         self.every, self.gradients, self.steps = every, gradients, 0
         self._open = False
+        self._attached: list[Any] = []
         self._version: list[tuple[int, int]] | None = None
         self._refresh()
         unmeasured = torch.full_like(self._squared, torch.nan)
         self._snapshot_squared, self._of_gradients = unmeasured, (unmeasured, unmeasured)
+        self._unseen = torch.zeros_like(self._squared[0])
         start = [self._squared, *[unmeasured] * (len(QUANTITIES) - 1)]
         self._rows: list[tuple[int, Tensor]] = [(0, torch.stack(start))]
 
@@ -131,8 +134,11 @@ class NormTracker:
 
         Raises:
             TypeError: an optimizer that is none of torch, such as DeepSpeed's: use ``step``.
+            ValueError: the tracker is on this optimizer already.
         """
         inner = _innermost(optimizer)
+        if inner in self._attached:
+            raise ValueError("this tracker is on this optimizer already: call first what attach() returned")
         theirs = {id(p) for group in inner.param_groups for p in group["params"]}
         if theirs.isdisjoint(map(id, self._pieces.parameters)):
             text = "the optimizer has none of the tracked parameters: give the tracker the model that it trains"
@@ -155,15 +161,19 @@ class NormTracker:
                     begin()
                 return loss
 
-            return args[:1], kwargs | {"closure": evaluated}
+            return (
+                ((args[0], evaluated, *args[2:]), kwargs) if len(args) > 1 else (args, kwargs | {"closure": evaluated})
+            )
 
         def post(*_: object) -> None:
             # a fused optimizer under GradScaler is called, and does nothing where a gradient is infinite
             self.after(stepped=not getattr(inner, "found_inf", None))
 
         handles = [inner.register_step_pre_hook(pre), inner.register_step_post_hook(post)]
+        self._attached.append(inner)
 
         def detach() -> None:
+            self._attached.remove(inner)
             for handle in handles:
                 handle.remove()
 
@@ -185,13 +195,16 @@ class NormTracker:
             self._frozen = [(name, p) for name, p in self._frozen if not p.requires_grad]
         if (self.steps + 1) % self.every:
             return
+        if self.steps % LOOKS == 0:
+            self._look()
         self._refresh()
         if self.gradients:
             projection, square = self._pieces.gradient()
             self._of_gradients = projection / scale, square / scale**2
 
     def after(self, *, stepped: bool | None = None) -> None:
-        """Right after the optimizer's step, with whether it ``stepped``; by default, one that wrote nothing is no step.
+        """Right after the optimizer's step, with whether it ``stepped``; by default, a measured
+        one that wrote nothing is no step.
 
         Raises:
             RuntimeError: no ``before()`` since the last ``after()``.
@@ -226,8 +239,6 @@ class NormTracker:
         ``alignment`` cos(θ, δ), ``projection`` θ·∇L and ``grad_norm`` ‖∇L‖ before the step, ``cos_similarity`` with the
         last snapshot. What was not measured is NaN; so is a cosine with a zero vector.
         """
-        import pandas as pd
-
         rows = self._rows[-1:] if last else self._rows
         sums, layers = torch.stack([sums for _, sums in rows], dim=1).cpu().numpy(), self.layers
         if layers != ["total"]:
@@ -251,8 +262,9 @@ class NormTracker:
         """Largest relative gap between ρ'² and ρ² + ‖δ‖² + 2θ·δ over steps and layers (Eq. 3 of the paper).
 
         Each term is a sum of its own. Rounding gives up to about 1e-12, on CUDA 1e-6 for float32; more means that the
-        parameters are not finite, or that something has written them since the last step where no tensor's version
-        shows it: ``p.data``, or a fused optimizer that is not tracked. Such a change counts as part of the next step.
+        parameters are not finite, or that something writes them between steps where no tensor's version shows it:
+        ``p.data``, or a fused optimizer that is not tracked. Such a change counts as part of the next step. It is
+        looked for here, and before every 32nd step.
 
         Raises:
             RuntimeError: nothing measured yet.
@@ -260,11 +272,13 @@ class NormTracker:
         if len(self._rows) < 2:
             raise RuntimeError("no step measured yet: there is no identity to check")
         norm, step, inner, before, *_ = torch.stack([sums for _, sums in self._rows[1:]], dim=1)
-        expected = before + step + 2 * inner
-        if self._version == self._versions():  # else torch itself says that the parameters have moved since
-            norm = torch.cat([norm, self._pieces.squares()[None]])
-            expected = torch.cat([expected, self._squared[None]])
-        return float(((norm - expected).abs() / norm.clamp(min=np.finfo(np.float64).tiny)).max())
+        self._look()
+        return float(torch.maximum(_gap(norm, before + step + 2 * inner), self._unseen))
+
+    def _look(self) -> None:
+        """Compare the parameters with what the last step left, where torch itself does not say that they have moved."""
+        if self._version == self._versions():
+            self._unseen = torch.maximum(self._unseen, _gap(self._pieces.squares(), self._squared))
 
     def latest(self) -> dict[str, float]:
         """The last measured step as numbers for a log: ``norm/total``, ``norm/block 0``, …, ``step_norm/total``, ….
@@ -303,6 +317,11 @@ class NormTracker:
         """Copy the parameters and take their norm, unless the last step's copy is still exact."""
         if self._version != self._versions():
             self._squared, self._version = self._pieces.refresh(), self._versions()
+
+
+def _gap(found: Tensor, expected: Tensor) -> Tensor:
+    """The largest relative difference."""
+    return ((found - expected).abs() / found.clamp(min=np.finfo(np.float64).tiny)).max()
 
 
 def _innermost(optimizer: Any) -> Any:

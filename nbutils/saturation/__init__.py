@@ -86,10 +86,12 @@ def layers(model: nn.Module, batch: Batch) -> list[Layer]:
     have one length.
 
     Raises:
-        ValueError: padding for a model that takes no mask.
+        ValueError: a sentence of padding alone, or padding for a model that takes no mask.
         TypeError: a model that gives no representations.
     """
     real = real_tokens(batch)
+    if not real.any(1).all():
+        raise ValueError(f"sentence {int((~real.any(1)).nonzero()[0])} of the batch has no real token")
     if callable(own := getattr(model, "hidden_states", None)):
         check_unpadded(batch)
         return [Layer(states, real) for states in own(batch["input_ids"])]

@@ -74,8 +74,8 @@ class Claim:
         """On what it rests, from its checks; ``evidence`` in ``claims.yml`` names what they do not know."""
         kinds = {record.kind for record in self.records}
         runs = sorted({record.n for record in self.records if record.kind == "empirical" and record.n})
-        exact = "derivation checked to rounding" if "exact" in kinds else ""
-        law = "derived law checked by sampling" if "derived" in kinds else ""
+        exact = "computed, without chance" if "exact" in kinds else ""
+        law = "derived law, sampled" if "derived" in kinds else ""
         several = " to ".join(map(str, dict.fromkeys(runs[:1] + runs[-1:])))
         return "; ".join(filter(None, [self.listed.get("evidence", exact), law, several and f"{several} runs"]))
 
