@@ -37,9 +37,10 @@ def hash_of(name: str, codes: Mapping[str, str] | None = None) -> str:
     codes = codes or modules()
     files = [path.read_bytes() for pattern in DATA for path in sorted((ROOT / "book").glob(pattern))]
     common: list[str | bytes] = [*files, _versions()]
-    if name in trainings.RECIPES:
-        return _digest([*common, of_modules([_module_of(name)], codes)])
-    return _digest([*common, of_modules(used_by(name, codes), codes), *map(_hash, _cells(name))])
+    shared = name in trainings.RECIPES
+    used = _closure([_module_of(name)], codes) if shared else used_by(name, codes)
+    modules_of_it = _digest(_hash(codes[each]) for each in sorted(used))
+    return _digest([*common, modules_of_it, *(() if shared else map(_hash, _cells(name)))])
 
 
 def discard_older(run: Run) -> list[str]:
@@ -71,12 +72,6 @@ def modules() -> dict[str, str]:
     """The code of all modules of nbutils by their full names."""
     files = {path.relative_to(ROOT).with_suffix(""): path for path in sorted((ROOT / "nbutils").rglob("*.py"))}
     return {".".join(name.parts).removesuffix(".__init__"): path.read_text("utf-8") for name, path in files.items()}
-
-
-def of_modules(names: Iterable[str], codes: Mapping[str, str] | None = None) -> str:
-    """SHA-256 of modules of nbutils, those that they use, and so on, without comments and docstrings."""
-    codes = codes or modules()
-    return _digest(_hash(codes[name]) for name in sorted(_closure(names, codes)))
 
 
 def used_by(chapter: str, codes: Mapping[str, str] | None = None) -> set[str]:
