@@ -431,6 +431,14 @@ def test_scorecard_is_cards_on_a_phone(window):
     assert "kind of evidence" in first.evaluate(label)
 
 
+def test_panels_stand_below_each_other_on_a_phone(window):
+    for width, ending in ((1280, "exponent.svg"), (390, "exponent-stacked.svg")):
+        shown = window.open("05-t5.html", width).locator("#fig-t5-exponent img.only-light")
+        shown.scroll_into_view_if_needed()
+        assert shown.evaluate("async image => (await image.decode(), image.currentSrc)").endswith(ending)
+        assert shown.evaluate("image => image.clientWidth / image.naturalWidth") > 0.95, "letters are as drawn"
+
+
 def test_no_legend_lies_on_what_is_drawn(browser, html):
     page = browser.new_page()
     drawn = sorted(path for path in (html / "_static" / "figures").glob("fig-*.svg") if "-dark" not in path.stem)

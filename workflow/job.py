@@ -57,7 +57,7 @@ def chapter(name: str, run: Run, how: argparse.Namespace) -> None:
             cwd=scratch,
             progress_bar=False,
             start_timeout=120,
-            config=_transport(scratch),
+            config=_kernel(scratch),
         )
     if any(output.output_type == "error" for cell in made.cells for output in cell.get("outputs", ())):
         raise RuntimeError("a cell left the notebook before its end, by sys.exit")  # which papermill takes for success
@@ -65,8 +65,8 @@ def chapter(name: str, run: Run, how: argparse.Namespace) -> None:
     os.replace(log, run.notebook(name))
 
 
-def _transport(folder: str) -> Any:
-    """How to speak with the kernel: by sockets in ``folder``, which is this job's alone.
+def _kernel(folder: str) -> Any:
+    """A kernel that draws for phones too. One speaks with it by sockets in ``folder``, which is this job's alone.
 
     Jupyter's default is five TCP ports that are free when it looks; another program may take one before the kernel
     does, and then the kernel dies. A socket's path has at most 107 bytes (man 7 unix): in a longer folder it is TCP.
@@ -74,7 +74,8 @@ def _transport(folder: str) -> Any:
     from traitlets.config import Config
 
     socket = os.path.join(folder, "kernel")
-    return Config(KernelManager={"transport": "ipc", "ip": socket} if len(os.fsencode(socket)) < 100 else {})
+    manager = {"transport": "ipc", "ip": socket} if len(os.fsencode(socket)) < 100 else {}
+    return Config(KernelManager=manager, NotebookClient={"extra_arguments": ["--ext=workflow.phone"]})
 
 
 def training(name: str, run: Run, how: argparse.Namespace) -> None:

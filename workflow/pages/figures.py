@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from nbformat import NotebookNode
 
 from workflow.pages import render
+from workflow.phone import STACKED
 
 SVG = "image/svg+xml"
 # The colours of the book's figures on light pages, and what each is on dark ones; of others see _on_dark.
@@ -28,21 +29,22 @@ class Figure:
     width: str
     svg: str
     see: str = ""  # of its caption
+    stacked: str = ""  # its panels below each other
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height in points: a browser keeps room for them before the file is there."""
-        found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', self.svg)
+    def size(self, svg: str) -> tuple[int, int]:
+        """Width and height in points of a form of it: a browser keeps room for them before the file is there."""
+        found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
         if found is None:
             raise ValueError(f"{self.name} is no drawing of matplotlib's: it has no viewBox")
         return round(float(found[1])), round(float(found[2]))
 
     def files(self) -> dict[str, bytes]:
         """What pages load, by path."""
-        return {
-            f"_static/figures/{self.name}.svg": self.svg.encode(),
-            f"_static/figures/{self.name}-dark.svg": dark(self.svg).encode(),
-        }
+        start, made = f"_static/figures/{self.name}", dict[str, bytes]()
+        for end, svg in (("", self.svg), ("-stacked", self.stacked)):
+            if svg:
+                made |= {f"{start}{end}.svg": svg.encode(), f"{start}{end}-dark.svg": dark(svg).encode()}
+        return made
 
 
 def dark(svg: str) -> str:
@@ -81,6 +83,7 @@ def of_cell(cell: NotebookNode) -> Figure | None:
     image = shown.get("image", {})
     svg, name = drawn[-1].data[SVG], shown["figure"]["name"]
     see = shown["figure"].get("caption", "").partition("What to see: ")[2]
-    figure = Figure(name, image.get("alt", ""), image.get("width", "100%"), svg, see)
+    stacked = drawn[-1].data.get(STACKED, "")
+    figure = Figure(name, image.get("alt", ""), image.get("width", "100%"), svg, see, stacked)
     drawn[-1].data = {"text/html": render("figure.html.j2", figure=figure)}
     return figure

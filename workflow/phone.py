@@ -1,0 +1,53 @@
+"""For phones: figures of panels beside each other are drawn a second time, with the panels below each other.
+
+An extension of the kernel in which a chapter runs; a reader's notebook does without.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STACKED = "application/vnd.norm-growth.stacked+svg"  # what a notebook's output calls the second drawing
+WIDTH, HEIGHT = 4.2, 2.9  # of a panel, in inches of 72 px
+
+
+def load_ipython_extension(shell: Any) -> None:
+    shell.display_formatter.mimebundle_formatter.for_type_by_name("matplotlib.figure", "Figure", drawings)
+
+
+def drawings(figure: Figure) -> dict[str, str]:
+    """By MIME type a figure as it is, and stacked, as it is left; nothing where it has one column."""
+    from IPython.core.pylabtools import print_figure
+
+    specs = [ax.get_subplotspec() for ax in figure.axes]
+    if all(spec is None or spec.get_gridspec().ncols == 1 for spec in specs):
+        return {}
+    wide = print_figure(figure, "svg", metadata={"Date": None})
+    stack(figure)
+    return {"image/svg+xml": wide, STACKED: print_figure(figure, "svg", metadata={"Date": None})}
+
+
+def stack(figure: Figure) -> None:
+    """Put the panels of a grid below each other, row by row; each then needs the labels that its row or column shared.
+
+    >>> import matplotlib.pyplot as plt
+    >>> figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(8, 3))
+    >>> label = left.set_ylabel("ρ")
+    >>> stack(figure)
+    >>> figure.canvas.draw()
+    >>> right.get_ylabel(), bool(left.get_position().y0 > right.get_position().y1)
+    ('ρ', True)
+    """
+    panels = [(ax, spec.rowspan.start, spec.colspan.start) for ax in figure.axes if (spec := ax.get_subplotspec())]
+    beside = {row: ax.get_ylabel() for ax, row, column in panels if column == 0}
+    below = {column: ax.get_xlabel() for ax, _, column in panels}  # of the last row
+    grid = figure.add_gridspec(len(panels), 1)
+    for place, (ax, row, column) in enumerate(panels):
+        ax.set_subplotspec(grid[place])
+        ax.tick_params(labelleft=True, labelbottom=True)
+        ax.set(xlabel=ax.get_xlabel() or below[column], ylabel=ax.get_ylabel() or beside[row])
+    figure.set_size_inches(WIDTH, HEIGHT * len(panels))
+    figure.set_layout_engine("constrained")
