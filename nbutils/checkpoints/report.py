@@ -32,7 +32,8 @@ def summary(result: Series) -> str:
     total = table[table.layer == "total"]
     first, last = total.iloc[0], total.iloc[-1]
     lines = [
-        f"{len(total)} checkpoints, steps {first.step} to {last.step}; {result.parameters:,} parameters",
+        f"{len(total)} checkpoint{'s' * (len(total) > 1)}, steps {first.step} to {last.step}; "
+        f"{result.parameters:,} parameters",
         f"norm {_from_to(total)}",
         *growth(total),
         *_by_octave(total),

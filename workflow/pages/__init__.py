@@ -82,5 +82,6 @@ def tidy(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("missing-reference", api.elsewhere)
+    app.connect("autodoc-skip-member", api.unsaid)
     app.connect("build-finished", tidy)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

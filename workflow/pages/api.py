@@ -56,3 +56,8 @@ def elsewhere(app: Sphinx, env: object, node: nodes.Element, text: nodes.Element
 
     url = ELSEWHERE.get(node.get("reftarget", "").rpartition(".")[2])
     return nodes.reference("", "", text, refuri=url, internal=False) if url else None
+
+
+def unsaid(app: Sphinx, what: str, name: str, member: object, skip: bool, options: object) -> bool | None:
+    """Leave out the fields of a named tuple, of which Python says no more than their numbers."""
+    return True if str(member.__doc__).startswith("Alias for field number") else None
