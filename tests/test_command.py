@@ -123,7 +123,7 @@ def test_exponents_are_those_of_the_steps_that_are_named():
 def test_a_short_series_is_not_fitted_and_shares_are_those_of_the_whole_growth():
     table = pd.DataFrame({"step": [1, 2, 3], "layer": "total", "norm": [1.0, 2.0, 3.0]})
     table = table.assign(displacement_sq=[np.nan, 3.0, 3.0], inner=[np.nan, 1.0, 1.0])
-    assert "grew by 8 = ‖Δ‖² 6 + 2θ·Δ 2, 75.0% and 25.0%" in budget(table)[0]
+    assert "moved by 8 = ‖Δ‖² 6 + 2θ·Δ 2, 75.0% and 25.0%" in budget(table)[0]
     assert "no fit: at least 5 norms" in summary(checkpoints.Series(table, [], [], {}, 9))
     assert "norm budget" not in summary(checkpoints.Series(table[:1], [], [], {}, 9))
 

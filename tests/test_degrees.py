@@ -179,6 +179,7 @@ REFUSED = {
     "branch far out": (lambda m, x: x if (m.f(x) + x).sum() > 0 else x * x, "equal|reads", True),
     "error that is caught": (caught, "equal degrees", False),
     "numpy": (lambda m, x: Kernel.apply(m.f(x)), "out of torch", True),
+    "by keyword": (lambda m, x: torch.tensor(data=[m.f(x).min(), x.max()]), "out of torch", True),
     "unseen": (filled, "no operation was seen", True),
     "outside of forward": (lambda m, x: x @ OUTSIDE, "a constant has a gradient", True),
     "part of a constant": (partly, IN_PLACE, True),
@@ -193,6 +194,8 @@ REFUSED = {
     "function": (lambda m, x: torch.erfinv(x), r"erfinv: there is no rule.*RULES\['erfinv'\]", True),
     "held elsewhere": (lambda m, x: x @ HELD[0].T, "must be registered", True),
     "square of a matrix": (lambda m, x: x / (1e-6 + (m.w @ m.w).sum()), MAY, True),
+    "sum of a spectrum": (lambda m, x: x / (1e-9 + torch.fft.rfft(m.f(x).norm(dim=-1)).abs()[1]), MAY, True),
+    "square of a complex value": (lambda m, x: x / (m.f(x) * (1 + 1j) + 1).square().real.sum(), MAY, True),
     "size less a number": (lambda m, x: x / (1 - m.f(x).norm()), MAY, True),
 }  # fmt: skip
 OUTSIDE = nn.Parameter(torch.ones(4, 4)) * 2
@@ -207,6 +210,21 @@ def test_what_has_no_degree_or_cannot_be_seen_is_refused_with_its_reason(name):
     with pytest.raises(NotHomogeneous):
         degree(net_of(function), x, 1)
     assert explain(net_of(function), x, 1).note.str.contains("✗").sum() == 1
+
+
+def test_inputs_and_parameters_of_all_types():
+    """Complex numbers scale; whole ones do not; an object that may hold tensors is refused."""
+    z, whole = torch.randn(3, 4, dtype=torch.complex64), nn.Parameter(torch.ones(4, dtype=torch.int8), False)
+    net = net_of(lambda m, x: (x @ m.w.to(x.dtype)).abs())
+    assert degree(net, z, 1, check=True) == 2
+    assert measure_degree(net, z, [1, 2], k_in=1).log_ratio[0] == pytest.approx(2)
+    net = net_of(lambda m, x: x @ m.w * m.whole.int())
+    net.whole = whole
+    assert degree(net, torch.ones(4), check=True) == 1
+    with pytest.raises(ValueError, match="an input is a object"):
+        degree(net, {"x": object()}, 1)
+    guarded = net_of(lambda m, x: torch.clamp(m.f(x), -torch.finfo(x.dtype).max, torch.finfo(x.dtype).max))
+    assert degree(guarded, torch.ones(4), 1, approximate=True) == 2
 
 
 def test_a_rule_can_be_added(monkeypatch):

@@ -211,7 +211,7 @@ def load(place: Path) -> Report:
         version = kept["version"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(
-            f"no run in {place}: give a metrics.json or its folder, _build/smoke after `make smoke`"
+            f"no run in {place}: give a metrics.json or its folder, _build/smoke after a whole `make smoke`"
         ) from None
     if version != VERSION:
         raise ValueError(f"{file} has version {version}; this checkout reads version {VERSION}")

@@ -158,7 +158,7 @@ def budget(total: pd.DataFrame) -> list[str]:
     grown = moved + inner
     if len(total) < 2:
         return []
-    shares = f", {moved / grown:.1%} and {inner / grown:.1%}" if abs(grown) > 1e-9 * (moved + abs(inner)) > 0 else ""
+    shares = f", {moved / grown:.1%} and {inner / grown:.1%}" if grown > 1e-9 * (moved + abs(inner)) > 0 else ""
     return [
-        f"norm budget: ρ² grew by {grown:.6g} = ‖Δ‖² {moved:.6g} + 2θ·Δ {inner:.6g}{shares} (of intervals, not steps)"
+        f"norm budget: ρ² moved by {grown:.6g} = ‖Δ‖² {moved:.6g} + 2θ·Δ {inner:.6g}{shares} (of intervals, not steps)"
     ]

@@ -1,8 +1,8 @@
 """The degree of a network in its parameters, by the rules of Table 1 along a forward pass and by measurement.
 
 A value v has degree k if v(cθ) = c^k v(θ) for all c > 0. Here c multiplies *every* registered parameter, frozen ones
-too, and c to the power of ``k_in`` every input. ``degree`` runs a module once and carries degrees along, ``explain``
-shows them; ``measure_degree`` looks at numbers instead. All take the same ``inputs`` and ``k_in``.
+too, but for whole numbers, and c to the power of ``k_in`` every input. ``degree`` runs a module once and carries
+degrees along, ``explain`` shows them; ``measure_degree`` looks at numbers instead. All take the same arguments.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def degree(
 
     A copy of the module runs once on the inputs, and each operation hands on the degree of its value. What Python does
     with values is not seen, so a branch or a number that is made of them is refused, but for truths and places that
-    are the same at every scale. The degree is that of the branch taken. What leaves torch by
-    ``torch.FloatTensor([…])``, DLPack or another thread is not noticed: ``check`` shows it.
+    are the same at every scale. The degree is that of the branch taken. What leaves torch by ``torch.FloatTensor([…])``
+    or ``x.new([…])``, pickle, bytes, DLPack or another thread is not noticed: ``check`` shows it.
 
     Args:
         module: in ``eval()`` mode, if it has dropout. It is left as it is.
@@ -43,8 +43,8 @@ def degree(
         approximate: the asymptotic degree. Softmax, σ and tanh of a positive degree have degree 0, GELU and the like
             keep a positive degree, and a sum has the largest degree of its terms. This is bookkeeping, no proof: it
             fails where leading terms cancel, or vanish on a region, as that of ``elu(-abs(x))`` does. What divides by
-            such a value (but for its norm), or is not continuous in it, is refused, and so is the larger of two
-            unequal degrees.
+            such a value (but for its norm), or rounds it, is refused, and so is the larger of two unequal degrees.
+            Signs and comparisons are those of this run.
         check: run the module at two scales, too, and raise where the output does not have the degree.
 
     Returns:

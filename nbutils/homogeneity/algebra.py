@@ -78,6 +78,11 @@ def empty(x: Any, infinite: float = math.inf) -> bool:
     return bool((zero | (x.abs() >= infinite) if x.is_floating_point() else zero).all())
 
 
+def real(x: Any) -> bool:
+    """Whether an operand is a tensor of real numbers, whose square is nowhere negative."""
+    return isinstance(x, Tensor) and not x.is_complex()
+
+
 class Algebra:
     """What rules are made of. ``rows`` has what was done, in order.
 
@@ -151,7 +156,7 @@ class Algebra:
 
     def mul(self, x: Any, y: Any) -> Any:
         """A product: degrees add."""
-        return known(self.of(x) + self.of(y), "even" if isinstance(x, Tensor) and x is y else "")
+        return known(self.of(x) + self.of(y), "even" if x is y and real(x) else "")
 
     def div(self, x: Any, y: Any) -> Any:
         """A quotient: degrees subtract."""
@@ -175,7 +180,7 @@ class Algebra:
         if k == EVERY:
             return EVERY if exponent > 0 else self.fail("0 or infinity to the power 0", x)
         power = Fraction(exponent).limit_denominator(10**6)
-        return known(k * power, kind(k) or ("even" if exponent % 2 == 0 else ""))
+        return known(k * power, kind(k) or ("even" if exponent % 2 == 0 and real(x) else ""))
 
     def size(self, x: Any, power: int = 1) -> Any:
         """A norm, or the variance with ``power`` 2."""

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from nbutils.homogeneity.algebra import EVERY, INFINITE, ZERO, Algebra, Degree, empty, kind, known, leading
-from nbutils.homogeneity.measure import arguments, first_output, plain
+from nbutils.homogeneity.measure import arguments, first_output, numbers, plain
 from nbutils.homogeneity.rules import MASK_READERS, PLACES, RULES
 
 __all__ = ["Forward", "carry"]
@@ -66,7 +66,7 @@ class Forward(Algebra, TorchDispatchMode):
                 self.fail(UNMASKED)
             row["kind"] = "" if "softmax" in name else "masked"
         if name not in RULES:
-            if all(k in (ZERO, EVERY) for k in row["in"]) and not (row["leading"] and any(map(_numbers, followed))):
+            if all(k in (ZERO, EVERY) for k in row["in"]) and not (row["leading"] and any(map(numbers, followed))):
                 return ZERO
             example = f"nbutils.homogeneity.RULES[{name!r}] = lambda algebra, x: algebra.constant(x)"
             self.fail(f"there is no rule for it; if it needs degree 0, say {example}")
@@ -77,15 +77,15 @@ class Forward(Algebra, TorchDispatchMode):
 
     def _keep(self, name: str, row: dict[str, Any], k: Any, out: Any, followed: list[Tensor], before: Any) -> None:
         """Keep the degrees of what came out, and refuse what a forward pass cannot follow."""
-        results, numbers = tree_leaves(out), [x for x in followed if _numbers(x)]
-        if (numbers or row["leading"]) and not all(isinstance(x, Tensor | None) for x in results):
+        results, scaling = tree_leaves(out), [x for x in followed if numbers(x)]
+        if (scaling or row["leading"]) and not all(isinstance(x, Tensor | None) for x in results):
             self.fail("Python reads a value that is made of parameters or inputs, for a branch or a number")
-        changes = [x for x in numbers if self.of(x) not in (ZERO, EVERY) or leading(self.of(x))]
+        changes = [x for x in scaling if self.of(x) not in (ZERO, EVERY) or leading(self.of(x))]
         ks = k if isinstance(k, tuple) else (k,) * len(results)
         for x, degree in zip(results, ks, strict=True):
             if not isinstance(x, Tensor):
                 continue
-            if not _numbers(x):
+            if not numbers(x):
                 if changes and x.dtype != torch.bool and name not in PLACES:
                     self.fail("rounds to whole numbers", *changes)
                 degree = ZERO
@@ -97,11 +97,6 @@ class Forward(Algebra, TorchDispatchMode):
                 what = what if what == "masked" else ""  # there may be more in this memory
             self.enter(x, known(degree, what, row["leading"]))
         row["out"] = k
-
-
-def _numbers(x: Tensor) -> bool:
-    """Whether a tensor has values that can scale, not places or truths."""
-    return x.is_floating_point() or x.is_complex()
 
 
 def _written(declared: Any, args: Any, kwargs: Any) -> list[Tensor]:
@@ -125,7 +120,7 @@ class _Python(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        for x in tree_leaves(args) if name in TAKES_OUT else ():
+        for x in tree_leaves((args, kwargs)) if name in TAKES_OUT else ():
             if isinstance(x, Tensor) and not self.algebra.constant_(x):
                 self.algebra.begin(name, [self.algebra.of(x)])
                 self.algebra.fail("takes a value out of torch that is made of parameters or inputs", x)
@@ -137,12 +132,12 @@ def carry(module: nn.Module, inputs: Any, k_in: Any, algebra: Forward) -> Any:
 
     def entered(x: Tensor) -> Tensor:
         x = x.detach().clone()
-        if x.is_floating_point() and not empty(x, INFINITE):
+        if numbers(x) and not empty(x, INFINITE):
             algebra.enter(x, Degree(k_in))
         return x
 
     with plain(module, experts="batched_mm") as copied, torch.no_grad():
-        for parameter in copied.parameters():
+        for parameter in filter(numbers, copied.parameters()):
             algebra.enter(parameter, Degree(1))
             algebra.parameters[parameter.untyped_storage()] = True
         args, kwargs = tree_map_only(Tensor, entered, arguments(inputs))

@@ -14,9 +14,9 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-__all__ = ["arguments", "first_output", "measure_degree", "one_minus_cosine", "plain", "scalable"]
+__all__ = ["arguments", "first_output", "measure_degree", "numbers", "one_minus_cosine", "plain", "scalable"]
 
 
 def one_minus_cosine(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
@@ -40,11 +40,23 @@ def first_output(out: Any) -> Any:
     return out
 
 
+def numbers(x: Tensor) -> bool:
+    """Whether a tensor has values that can scale, not places or truths."""
+    return x.is_floating_point() or x.is_complex()
+
+
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs as a module is called with them: a single one, a tuple of them, or by name."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
+    """Inputs as a module is called with them: a single one, a tuple of them, or by name.
+
+    Raises:
+        ValueError: another object than a tensor, number or text, as a cache: it may hold tensors, and change.
+    """
+    args = () if isinstance(inputs, Mapping) else tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    given = args, dict(inputs) if isinstance(inputs, Mapping) else {}
+    for x in tree_leaves(given):
+        if not isinstance(x, Tensor | int | float | str | None):
+            raise ValueError(f"an input is a {type(x).__name__}: give tensors, whose degree can be known")
+    return given
 
 
 @contextmanager
@@ -78,24 +90,25 @@ def scalable(module: nn.Module, inputs: Any, k_in: Any) -> Iterator[Callable[[An
     """
 
     def double(x: Tensor) -> Tensor:
-        return x.detach().double() if x.is_floating_point() else x
+        return x.detach().to(torch.promote_types(x.dtype, torch.float64)) if numbers(x) else x
 
     given = arguments(inputs), dict(module.named_parameters()), dict(module.named_buffers())
     inputs, parameters, buffers = tree_map_only(Tensor, double, given)
 
     def output(c: Any) -> Tensor:
         def scale(x: Tensor) -> Tensor:
-            return x * c ** float(k_in) if x.is_floating_point() and k_in else x.clone()
+            return x * c ** float(k_in) if numbers(x) and k_in else x.clone()
 
         args, kwargs = tree_map_only(Tensor, scale, inputs)
-        scaled = {name: c * x for name, x in parameters.items()}
+        scaled = {name: c * x if numbers(x) else x for name, x in parameters.items()}
         as_they_are = {name: x.clone() for name, x in buffers.items()}
         try:
             found = torch.func.functional_call(copied, scaled | as_they_are, args, kwargs)
         except IndexError as error:
             message = f"a token has no row in a table of the model; is the tokenizer its own? ({error})"
             raise ValueError(message) from error
-        return first_output(found).reshape(-1)
+        found = first_output(found)
+        return (torch.view_as_real(found) if found.is_complex() else found).reshape(-1)
 
     # grouped products of experts know neither float64 nor forward derivatives
     with plain(module, experts="eager") as copied:
@@ -121,6 +134,8 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, k
             encoder–decoder.
         scales: positive numbers c.
         k_in: inputs are multiplied by c^k_in, but for whole numbers.
+
+    What the code reaches past the module, by a closure or a hook over another one, is not scaled.
 
     Raises:
         ValueError: the output is zero or not finite at some scale; a token that the model does not know.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nbutils.homogeneity.algebra import EVERY, ZERO, Algebra, kind, known
+from nbutils.homogeneity.algebra import EVERY, INFINITE, ZERO, Algebra, kind, known
 
 __all__ = ["MASK_READERS", "PLACES", "RULES"]
 
@@ -57,7 +57,9 @@ def truth(a: Algebra, x: Any, y: Any) -> Any:
 
 
 def clamp(a: Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
-    """Exact if the bounds have the degree of x (0 and ∞ have); asymptotically two finite numbers as bounds rule."""
+    """Exact if the bounds have the degree of x (0 and ∞ have, and the largest number of a type stands for ∞);
+    asymptotically two finite numbers as bounds rule."""
+    min, max = (None if isinstance(x, int | float) and abs(x) >= INFINITE else x for x in (min, max))
     if max is None and a.epsilon(x, min):
         return a.add(x, min)
     if all(isinstance(bound, int | float) and math.isfinite(bound) for bound in (min, max)):
@@ -100,10 +102,10 @@ enter(ALL_ENTRIES, kept("even", "size"))
 enter(
     """relu leaky_relu cumsum repeat split split_with_sizes unbind select slice as_strided diagonal index index_select
     gather tril triu min local_scalar_dense avg_pool2d adaptive_avg_pool2d max_pool2d_with_indices upsample_nearest1d
-    upsample_nearest2d upsample_bilinear2d im2col view_as_real view_as_complex fft_r2c fft_c2c zero""",
+    upsample_nearest2d upsample_bilinear2d im2col view_as_real view_as_complex zero""",
     kept("size"),
 )
-enter("neg", kept())
+enter("neg fft_r2c fft_c2c", kept())
 enter("sum mean amax max", total)
 enter("view", view)
 enter("abs", lambda a, x: known(a.of(x), kind(a.of(x)) or "even"))

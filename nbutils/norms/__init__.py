@@ -261,6 +261,7 @@ class NormTracker:
     def identity_error(self) -> float:
         """Largest relative gap between ρ'² and ρ² + ‖δ‖² + 2θ·δ over steps and layers (Eq. 3 of the paper).
 
+        Of each step by itself: what is written between two steps is read anew, and is in neither δ nor the gap.
         Each term is a sum of its own. Rounding gives up to about 1e-12, on CUDA 1e-6 for float32; more means that the
         parameters are not finite, or that something writes them between steps where no tensor's version shows it:
         ``p.data``, or a fused optimizer that is not tracked. Such a change counts as part of the next step. It is

@@ -127,13 +127,15 @@ def _unseen(output: NotebookNode) -> bool:
 
 
 def evidence(cells: list[NotebookNode]) -> Evidence:
-    """For each claim of an executed chapter, the last figure before its first check, and the cell that checks it."""
+    """For each claim of an executed chapter, the last figure before its first check, and the cells that check it."""
     found, drawn = Evidence(), ""
     for cell in cells:
         drawn = cell.metadata.get("mystnb", {}).get("figure", {}).get("name", drawn)
         for output in cell.get("outputs", ()):
             if check := output.get("data", {}).get(MIME):
-                found.setdefault(check["claim"], (drawn, cell.source))
+                figure, code = found.get(check["claim"], (drawn, ""))
+                new = "" if cell.source in code else f"\n\n{cell.source}"
+                found[check["claim"]] = figure, (code + new).lstrip()
     return found
 
 
