@@ -31,7 +31,7 @@ def drawings(figure: Figure) -> dict[str, str]:
 
 
 def stack(figure: Figure) -> None:
-    """Put the panels of a grid below each other, row by row; each then needs the labels that its row or column shared.
+    """Put the panels of a grid below each other, row by row; each then needs what its row or column shared.
 
     >>> import matplotlib.pyplot as plt
     >>> figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(8, 3))
@@ -41,13 +41,20 @@ def stack(figure: Figure) -> None:
     >>> right.get_ylabel(), bool(left.get_position().y0 > right.get_position().y1)
     ('ρ', True)
     """
+    from matplotlib import rcParams
+
+    place = rcParams["axes.titlelocation"]
     panels = [(ax, spec.rowspan.start, spec.colspan.start) for ax in figure.axes if (spec := ax.get_subplotspec())]
     beside = {row: ax.get_ylabel() for ax, row, column in panels if column == 0}
+    above = {column: ax.get_title(place) for ax, row, column in panels if row == 0}
     below = {column: ax.get_xlabel() for ax, _, column in panels}  # of the last row
     grid = figure.add_gridspec(len(panels), 1)
-    for place, (ax, row, column) in enumerate(panels):
-        ax.set_subplotspec(grid[place])
+    for line, (ax, row, column) in enumerate(panels):
+        ax.set_subplotspec(grid[line])
         ax.tick_params(labelleft=True, labelbottom=True)
+        ax.set_title(ax.get_title(place) or above[column])
         ax.set(xlabel=ax.get_xlabel() or below[column], ylabel=ax.get_ylabel() or beside[row])
+    for legend in figure.legends:
+        legend.set_ncols(1)
     figure.set_size_inches(WIDTH, HEIGHT * len(panels))
     figure.set_layout_engine("constrained")
