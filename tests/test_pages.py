@@ -437,6 +437,7 @@ def test_panels_stand_below_each_other_on_a_phone(window):
         shown.scroll_into_view_if_needed()
         assert shown.evaluate("async image => (await image.decode(), image.currentSrc)").endswith(ending)
         assert shown.evaluate("image => image.clientWidth / image.naturalWidth") > 0.95, "letters are as drawn"
+        assert shown.evaluate("image => image.naturalWidth > image.naturalHeight") == (width == 1280)
 
 
 def test_no_legend_lies_on_what_is_drawn(browser, html):

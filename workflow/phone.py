@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+SVG = "image/svg+xml"
 STACKED = "application/vnd.norm-growth.stacked+svg"  # what a notebook's output calls the second drawing
 WIDTH, HEIGHT = 4.2, 2.9  # of a panel, in inches of 72 px
 
@@ -19,15 +20,17 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def drawings(figure: Figure) -> dict[str, str]:
-    """By MIME type a figure as it is, and stacked, as it is left; nothing where it has one column."""
+    """By MIME type a figure as it is and, if it has several columns, stacked, as it is left then."""
+    from IPython import get_ipython
     from IPython.core.pylabtools import print_figure
 
-    specs = [ax.get_subplotspec() for ax in figure.axes]
-    if all(spec is None or spec.get_gridspec().ncols == 1 for spec in specs):
-        return {}
-    wide = print_figure(figure, "svg", metadata={"Date": None})
-    stack(figure)
-    return {"image/svg+xml": wide, STACKED: print_figure(figure, "svg", metadata={"Date": None})}
+    # that of the inline backend would draw the figure again, as it was left
+    get_ipython().display_formatter.formatters[SVG].pop(type(figure), None)
+    made = {SVG: print_figure(figure, "svg", metadata={"Date": None})}
+    if any((spec := ax.get_subplotspec()) and spec.get_gridspec().ncols > 1 for ax in figure.axes):
+        stack(figure)
+        made[STACKED] = print_figure(figure, "svg", metadata={"Date": None})
+    return made
 
 
 def stack(figure: Figure) -> None:

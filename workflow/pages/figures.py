@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from nbformat import NotebookNode
 
 from workflow.pages import render
-from workflow.phone import STACKED
+from workflow.phone import STACKED, SVG
 
-SVG = "image/svg+xml"
 # The colours of the book's figures on light pages, and what each is on dark ones; of others see _on_dark.
 TEXT, GROUND = "#ced6dd", "#121212"
 DARK = {
