@@ -438,6 +438,9 @@ def test_panels_stand_below_each_other_on_a_phone(window):
         assert shown.evaluate("async image => (await image.decode(), image.currentSrc)").endswith(ending)
         assert shown.evaluate("image => image.clientWidth / image.naturalWidth") > 0.95, "letters are as drawn"
         assert shown.evaluate("image => image.naturalWidth > image.naturalHeight") == (width == 1280)
+    shown.click()
+    opened = window.page.locator("dialog.whole img.only-light")
+    assert opened.evaluate("async image => (await image.decode(), image.clientWidth)") > 300
 
 
 def test_no_legend_lies_on_what_is_drawn(browser, html):

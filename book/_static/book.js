@@ -35,7 +35,7 @@ addEventListener("load", () => {
       if (innerWidth > 600 || !shown.showModal) return;
       event.preventDefault();
       const close = Object.assign(document.createElement("button"), { textContent: "Close" });
-      shown.replaceChildren(close, ...[...link.children].map((image) => image.cloneNode()));
+      shown.replaceChildren(close, ...[...link.children].map((image) => image.cloneNode(true)));
       document.body.append(shown);
       shown.showModal();
     })

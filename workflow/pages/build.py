@@ -103,7 +103,10 @@ def claim_pages(
         first = claim.listed["chapters"][0]
         figure, code = shown.get(name, ("", ""))
         known = {"claim": claim, "chapter": first, "title": book.title(first), "code": code, "config": config}
-        known["figure"] = drawn.get(figure or book.card(first).get("figure", ""))
+        card = book.card(first)
+        if not figure and name in card.get("claims", ())[:1]:
+            figure = card["figure"]  # which is of the claim that the card begins with
+        known["figure"] = drawn.get(figure)
         yield f"claims/{name}.md", render("claim.md.j2", **known).encode()
         facts = {"id": name, "verdict": claim.verdict, "page": f"claims/{name}.html", "evidence": claim.evidence}
         facts |= {"finding": claim.finding, "where": book.origin(claim.listed), "version": book.version(claim.listed)}

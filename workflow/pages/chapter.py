@@ -165,7 +165,7 @@ def _card(
 def _box(chapter: str, claims: Mapping[str, Claim]) -> str:
     """All claims of a chapter, folded."""
     mine = [claim for claim in claims.values() if chapter in claim.listed["chapters"]]
-    return render("verdict_box.md.j2", chapter=chapter, claims=mine, counts=verdicts.counts(mine))
+    return render("verdict_box.md.j2", chapter=chapter, claims=mine, counts=verdicts.counts)
 
 
 def _schematic(name: str, alt: str) -> NotebookNode:
