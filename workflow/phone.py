@@ -57,7 +57,9 @@ def stack(figure: Figure) -> None:
         ax.tick_params(labelleft=True, labelbottom=True)
         ax.set_title(ax.get_title(place) or above[column])
         ax.set(xlabel=ax.get_xlabel() or below[column], ylabel=ax.get_ylabel() or beside[row])
-    for legend in figure.legends:
-        legend.set_ncols(1)
-    figure.set_size_inches(WIDTH, HEIGHT * len(panels))
     figure.set_layout_engine("constrained")
+    for legend in [*figure.legends]:  # as narrow as a panel
+        names = [text.get_text() for text in legend.texts]
+        figure.legend(list(filter(None, legend.legend_handles)), names, loc="outside lower center")
+        legend.remove()
+    figure.set_size_inches(WIDTH, HEIGHT * len(panels))
