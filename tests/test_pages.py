@@ -218,7 +218,7 @@ def test_buttons_launch_download_and_report(html, soups):
 
 WIDTHS, SCHEMES = (1280, 380), ("light", "dark")
 LOOKS = [(width, scheme) for width in WIDTHS for scheme in SCHEMES]
-SCROLLS = "pre, .figure-link, div.math, mjx-container, .pst-scrollable-table-container, .cell_output .text_html"
+SCROLLS = "pre, div.math, mjx-container, .pst-scrollable-table-container, .cell_output .text_html"
 
 # Elements of prose that stick out of the window, and places that scroll sideways but should not.
 SIDEWAYS = """scrolls => {
