@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except (ValueError, OSError, OverflowError) as error:
-        print(f"nbutils {options.command}: {error}", file=sys.stderr)
+        why = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
+        print(f"nbutils {options.command}: {why}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"nbutils {options.command}: stopped; with --out, the same command goes on from here", file=sys.stderr)

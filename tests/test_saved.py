@@ -122,6 +122,7 @@ def broken(models, tmp_path, monkeypatch):
         (["beside"], "beside: an adapter that is not merged: merge it into its model first"),
         (["part"], f"GPT2LMHeadModel needs {GONE}, which is not among the saved weights"),
         (["runs/step1", "--text", "empty.txt"], "empty.txt: no sentence in it"),
+        (["runs/step1", "--text", "none.txt"], "nbutils saturation: none.txt: No such file or directory"),
         (["runs/step1", "--c", "1e300"], "times c = 1e+300 is beyond 3.4e+38. Take a smaller c"),
     ],
 )

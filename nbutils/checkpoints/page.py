@@ -49,7 +49,7 @@ def write(result: Series, source: str, path: Path) -> None:
     drawn = [_figure(draw, total, parts, caption) for draw, caption in FIGURES if not empty.get(draw)]
     known = {
         "source": escape(source),
-        "lead": escape(lead(total)),
+        "lead": escape(lead(total) + (" Some checkpoints were left out; why stands below." if result.skipped else "")),
         "figures": "\n".join(drawn),
         "summary": escape(report.summary(result)),
         "version": __version__,
