@@ -105,7 +105,7 @@ def claim_pages(
         known = {"claim": claim, "chapter": first, "title": book.title(first), "code": code, "config": config}
         card = book.card(first)
         if not figure and name in card.get("claims", ())[:1]:
-            figure = card["figure"]  # which is of the claim that the card begins with
+            figure = card.get("figure", "")  # which is of the claim that the card begins with
         known["figure"] = drawn.get(figure)
         yield f"claims/{name}.md", render("claim.md.j2", **known).encode()
         facts = {"id": name, "verdict": claim.verdict, "page": f"claims/{name}.html", "evidence": claim.evidence}

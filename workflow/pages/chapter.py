@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +128,19 @@ def _unseen(output: NotebookNode) -> bool:
 
 
 def evidence(cells: list[NotebookNode]) -> Evidence:
-    """For each claim of an executed chapter, the last figure before its first check, and the cells that check it."""
-    found, drawn = Evidence(), ""
-    for cell in cells:
-        drawn = cell.metadata.get("mystnb", {}).get("figure", {}).get("name", drawn)
-        for output in cell.get("outputs", ()):
-            if check := output.get("data", {}).get(MIME):
-                figure, code = found.get(check["claim"], (drawn, ""))
-                new = "" if cell.source in code else f"\n\n{cell.source}"
-                found[check["claim"]] = figure, (code + new).lstrip()
+    """For each claim of an executed chapter, the cells that check it, and of the figures in the section of its first
+    check the last before that, or else the next."""
+    found = Evidence()
+    heads = [i for i, cell in enumerate(cells) if cell.cell_type == "markdown" and re.search(r"^## ", cell.source, re.M)]
+    for section in (cells[i:j] for i, j in pairwise([0, *heads, len(cells)])):
+        drawn = [cell.metadata.get("mystnb", {}).get("figure", {}).get("name") for cell in section]
+        for i, cell in enumerate(section):
+            near = next(filter(None, [*drawn[i::-1], *drawn[i:]]), "")
+            for output in cell.get("outputs", ()):
+                if check := output.get("data", {}).get(MIME):
+                    figure, code = found.get(check["claim"], (near, ""))
+                    new = "" if cell.source in code else f"\n\n{cell.source}"
+                    found[check["claim"]] = figure, (code + new).lstrip()
     return found
 
 
@@ -158,7 +163,7 @@ def _card(
         return ""
     rested = [claims[name] for name in card["claims"]]
     missing = next((claim for claim in rested if not claim.borne), None)
-    known = {"claim": rested[0], "missing": missing, "figure": drawn[card["figure"]], "kinds": KINDS}
+    known = {"claim": rested[0], "missing": missing, "figure": drawn.get(card.get("figure", "")), "kinds": KINDS}
     return render("card.md.j2", card=card, run=result.run, records=records, **known)
 
 
