@@ -1,4 +1,4 @@
-"""Transformer sublayers of appendix B of the paper, in float64, with a switch for every bias and residual."""
+"""Transformer sublayers of appendix B of the preprint, in float64, with a switch for every bias and residual."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class LayerNorm(nn.Module):
 
 
 class Sublayer(nn.Module):
-    """One attention or feed-forward sublayer, Definitions 5 to 7 of the paper and what they leave out.
+    """One attention or feed-forward sublayer, Definitions 5 to 7 of the preprint and what they leave out.
 
     ==================  =====================================
     placement           output, for the core f
     ==================  =====================================
-    ``simplified``      LN(f(x)): the paper's, no residual
+    ``simplified``      LN(f(x)): the preprint's, no residual
     ``post``            LN(x + f(x)): BERT's
     ``pre``             x + f(LN(x)): the usual pre-norm
-    ``residual-post``   x + LN(f(x))
+    ``residual-post``   x + LN(f(x)): the published version's
     ``none``            x + f(x)
     ==================  =====================================
 
