@@ -131,7 +131,7 @@ def evidence(cells: list[NotebookNode]) -> Evidence:
     """For each claim of an executed chapter, the cells that check it, and of the figures in the section of its first
     check the last before that, or else the next."""
     found = Evidence()
-    heads = [i for i, cell in enumerate(cells) if cell.cell_type == "markdown" and re.search(r"^## ", cell.source, re.M)]
+    heads = [i for i, x in enumerate(cells) if x.cell_type == "markdown" and re.search(r"^## ", x.source, re.M)]
     for section in (cells[i:j] for i, j in pairwise([0, *heads, len(cells)])):
         drawn = [cell.metadata.get("mystnb", {}).get("figure", {}).get("name") for cell in section]
         for i, cell in enumerate(section):
