@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.run(options))
     except (ValueError, OSError, OverflowError) as error:
-        why = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
+        why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
         print(f"nbutils {options.command}: {why}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
