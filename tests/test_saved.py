@@ -116,7 +116,7 @@ def broken(models, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["runs"], "runs: no .safetensors, .bin, .pt, .pth or .ckpt file in it"),
+        (["runs"], "runs: no model, but a folder of 1: name one, such as runs/step1"),
         (["words"], "words, its tokenizer (give another: --tokenizer): this tokenizer knows no word"),
         (["config"], "config: Unrecognized model in config. Should have a `model_type` key in its config.json"),
         (["beside"], "beside: an adapter that is not merged: merge it into its model first"),
