@@ -34,7 +34,7 @@ def test_a_page_to_send(series, tmp_path, capsys):
     assert not re.findall(r'(?:src|href)="(?!https://norm-growth|#)[^"]+"|@import|url\((?!#)', html)  # nothing to load
     assert html.count("<svg ") == html.count("<figcaption>") == html.count('aria-label="') == 5
     assert str(series) in html and "step3200" in html and "cut short" in html  # what was refused, and why
-    found = re.search(r"is the length of the way and (-?\d+)% drift", html)
+    found = re.search(r"is squared displacement and (-?\d+)% drift", html)
     assert abs(int(found[1])) <= 8, "a walk has no drift, give or take four times 2 %: 2√(Σρ²σ²) / Σnσ²"
 
 

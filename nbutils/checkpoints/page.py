@@ -30,7 +30,7 @@ def lead(total: pd.DataFrame) -> str:
     moved, inner = total.displacement_sq.sum(), total.inner.sum()
     if moved + inner > 0:
         text += (
-            f". Of the growth of its square {moved / (moved + inner):.0%} is the length of the way and "
+            f". Of the growth of its square {moved / (moved + inner):.0%} is squared displacement and "
             f"{inner / (moved + inner):.0%} drift outward"
         )
     return f"{text}. Noise of the same lengths, which learns nothing, would have ended at {noise(total)[-1]:.4g}."
@@ -139,6 +139,6 @@ FIGURES: tuple[tuple[Draw, str], ...] = (
     (_norm, "Norm. Dashed: the square root through both ends. Dotted: noise of the same lengths."),
     (_layers, "Norm by layer."),
     (_octaves, "Exponent by octave; noise beside it. One half is √t."),
-    (_budget, "What the growth of ρ² is made of, by interval: the length of the way, and drift (outward above 0)."),
+    (_budget, "What the growth of ρ² is made of, by interval: squared displacement, and drift (outward above 0)."),
     (_direction, "Angle between neighbouring checkpoints: how far the direction turns in an interval."),
 )
