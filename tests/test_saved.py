@@ -117,8 +117,9 @@ def broken(models, tmp_path, monkeypatch):
     ("words", "why"),
     [
         (["runs"], "runs: no model, but a folder of 1: name one, such as runs/step1"),
-        (["words"], "words, its tokenizer (give another: --tokenizer): this tokenizer knows no word"),
+        (["words"], "words, its tokenizer, if it has one (give another: --tokenizer): this tokenizer knows no word"),
         (["config"], "config: Unrecognized model in config. Should have a `model_type` key in its config.json"),
+        (["runs/step1/model.safetensors"], "model.safetensors: a file: give its folder"),
         (["beside"], "beside: an adapter that is not merged: merge it into its model first"),
         (["part"], f"GPT2LMHeadModel needs {GONE}, which is not among the saved weights"),
         (["runs/step1", "--text", "empty.txt"], "empty.txt: no sentence in it"),

@@ -74,6 +74,7 @@ def test_a_second_run_reads_only_what_is_new_or_has_another_neighbour(tmp_path, 
     happens(run, tmp_path)
     result = series(tmp_path / "run", out=out)
     assert measured == read
+    assert len(result.skipped) == len([*tmp_path.glob("away*")])  # said, not lost in silence
     assert_is(result.table, run)
     assert len(pd.read_csv(out)) == len(run) and not list(tmp_path.glob("*.part"))
     assert series(tmp_path / "run", out=out).table.equals(result.table)
@@ -130,5 +131,5 @@ def test_a_table_of_something_else_is_left_alone(tmp_path, run, options, state, 
         series(given, out=out, **options)
     assert why.format(tmp_path) in str(error.value) and out.read_bytes() == before
     (tmp_path / "norms.csv.state.json").unlink()
-    with pytest.raises(ValueError, match=r"norms\.csv: is there, and not from this command; give another --out"):
+    with pytest.raises(ValueError, match=r"norms\.csv: is there without its .state.json; give another --out"):
         series(given, out=out, **options)

@@ -75,13 +75,16 @@ def growth(total: pd.DataFrame) -> list[str]:
     if len(rho) < 5 or rho.min() == rho.max():
         return [f"no fit: at least 5 norms that differ, at steps above 0, are needed; there are {len(t)}"]
     block = max(2, round(len(t) ** (1 / 2)))
-    forms = ("sqrt", "square", "log", "power", *(["power_offset"] if len(t) > 6 else []))
+    forms = ("sqrt", "square", "log", "power", "power_offset")
     title = f"fits over steps {t[0]:.0f} to {t[-1]:.0f}, with 95 % intervals (residuals in blocks of {block}):"
     return [title, *(f"  {fits.FORMS[form].label}: {_law(form, t, rho, block)}" for form in forms)]
 
 
 def _law(form: str, t: Array, rho: Array, block: int) -> str:
     """The parameters of one form with their intervals, or why the series does not determine them."""
+
+    if form == "power_offset" and len(t) < 7:
+        return f"{UNDETERMINED} (7 norms are needed; there are {len(t)})"
 
     def parameters(t: Array, rho: Array) -> list[float]:
         return list(fits.fit(form, t, rho).values.values())

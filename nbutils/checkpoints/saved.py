@@ -45,6 +45,8 @@ def load(place: str | Path, sentences: Sequence[str], *, tokenizer: str | Path |
     """
     import transformers as tf
 
+    if isinstance(sentences, str) or not sentences:
+        raise ValueError("sentences: give a list of one or more")
     folder = sources.model_folder(str(place))
     if (folder / "adapter_config.json").exists():
         raise ValueError(f"{place}: an adapter that is not merged: {weights.MERGE}")
@@ -56,7 +58,7 @@ def load(place: str | Path, sentences: Sequence[str], *, tokenizer: str | Path |
     if missing := sorted(name for name in found["missing_keys"] if "pooler" not in name):  # of BERT, and unused here
         raise ValueError(f"{place}: {type(model).__name__} needs {missing[0]}, which is not among the saved weights")
     at = folder if tokenizer is None else sources.model_folder(str(tokenizer), weights=False)
-    with _refused_of(f"{tokenizer or place}, its tokenizer (give another: --tokenizer)"):
+    with _refused_of(f"{tokenizer or place}, its tokenizer, if it has one (give another: --tokenizer)"):
         words = tf.AutoTokenizer.from_pretrained(at, trust_remote_code=False)
         text.check_knows_words(words, sentences)
     limits = (getattr(config.get_text_config(), "max_position_embeddings", None), words.model_max_length, LONGEST)

@@ -78,12 +78,14 @@ def model_folder(name: str, *, weights: bool = True) -> Path:
     """The folder of one saved model: here, or in the Hub's cache, where its files come to; also without its weights.
 
     Raises:
-        FileNotFoundError, ConnectionError: as ``find``. ValueError: a folder of models.
+        FileNotFoundError, ConnectionError: as ``find``. ValueError: a folder of models, or a file.
         ReadError: the revision has no weights that can be read.
     """
     if _is_here(name):
         if weights and (held := _held(Path(name))) and held != [Path(name)]:
             raise ValueError(f"{name}: no model, but a folder of {len(held)}: name one, such as {held[-1]}")
+        if Path(name).is_file():
+            raise ValueError(f"{name}: a file: give its folder")
         return Path(name)
     repo, _, revision = name.partition("@")
     return hub.snapshot(repo, revision or "main", weights)

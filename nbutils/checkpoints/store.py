@@ -72,7 +72,7 @@ class Store:
             self.reference = Reference(**state["reference"])
             self.rows = {(one, before): [Row(*row) for row in rows] for one, before, rows in state["done"]}
         except FileNotFoundError:
-            raise ValueError(f"{self.out}: is there, and not from this command; {ANOTHER}") from None
+            raise ValueError(f"{self.out}: is there without its .state.json; {ANOTHER}") from None
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{self.state}: damaged; {ANOTHER}") from None
         if origin != self.origin:
