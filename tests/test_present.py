@@ -96,7 +96,7 @@ def test_a_page_has_the_text_of_today_and_the_outputs_of_the_run(tmp_path, monke
     nbformat.write(node, done)
 
     edited = tmp_path / "edited.md"
-    edited.write_text(source.read_text(encoding="utf-8").replace("The paper asks why", "We ask why"), encoding="utf-8")
+    edited.write_text(source.read_text(encoding="utf-8").replace("**Intuition.**", "We ask why."), encoding="utf-8")
     monkeypatch.setattr(book, "source", lambda name: edited)
     made = chapter.grafted("01-random-walk", done)
     assert "We ask why" in made.cells[0].source and not any("seed = 7" in each.source for each in made.cells)
