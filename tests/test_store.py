@@ -69,12 +69,16 @@ def table_lost(states, tmp_path):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )  # fmt: skip
-def test_a_second_run_reads_only_what_is_new_or_has_another_neighbour(tmp_path, run, measured, happens, read):
+def test_a_second_run_reads_only_what_is_new_or_has_another_neighbour(
+    tmp_path, run, measured, monkeypatch, happens, read
+):
     out = tmp_path / "norms.csv"
     happens(run, tmp_path)
     result = series(tmp_path / "run", out=out)
     assert measured == read
     assert len(result.skipped) == len([*tmp_path.glob("away*")])  # said, not lost in silence
+    monkeypatch.chdir(tmp_path)  # the same place in other words
+    assert len(series("run", out=out).skipped) == len(result.skipped)
     assert_is(result.table, run)
     assert len(pd.read_csv(out)) == len(run) and not list(tmp_path.glob("*.part"))
     assert series(tmp_path / "run", out=out).table.equals(result.table)

@@ -112,9 +112,8 @@ def _walk(found: Sequence[Checkpoint], skipped: list[Skip], store: Store, opened
     from tqdm import tqdm
 
     ref = store.reference = _reference(found, store, opened)
-    here = tuple(f"{checkpoint.label} " for checkpoint in found)
-    gone = {one.rpartition(" ")[0] for one, _ in store.rows if not one.startswith(here)}
-    skipped += [Skip(label, "measured before, and no longer there: not in the table") for label in sorted(gone)]
+    gone = {rows[0].step for rows in store.rows.values()} - {checkpoint.step for checkpoint in found}
+    skipped += [Skip(f"step {step}", "measured before, and no longer there: not in the table") for step in sorted(gone)]
     duplicates: list[Skip] = []
     counted: dict[str, Counted] = {}
     before: Counted | None = None

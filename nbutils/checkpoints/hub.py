@@ -47,21 +47,20 @@ def revisions(repo: str) -> dict[str, str]:
 
 def snapshot(repo: str, revision: str, weights: bool) -> Path:
     """The folder of a saved model in the Hub's cache, with its files and no code; without a network as it is there."""
-    offline: ConnectionError | None = None
+    first: ConnectionError | None = None
     try:
         revisions(repo)  # without a network this fails at once; the rest would try again for half a minute
         if weights:
             download(f"{repo}@{revision}", revision)
     except ConnectionError as error:
-        offline = error
+        first = error
     try:
         with _asking(f"{repo}: no such folder; as a repository of the Hub", "its configuration"):
             from huggingface_hub import snapshot_download
 
-            here = offline is not None
-            return Path(snapshot_download(repo, revision=revision, allow_patterns=TEXTS, local_files_only=here))
+            return Path(snapshot_download(repo, revision=revision, allow_patterns=TEXTS, local_files_only=bool(first)))
     except ConnectionError as error:
-        raise offline or error from None  # the first says what is wrong with the network
+        raise first or error from None  # which says what is wrong with the network
 
 
 def download(label: str, commit: str, scratch: str | None = None) -> Path:
