@@ -31,7 +31,8 @@ _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "
 _LEFT_OUT |= {"lib-dynload", "site-packages", "dist-packages", "sitecustomize.py", "usercustomize.py"}
 DEV = 0.1  # share of the dev split
 END = 1  # id of the end of a document, as in T5; 0 is padding
-DENSITY, SPAN = 0.15, 3.0  # of noise; mean length of its spans (Raffel et al. 2020, section 3.1.4, and its code)
+DENSITY = 0.15  # of noise
+SPAN = 1 / (1 - DENSITY)  # mean length of its runs: T5's baselines drop tokens one by one (Raffel et al. 2020, 3.1.4)
 
 
 class Corpus(NamedTuple):
@@ -202,9 +203,9 @@ def span_batches(
     the input the k-th of ``sentinels`` (ids in their order of use) takes the place of a row's k-th span of noise; the
     labels have these spans, each after its sentinel. Both end with ``END``.
 
-    >>> stream = span_batches(torch.arange(2, 99), 4, 32, torch.Generator().manual_seed(0), [100, 99])
+    >>> stream = span_batches(torch.arange(2, 96), 4, 32, torch.Generator().manual_seed(0), [100, 99, 98, 97])
     >>> {name: tuple(ids.shape) for name, ids in next(stream).items()}
-    {'input_ids': (4, 32), 'labels': (4, 8)}
+    {'input_ids': (4, 32), 'labels': (4, 10)}
     """
     taken = next(taken for taken in count(2) if _input_length(taken + 1) > length)  # it grows by 0 or 1
     for rows in random_windows(tokens, batch, taken, generator):

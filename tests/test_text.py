@@ -128,7 +128,7 @@ def taken(length):
     """From T5's rule: how many tokens give an input of this length, and its labels'."""
     for tokens in range(2, 2 * length):
         noise = max(round(0.15 * tokens), 1)
-        spans = max(round(noise / 3), 1)
+        spans = max(round(noise * 0.85), 1)
         if tokens - noise + spans + 1 == length:
             found = tokens, noise + spans + 1
     return found
@@ -139,11 +139,11 @@ def runs(row):
 
 
 def test_all_masks_are_equally_likely():
-    """31 tokens have 5 of noise in 2 spans: 4 · 25 masks, from kept tokens to noise and back."""
-    masks = Counter(map(tuple, text._span_mask(20_000, 31, generator(0, "cpu")).tolist()))
-    assert len(masks) == 4 * 25 and max(abs(count - 200) for count in masks.values()) < 5 * 200**0.5
+    """24 tokens have 4 of noise in 3 spans: 3 · 171 masks, from kept tokens to noise and back."""
+    masks = Counter(map(tuple, text._span_mask(513 * 200, 24, generator(0, "cpu")).tolist()))
+    assert len(masks) == 3 * 171 and max(abs(count - 200) for count in masks.values()) < 5 * 200**0.5
     for mask in masks:
-        assert [value for value, _ in runs(mask)] == [False, True] * 2 and sum(mask) == 5
+        assert [value for value, _ in runs(mask)] == [False, True] * 3 and sum(mask) == 4
 
 
 def rebuilt(inputs, labels, sentinels):
@@ -176,10 +176,13 @@ def test_input_and_labels_give_the_tokens_back(length, seed):
 
 
 def test_lengths_of_t5():
-    """An input of 512 is made from 568 tokens, 85 of them noise in 28 spans, as in T5's pretraining."""
+    """As many noise tokens and runs of them as where tokens drop out one by one, as in T5's baselines."""
+    mask = torch.rand(1_000_000, generator=generator(0, "cpu")) < 0.15
+    noise, starts = mask.double().mean(), (mask[1:] & ~mask[:-1]).double().mean()
     batch = corrupted(torch.full((5000,), 7), 4, 512)
-    kept, lost = ((batch[name] == 7).sum(1).tolist() for name in ("input_ids", "labels"))
-    assert (kept, lost, batch["labels"].shape[1]) == ([568 - 85] * 4, [85] * 4, 114)
+    kept, lost = ((batch[name] == 7).sum(1) for name in ("input_ids", "labels"))
+    found = torch.stack([lost, batch["labels"].shape[1] - lost - 1]) / (kept + lost)
+    assert torch.allclose(found, torch.stack([noise, starts]).float()[:, None], atol=0.002)
 
 
 def test_windows_of_one_seed_are_the_same_and_differ_from_each_other():

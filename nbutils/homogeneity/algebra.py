@@ -28,8 +28,8 @@ class Degree(Fraction):
     """A degree, with what else is known of the value.
 
     ``leading``: it is that of the leading term only, which may vanish on a region. ``kind`` is ``"even"`` where no
-    entry is negative, as of a square, ``"size"`` for the size of a vector, which vanishes only with the vector, and
-    ``"masked"`` for scores of which some have −3.4e38 in place of −∞.
+    entry is negative, as of a square, ``"size"`` for a norm or a deviation, which vanish with the vector or where it is
+    constant, and ``"masked"`` for scores of which some have −3.4e38 in place of −∞.
     """
 
     leading: bool

@@ -30,7 +30,7 @@ def own_seed(seed: int, draw: int) -> int:
 
 
 def t5(draw: int = 0, *, null: bool = False, profile: str, seed: int, device: str) -> Run:
-    """Span corruption as T5 has it: Adafactor with rate 1/√max(t, warm-up), tied embeddings, no dropout.
+    """T5's baselines, in rows of one length: Adafactor with rate 1/√max(t, warm-up), tied embeddings, no dropout.
 
     Each step is recorded by layer, of noise by parameter: there each matrix is a walk of its own. Text is the standard
     library's, since it is on every machine.
@@ -52,7 +52,7 @@ def t5(draw: int = 0, *, null: bool = False, profile: str, seed: int, device: st
     dim, layers, heads = profiles.choose(profile, smoke=(32, 2, 2), book=(64, 2, 4), gpu=(256, 2, 8))
     batch, length, vocab = profiles.choose(profile, smoke=(4, 32, 512), book=(8, 64, 1024), gpu=(16, 128, 4096))
     # T5: 524,288 and 10,000. A GPU is as fast as kernels start, so `gpu` is wider, not deeper: maintenance/plan.py
-    steps, warmup = profiles.choose(profile, smoke=(128, 16), book=(640, 80), gpu=(480, 60))
+    steps, warmup = profiles.choose(profile, smoke=(128, 16), book=(640, 80), gpu=(384, 48))
     parts, size = profiles.choose(profile, smoke=(8, 200_000), book=(32, 2_000_000), gpu=(32, 8_000_000))
     own = own_seed(seed, draw)
     model = small_t5(vocab, dim, layers, heads=heads, seed=own)
