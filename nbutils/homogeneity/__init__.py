@@ -43,9 +43,9 @@ def degree(
         approximate: the asymptotic degree. Softmax, σ and tanh of a positive degree have degree 0, GELU and the like
             keep a positive degree, and a sum has the largest degree of its terms. This is bookkeeping, no proof: it
             fails where leading terms cancel, or vanish on a region, as that of ``elu(-abs(x))`` does. What divides by
-            such a value, or rounds it, is refused, and so is the larger of two unequal degrees. Its norm and deviation
-            may be divided by; a deviation to which the leading terms add nothing makes the degree wrong. Signs and
-            comparisons are those of this run.
+            such a value, or rounds it, is refused, and so are ``maximum`` and ``minimum`` of two degrees. Its norm and
+            deviation may be divided by; a deviation to which leading terms add nothing makes the degree wrong. Signs
+            and comparisons are those of this run.
         check: run the module at two scales, too, and raise where the output does not have the degree.
 
     Returns:
