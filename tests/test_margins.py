@@ -47,11 +47,12 @@ def test_equilibrium_is_the_only_change_of_sign(unit, k):
             assert grows == (rho > scale * reference)
 
 
-@given(UNIT, st.integers(1, 6))
-def test_confidence_equals_weighted_accuracy_there(unit, k):
-    unit = np.array(unit)
+@given(UNIT, st.floats(1e-3, 100), st.integers(1, 6))
+def test_confidence_equals_weighted_accuracy_there(unit, wrong, k):
+    """The right examples together outweigh the wrong ones, of which there is one at least."""
+    unit = np.array([*unit, -wrong])
+    unit = np.append(unit, max(-unit.sum(), 0) + 1)
     rho = margins.equilibrium(unit, k)
-    assume(0 < rho < np.inf)
     confidence = np.average(expit(rho**k * abs(unit)), weights=abs(unit))
     assert confidence == pytest.approx(unit[unit > 0].sum() / abs(unit).sum(), abs=1e-9)
 
