@@ -26,6 +26,13 @@ def test_each_form_finds_its_own_parameters(form):
     assert found.r2 == pytest.approx(1.0, abs=1e-9)
 
 
+def test_each_form_is_what_its_label_says():
+    by_hand = {"sqrt": 32, "square": 1012**0.5, "power": 2 * 2**1.6, "power_offset": 2 * 2**2.4 + 30}
+    by_hand |= {"linear": 5.32, "quarter": 22, "log": 11 * np.log(17) + 2}
+    for name, law in fits.FORMS.items():
+        assert law.rho(16.0, *(TRUTH[name][each] for each in law.parameters)) == pytest.approx(by_hand[name]), law.label
+
+
 def test_a_curve_that_levels_off_has_a_negative_power():
     """The search begins at p = ½ and cannot pass p = 0."""
     found = fits.fit("power_offset", T, 50 - 30 * T**-0.4)
