@@ -127,9 +127,19 @@ def fairseq(folder):
     return norm(model)
 
 
+def deepspeed(folder):
+    """Its ZeRO-1 and 2: weights whole in one file. Made by hand; ``of_deepspeed`` is DeepSpeed, where it is there."""
+    model, optimizer = trained(net())
+    (place := folder / "global_step1").mkdir()
+    torch.save({"module": model.state_dict(), "global_steps": 1}, place / "mp_rank_00_model_states.pt")
+    parts = {"optimizer_state_dict": optimizer.state_dict()}
+    torch.save(parts, place / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    return norm(model)
+
+
 READ = {
     "transformers, sharded": sharded, "Trainer": trainer, "accelerate": accelerate, "Lightning": lightning,
-    "Lightning, averages": lightning_average, "Composer": composer, "fairseq": fairseq,
+    "Lightning, averages": lightning_average, "Composer": composer, "fairseq": fairseq, "DeepSpeed": deepspeed,
 }  # fmt: skip
 
 

@@ -120,6 +120,14 @@ def test_exponents_are_those_of_the_steps_that_are_named():
     assert lines[3] == f"exponent d ln ρ / d ln t by octave (interpolated between steps): {named}"
 
 
+def test_five_norms_that_differ_are_fitted_and_four_are_not():
+    rows = pd.DataFrame({"step": [0, 10, 20, 40, 80, 160], "norm": [9.0, 10.0, 12.0, 15.0, 19.0, 25.0]})
+    assert [growth(rows[:n])[0].partition(":")[0] for n in (5, 6)] == [
+        "no fit",
+        "fits over steps 10 to 160, with 95 % intervals (residuals in blocks of 2)",
+    ]
+
+
 def test_a_short_series_is_not_fitted_and_shares_are_those_of_the_whole_growth():
     table = pd.DataFrame({"step": [1, 2, 3], "layer": "total", "norm": [1.0, 2.0, 3.0]})
     table = table.assign(displacement_sq=[np.nan, 3.0, 3.0], inner=[np.nan, 1.0, 1.0])

@@ -84,9 +84,11 @@ def test_plain_steps_are_those_of_torch():
 
 
 def test_normalised_steps_have_their_length():
-    path = flows.descent(lambda theta: theta, torch.ones(1, 1, dtype=F64), [1000, 2000], 1.0, normalised=True)
-    np.testing.assert_allclose(path.norm[:, 0], [1001, 2001])
-    np.testing.assert_allclose(path.length[:, 0], [1000, 2000])
+    """Two networks, of two weights each, on straight lines away from 0."""
+    start = torch.tensor([[0.6, 0.8], [3.0, 4.0]], dtype=F64)
+    path = flows.descent(lambda theta: theta @ start[:1].mT, start, [1000, 2000], 1.0, normalised=True)
+    np.testing.assert_allclose(path.norm, [[1001, 1005], [2001, 2005]])
+    np.testing.assert_allclose(path.length, [[1000, 1000], [2000, 2000]])
 
 
 @pytest.mark.parametrize("bend", [5.0, 50.0])

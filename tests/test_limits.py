@@ -93,6 +93,14 @@ def test_scores_that_do_not_grow_keep_their_softmax():
     assert LEADING.softmax(constant).exact.all() and not LEADING.softmax(constant).tied.any()
 
 
+def test_what_a_step_leaves_at_zero_is_an_exact_zero():
+    """A weight of softmax where one score is largest, what ReLU cuts off; not what a tie or a parameter leaves."""
+    weights = LEADING.softmax(limits.leading({"w": [[3.0, 1.0, 2.0], [3.0, 3.0, 2.0]]})["w"])
+    np.testing.assert_array_equal(weights.degree, [[0, -np.inf, -np.inf], [0, 0, 0]])
+    cut = LEADING.relu(limits.leading({"w": [-0.5, 0.0, 2.0]})["w"])
+    np.testing.assert_array_equal(cut.degree, [-np.inf, 1, 1])
+
+
 def test_layer_norm_of_inputs_is_exact_row_by_row():
     """The first row is an input, the second a parameter."""
     x = np.array([[[1.0, 3.0], [0.0, 0.0]]])

@@ -248,6 +248,8 @@ def test_several_repositories_and_pinned_revisions(hub):
     for step, state in states.items():
         hub.add(f"lab/bert-seed_0-step_{step // 1000}k", "main", state, name="pytorch_model.bin")
     assert_is(series([f"lab/bert-seed_0-step_{k}k" for k in (20, 0, 40)]).table, states)
+    commit = hub.repos["lab/bert-seed_0-step_20k"]["main"]  # pinned, it names no step, but the repository does
+    assert list(series(f"lab/bert-seed_0-step_20k@{commit}").table.step) == [20_000]
     hub.add("lab/model", "step7", states[0])
     hub.add("lab/model", "step8", states[0])
     result = series(["lab/model@step7", "lab/model@step99"])

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from nbutils import devices, models, saturation, training, trainings
+from nbutils import devices, models, saturation, text, together, training, trainings
 from nbutils.trainings import recipes_lm, recipes_t5
 
 SMALL = {"profile": "smoke", "seed": 0, "device": "cpu"}
@@ -42,10 +42,27 @@ def test_the_recipe_of_the_paper():
 
 
 def test_networks_of_one_draw_start_alike_and_those_of_two_do_not(runs):
-    text, noise = (run.snapshots[0]["embedding.weight"] for run in runs.values())
-    assert torch.equal(text, noise) and len({float(w.sum()) for w in text}) == recipes_lm.DRAWS
+    learns, noise = (run.snapshots[0]["embedding.weight"] for run in runs.values())
+    assert torch.equal(learns, noise) and len({float(w.sum()) for w in learns}) == recipes_lm.DRAWS
     first, last = (runs["lm-pre-text"].snapshots[step]["embedding.weight"] for step in (0, 60))
     assert (first != last).flatten(1).any(1).all()
+
+
+def test_networks_of_two_draws_or_two_seeds_read_other_windows(monkeypatch):
+    read = []
+
+    def windows(tokens, count, length, generator):
+        read.append((length, generator.initial_seed()))
+        return iter([torch.zeros(count, length, dtype=torch.long)])
+
+    monkeypatch.setattr(text, "random_windows", windows)
+    monkeypatch.setattr(together, "loss_gradients", lambda *_: 1 / 0)
+    for seed in range(3):
+        with pytest.raises(ZeroDivisionError):
+            recipes_lm.population("pre", "text", **SMALL | {"seed": seed})
+    assert {length for length, _ in read} == {17}, "16 tokens, and the one behind each is to be predicted"
+    assert len({seed for _, seed in read[1:]} - {0}) == 3 * recipes_lm.DRAWS - 1
+    assert read.count((17, 0)) == 3 + 1, "what is measured on is the same at all seeds"
 
 
 def test_noise_is_not_parallel_to_the_first_weights(runs):

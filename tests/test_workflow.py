@@ -407,6 +407,16 @@ def test_the_hash_of_a_chapter_changes_with_each_thing_it_is_made_from_and_no_ot
     assert hashes() == before, "a docstring"
 
 
+@pytest.mark.parametrize(
+    ("cell", "why"),
+    [("x = 1\n(", r"code cell 2, line 2: '\(' was never closed"), ("trainings.load(name)", "as a constant string")],
+)
+def test_a_cell_that_cannot_be_read_is_named(monkeypatch, cell, why):
+    monkeypatch.setattr(book, "code_cells", lambda chapter: ["x = 1", cell])
+    with pytest.raises(ValueError, match=f"01-one: .*{why}"):
+        sources.trainings_of("01-one")
+
+
 def test_no_circle_of_imports_and_no_arrow_from_what_is_shared_to_a_chapter():
     """Imports inside functions and for types alone count too; a package runs before its parts, which is no circle."""
     codes = sources.modules()

@@ -6,6 +6,7 @@ import nbformat
 import pytest
 import torch
 
+from nbutils.chapters import your_own
 from nbutils.claims import Ledger
 from workflow import ROOT
 
@@ -140,3 +141,9 @@ def test_readers_own_encoder_and_decoder(tmp_path, claimed):
     assert list(space["control"].index) == ["encoder 1", "encoder 2", "decoder 1", "decoder 2"]
     assert {layer for _, _, layer, _ in space["by_head"].index} >= {"encoder 1", "decoder 2"}
     assert space["by_head"].masked_mass.max() == 0 and space["measured"].euler.notna().all()
+
+
+def test_the_chapter_s_own_series_doubles_while_steps_are_whole(tmp_path):
+    history = your_own.series(tmp_path, width=8, layers=1, steps=12, seed=0)
+    assert {int(folder.name.removeprefix("checkpoint-")) for folder in tmp_path.iterdir()} == {0, 3, 6, 12}
+    assert list(history["step"]) == list(range(13)) and history["loss"].iloc[-1] < history["loss"].iloc[1]
