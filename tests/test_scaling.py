@@ -97,9 +97,10 @@ def test_what_cannot_be_scaled_is_named(value, dtype, c, error, message):
 
 
 def test_a_norm_that_would_take_a_large_vector_for_nothing_is_refused():
-    """x/√(mean x²) of 2·10¹⁹ is 0 in float32, finite and wrong: no layer behind it would show that."""
-    model = nn.Sequential(nn.Linear(3, 3), nn.RMSNorm(3)).requires_grad_(False)
-    x = torch.tensor([[1e8, 1e8, -1e8], [1e9, 2e9, -1e9]])
+    """x/√(mean x²) of 1.5·10¹⁹ is 0 in float32, finite and wrong: no layer behind it would show that."""
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.RMSNorm(3)).requires_grad_(False)
+    nn.init.eye_(model[0].weight)
+    x = torch.tensor([[1.0, 1.0, -1.0], [1.5e8, 1.5e8, -1.5e8]])  # of which no square overflows, but their sum
     with scaled(model, 1e11, dtype=torch.float64):
         assert model(x.double()).norm() == pytest.approx(1e11 * 6**0.5)
     refused = pytest.raises(OverflowError, match=r"c = 1e\+11 whose square overflows.*dtype=torch.float64")
