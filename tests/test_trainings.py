@@ -61,8 +61,7 @@ def test_networks_of_two_draws_or_two_seeds_read_other_windows(monkeypatch):
         with pytest.raises(ZeroDivisionError):
             recipes_lm.population("pre", "text", **SMALL | {"seed": seed})
     assert {length for length, _ in read} == {17}, "16 tokens, and the one behind each is to be predicted"
-    assert len({seed for _, seed in read[1:]} - {0}) == 3 * recipes_lm.DRAWS - 1
-    assert read.count((17, 0)) == 3 + 1, "what is measured on is the same at all seeds"
+    assert len({seed for _, seed in read}) == 3 * recipes_lm.DRAWS, "and what is measured on is of seed 0 at all three"
 
 
 def test_noise_is_not_parallel_to_the_first_weights(runs):
