@@ -7,7 +7,7 @@ import torch
 
 from nbutils import checkpoints, models
 from nbutils.chapters import counting
-from nbutils.layers import layer_of, layer_order
+from nbutils.layers import layer_of, layer_order, layers
 from nbutils.norms import NormTracker
 from nbutils.trainings import recipes_t5
 
@@ -55,9 +55,15 @@ def test_our_own_models_have_no_unnamed_matrix():
     tied = (recipes_t5.small_t5(64, 16, 2, heads=2, seed=0), models.CausalLM(64, 16, 2, 2, 32))
     untied = (models.CausalLM(64, 16, 2, 2, 32, tied=False), counting.Classifier(64, 16, 1, 2, 9, classes=2))
     for model in (*tied, *untied):
-        layers = {name: layer_of(name) for name, _ in model.named_parameters()}
-        assert {"embeddings"} < set(layers.values()) and ("head" in layers.values()) == (model in untied)
-        assert all("norm" in name for name, layer in layers.items() if layer.endswith("rest"))
+        found = {name: layer_of(name) for name, _ in model.named_parameters()}
+        assert {"embeddings"} < set(found.values()) and ("head" in found.values()) == (model in untied)
+        assert all("norm" in name for name, layer in found.items() if layer.endswith("rest"))
+
+
+def test_towers_keep_their_names_in_a_wrapper():
+    names = ("text_model.layers.0.fc1", "vision_model.layers.0.fc1")
+    for wrapper in ("", "model.", "net.clip."):
+        assert list(layers(wrapper + name for name in names).values()) == ["text block 0", "vision block 0"]
 
 
 def two_towers():

@@ -144,13 +144,13 @@ def test_why_a_chapter_has_no_result(folder, log, text, why):
     assert found.verdicts == {"one": "confirmed"}
 
 
-def further(*holds, kind="derived", check="a number", more=()):
-    """The runs at both further seeds, with one check each, and ``more`` records."""
-    return [[record(kind=kind, check=check, holds=each, measured=5.0 - 4 * each, seed=seed), *more]
-            for each, seed in zip(holds, FURTHER, strict=False)]  # fmt: skip
-
-
-THERE = "b (at seed 1000003, 2000006)"
+def further(*holds, b="", wrong=2):
+    """The runs at both further seeds: a check each and, of kind ``b``, another that fails in the first ``wrong``."""
+    found = [[record(kind="derived", holds=each, measured=5.0 - 4 * each, seed=seed)]
+             for each, seed in zip(holds, FURTHER, strict=False)]  # fmt: skip
+    for i, each in enumerate(found if b else ()):
+        each.append(record(check="b", kind=b, holds=i >= wrong, seed=FURTHER[i]))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,10 @@ THERE = "b (at seed 1000003, 2000006)"
         (False, further(False, False), False, ["a number"]),
         (False, further(True), False, ["a number"]),  # one of the two did not end: nothing is excused
         (True, further(False, False), False, []),  # holds here: never judged again
-        (False, further(True, True, more=[record(check="b", kind="exact", holds=False)]), True, [THERE]),
-        (False, further(True, True, more=[record(check="b", kind="derived", holds=False)]), True, [THERE]),
+        (False, further(True, True, b="exact"), True, ["b (at seed 1000003, 2000006)"]),
+        (False, further(True, True, b="derived"), True, ["b (at seed 1000003, 2000006)"]),
+        (False, further(True, True, b="exact", wrong=1), True, ["b (at seed 1000003)"]),
+        (False, further(True, True, b="derived", wrong=1), True, []),
     ],
 )
 def test_two_of_three_seeds_decide(folder, first, others, noted, fails):

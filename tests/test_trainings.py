@@ -48,20 +48,24 @@ def test_networks_of_one_draw_start_alike_and_those_of_two_do_not(runs):
     assert (first != last).flatten(1).any(1).all()
 
 
-def test_networks_of_two_draws_or_two_seeds_read_other_windows(monkeypatch):
+def test_networks_of_two_draws_or_two_seeds_read_other_windows_of_their_text(monkeypatch):
     read = []
 
     def windows(tokens, count, length, generator):
-        read.append((length, generator.initial_seed()))
+        read.append((length, generator.initial_seed(), tokens))
         return iter([torch.zeros(count, length, dtype=torch.long)])
 
     monkeypatch.setattr(text, "random_windows", windows)
     monkeypatch.setattr(together, "loss_gradients", lambda *_: 1 / 0)
-    for seed in range(3):
+    for seed, source in enumerate(("text", "text", "shuffled")):
         with pytest.raises(ZeroDivisionError):
-            recipes_lm.population("pre", "text", **SMALL | {"seed": seed})
-    assert {length for length, _ in read} == {17}, "16 tokens, and the one behind each is to be predicted"
-    assert len({seed for _, seed in read}) == 3 * recipes_lm.DRAWS, "and what is measured on is of seed 0 at all three"
+            recipes_lm.population("pre", source, **SMALL | {"seed": seed})
+    lengths, seeds, read_by = zip(*read, strict=True)
+    assert set(lengths) == {17}, "16 tokens, and the one behind each is to be predicted"
+    assert len(set(seeds)) == 3 * recipes_lm.DRAWS, "and what is measured on is of seed 0 at all three"
+    first, other, shuffled = (read_by[i * (recipes_lm.DRAWS + 1) + 1] for i in range(3))
+    assert torch.equal(first, other) and not torch.equal(first, shuffled)
+    assert torch.equal(first.sort().values, shuffled.sort().values)
 
 
 def test_noise_is_not_parallel_to_the_first_weights(runs):
