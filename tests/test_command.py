@@ -123,6 +123,10 @@ def test_exponents_are_those_of_the_steps_that_are_named():
 def test_five_norms_that_differ_are_fitted_and_four_are_not():
     rows = pd.DataFrame({"step": [0, 10, 20, 40, 80, 160], "norm": [9.0, 10.0, 12.0, 15.0, 19.0, 25.0]})
     assert growth(rows[:5])[0].startswith("no fit: ") and growth(rows)[0].startswith("fits over steps 10 to 160, ")
+    for count in (5, 6, 7):
+        steps = np.arange(1, count + 1)
+        *_, power, offset = growth(pd.DataFrame({"step": steps, "norm": 3 * steps**0.3}))
+        assert "a = 3 [3, 3], p = 0.3 [0.3, 0.3]" in power and ("7 norms are needed" in offset) == (count < 7)
 
 
 def test_a_short_series_is_not_fitted_and_shares_are_those_of_the_whole_growth():
