@@ -158,8 +158,12 @@ def test_interrupted(run, tmp_path, capsys, monkeypatch):
     assert "the same command goes on from here" in capsys.readouterr().err
 
 
-def test_help_names_every_column(capsys):
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [(["norms", "--help"], checkpoints.COLUMNS), (["--help"], ["norms ", "direction and norm budget along a series"])],
+)
+def test_help_says_what_a_command_does_and_writes(capsys, words, named):
     with pytest.raises(SystemExit) as stop:
-        main(["norms", "--help"])
-    printed = capsys.readouterr().out
-    assert stop.value.code == 0 and all(column in printed for column in checkpoints.COLUMNS)
+        main(words)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert stop.value.code == 0 and all(each in printed for each in named)
