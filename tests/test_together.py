@@ -21,8 +21,8 @@ def networks(count=3):
 
 OPTIMIZERS = {  # of networks together, and of the i-th alone
     "columns": (
-        lambda p: EachAdamW(p, RATES, DECAYS, betas=(0.6, 0.8), eps=1e-2),
-        lambda p, i: torch.optim.AdamW(p, lr=RATES[i], weight_decay=DECAYS[i], betas=(0.6, 0.8), eps=1e-2),
+        lambda p: EachAdamW(p, RATES, DECAYS, betas=(0.3, 0.4), eps=1e-2),
+        lambda p, i: torch.optim.AdamW(p, lr=RATES[i], weight_decay=DECAYS[i], betas=(0.3, 0.4), eps=1e-2),
     ),
     "columns, defaults": (
         lambda p: EachAdamW(p, RATES, DECAYS),
