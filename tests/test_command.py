@@ -160,7 +160,7 @@ def test_interrupted(run, tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [(["norms", "--help"], checkpoints.COLUMNS), (["--help"], ["norms ", "direction and norm budget along a series"])],
+    [(["norms", "--help"], checkpoints.COLUMNS), (["--help"], ["direction and norm budget along a series"])],
 )
 def test_help_says_what_a_command_does_and_writes(capsys, words, named):
     with pytest.raises(SystemExit) as stop:

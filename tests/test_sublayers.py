@@ -56,10 +56,6 @@ def test_placements():
         torch.testing.assert_close(output, expected[placement])
 
 
-def test_a_feed_forward_layer_is_twice_as_wide_inside():
-    assert draw("feedforward", dim=8)[0].inner_weight.shape == (16, 8)
-
-
 def test_switches_do_not_change_the_other_weights():
     bare, _ = draw("attention", seed=3)
     full, _ = draw("attention", seed=3, biases=sublayers.BIASES["attention"], project=False)
