@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Returns 0; 1 if a notebook is not sound; 2 with one line that says why, if nothing can be done."""
+    """Run a command. Returns 0; 1 if a notebook is not sound; 2 and says why, if nothing can be done."""
     options = parser().parse_args(arguments)
     try:
         return int(options.run(options))
@@ -74,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"nbutils {options.command}: {why}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"nbutils {options.command}: stopped; with --out, the same command goes on from here", file=sys.stderr)
+        again = "; with --out, the same command goes on from here" if hasattr(options, "out") else ""
+        print(f"nbutils {options.command}: stopped{again}", file=sys.stderr)
         return 130
 
 
@@ -149,7 +150,7 @@ def _heads(options: argparse.Namespace) -> int:
 
 
 def _degree(options: argparse.Namespace) -> int:
-    """The degree of the outputs in all parameters, measured at c = 1, 10, 100 and --c.
+    """The degree of the outputs in all parameters, measured at --c and those of c = 1, 10, 100 below it.
 
     columns of the table; the degree is the k with f(cθ) = c^k f(θ), of the first sentence
       euler      the k that fits best at c, by Euler's identity

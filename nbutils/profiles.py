@@ -1,4 +1,4 @@
-"""Sizes of an experiment by profile: ``smoke`` (seconds), ``book`` (the rendered book), ``gpu`` (paper scale)."""
+"""Sizes of an experiment by profile: ``smoke`` (seconds), ``book`` (the rendered book), ``gpu`` (larger)."""
 
 import os
 from typing import TypeVar

@@ -14,7 +14,7 @@ def write(name: str, title: str) -> None:
         ValueError: a name that is no chapter's, or that is taken.
     """
     if not re.fullmatch(r"\d\d-[a-z][a-z0-9-]*", name):
-        raise ValueError(f"{name!r}: a chapter is named by two digits and words, such as 20-my-question")
+        raise ValueError(f"{name!r}: a chapter is named by two digits and words, such as 27-my-question")
     claim, taken = name[3:], [known for known in book.chapters() if known[:2] == name[:2]]
     if taken or claim in book.claims():
         what = f"the number {name[:2]} is taken by {taken[0]}" if taken else f"there is a claim {claim!r}"

@@ -1,6 +1,7 @@
 """One source, two notebooks: a chapter's MyST text gives the notebook that papermill runs and the one that Colab opens.
 
-Both have the same code cells. Colab shows MyST directives raw, so there the prose is plain Markdown.
+Both have the same code cells, but for the installation and a form for Google Drive. Colab shows MyST directives raw,
+so there the prose is plain Markdown.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A value v has degree k if v(cθ) = c^k v(θ) for all c > 0. Here c multiplies *every* registered parameter, frozen ones
 too, but for whole numbers, and c to the power of ``k_in`` every input. ``degree`` runs a module once and carries
-degrees along, ``explain`` shows them; ``measure_degree`` looks at numbers instead. All take the same arguments.
+degrees along, ``explain`` shows them; ``measure_degree`` looks at numbers instead. All take a module and its inputs.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ ELSEWHERE = {
 
 def groups() -> dict[str, dict[str, str]]:
     """What each module is for, by its name: those for one's own models, those that chapters share, a chapter's own."""
-    found: dict[str, dict[str, str]] = {"For your own models": {}, "What chapters share": {}, "Of single chapters": {}}
+    found: dict[str, dict[str, str]] = {"For your own models": {}, "What chapters share": {}, "Of a chapter or two": {}}
     own, shared, single = found.values()
     codes = sources.modules()
     names = sorted(codes, key=lambda name: (OWN.index(part) if (part := _part(name)) in OWN else 0, name))
