@@ -156,6 +156,9 @@ def test_interrupted(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(checkpoints, "_measure", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["norms", str(run), "--out", str(tmp_path / "norms.csv")]) == 130
     assert "the same command goes on from here" in capsys.readouterr().err
+    monkeypatch.setattr("nbutils.__main__._check", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert main(["check", "a.ipynb"]) == 130
+    assert capsys.readouterr().err == "nbutils check: stopped\n", "it has no --out to go on from"
 
 
 @pytest.mark.parametrize(
