@@ -1,7 +1,6 @@
 """One source, two notebooks: a chapter's MyST text gives the notebook that papermill runs and the one that Colab opens.
 
-Both have the same code cells, but for the installation and a form for Google Drive. Colab shows MyST directives raw,
-so there the prose is plain Markdown.
+Both have the same code, but for installation and Google Drive. Colab shows MyST raw, so prose is plain Markdown there.
 """
 
 from __future__ import annotations
