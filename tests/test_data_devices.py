@@ -42,6 +42,16 @@ def test_the_published_similarities_are_those_of_the_published_text():
         np.testing.assert_allclose(shown.loc[first : first + len(values) - 1], values, atol=0.005)
         if model in ("t5-base", "xlnet-base-cased"):
             assert shown.loc[7:].mean() > shown.loc[:6].mean() + 0.2
+    bert, roberta = (figure[name]["pretrained"] for name in ("bert-base-cased", "roberta-base"))
+    assert roberta.mean() > bert.mean() and roberta[12] > bert[12]
+
+
+def test_the_published_pre_norm_models_perform_substantially_better():
+    """§4.3, on both corpora."""
+    runs = data.published("finetune_trans").groupby(["metric", "dataset", "variant"])["value"]
+    loss, accuracy = runs.min()["loss"].unstack(), runs.max()["acc1"].unstack()
+    assert (np.exp(loss["control"] - loss["pre_norm"]) > 2).all()
+    assert (accuracy["pre_norm"] > 2 * accuracy["control"]).all()
 
 
 def test_profiles_and_tables():
