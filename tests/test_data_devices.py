@@ -43,7 +43,7 @@ def test_the_published_similarities_are_those_of_the_published_text():
         if model in ("t5-base", "xlnet-base-cased"):
             assert shown.loc[7:].mean() > shown.loc[:6].mean() + 0.2
     bert, roberta = (figure[name]["pretrained"] for name in ("bert-base-cased", "roberta-base"))
-    assert roberta.mean() > bert.mean() and roberta[12] > bert[12]
+    assert roberta.mean() > bert.mean() + 0.3 and roberta[12] > bert[12] + 0.3
 
 
 def test_the_published_pre_norm_models_perform_substantially_better():
