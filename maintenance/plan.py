@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from maintenance import pretend
-from nbutils import together, training, trainings
-from nbutils.trainings import recipes_lm
+from nbutils import ensembles, shared_runs, training
+from nbutils.shared_runs import recipes_lm
 from workflow import book
 
 STEPS = 3
@@ -38,7 +38,7 @@ COUNTED = ("launches", "flops", "bytes", "cpu")
 count: Counter[str] = Counter()  # of these, and seconds: of pretending, of torch itself, of the CPU's work left out
 live: Counter[int] = Counter()  # tensors by memory
 held = Counter()
-operate, train, train_together = pretend.operate, training.train, together.train_together
+operate, train, train_together = pretend.operate, training.train, ensembles.train_together
 measured, zero_grad = recipes_lm.measured, torch.optim.Optimizer.zero_grad
 
 
@@ -133,7 +133,7 @@ def cost(name, work):
         stack.enter_context(redirect_stdout(StringIO()))
         stack.enter_context(patch.object(pretend, "operate", counting))
         stack.enter_context(patch.object(training, "train", some_steps))
-        stack.enter_context(patch.object(together, "train_together", some_together))
+        stack.enter_context(patch.object(ensembles, "train_together", some_together))
         stack.enter_context(patch.object(recipes_lm, "measured", measured_once))
         work()
     cpu = time.process_time() - began - count["pretending"] - count["torch"] + count["again"]
@@ -153,7 +153,7 @@ def main():
     options, rows = parser.parse_args(), []
     pretend.quietly("plan")
     for name in options.names or book.chapters():
-        make = trainings.RECIPES.get(name) or partial(pretend.execute, name)
+        make = shared_runs.RECIPES.get(name) or partial(pretend.execute, name)
         rows.append(cost(name, partial(make, profile="gpu", seed=0, device="cuda")))
         print(pd.DataFrame(rows[-1:]).to_csv(sep="\t", index=False, header=len(rows) == 1, float_format="%.1f"), end="")
     return int(any(row["peak GB"] > MEMORY for row in rows))

@@ -1,4 +1,4 @@
-"""Data that the chapters read: the numbers of the paper's published figures, their style, and those of the last run."""
+"""Data that the chapters read: the numbers of the paper's published figures, and those of the last run."""
 
 from __future__ import annotations
 

@@ -1,51 +1,45 @@
-"""One style for all figures, numbers that prose takes from the run, and the code that a chapter rests on."""
+"""Figures of the chapters: the shared style, bands of independent runs, and populations of trainings."""
 
 from __future__ import annotations
 
-import inspect
-import os
-import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nbutils import data
+from nbutils.notebook import in_notebook
+from normgrowth import style
+from normgrowth.style import BLACK, BLUE, COLOURS, GREEN, MARKERS, ORANGE, PINK, RED, SKY, THEORY, axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import ArrayLike
 
-# Okabe and Ito (2008): told apart with any colour vision, and in grey by their lightness.
-BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222"
-COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
-MARKERS = ("o", "s", "D", "^", "v", "P")  # beside a colour: some printers and readers have none
-THEORY: dict[str, Any] = {"color": BLACK, "linestyle": "--", "linewidth": 1.2, "zorder": 3}
+__all__ = [
+    "BLACK",
+    "BLUE",
+    "COLOURS",
+    "GREEN",
+    "MARKERS",
+    "ORANGE",
+    "PINK",
+    "RED",
+    "SKY",
+    "THEORY",
+    "axes",
+    "population",
+    "spread",
+    "use_style",
+]
 
 
 def use_style() -> None:
-    """Apply the book's style file; in a notebook figures become SVG, sharp at any size."""
-    import matplotlib.pyplot as plt
-
-    plt.style.use(str(data.path("book.mplstyle")))
-    if _in_notebook():
+    """Apply the style of the book; in a notebook figures become SVG, sharp at any size."""
+    style.use_style()
+    if in_notebook():
         from matplotlib_inline.backend_inline import set_matplotlib_formats
 
         set_matplotlib_formats("svg", metadata={"Date": None})  # the same run gives the same file
-
-
-def axes(xlabel: str, ylabel: str, *, log: str = "", height: float = 3.8) -> Axes:
-    """One pair of axes with labels; ``log`` names the logarithmic ones: ``""``, ``"x"``, ``"y"`` or ``"xy"``."""
-    import matplotlib.pyplot as plt
-
-    _, ax = plt.subplots(figsize=(6.4, height))
-    ax.set(xlabel=xlabel, ylabel=ylabel)
-    if "x" in log:
-        ax.set_xscale("log")
-    if "y" in log:
-        ax.set_yscale("log")
-    return ax
 
 
 def spread(ax: Axes, x: ArrayLike, runs: ArrayLike, colour: str, *, level: float = 0.9) -> None:
@@ -107,50 +101,3 @@ def population(
         style: dict[str, Any] = {"color": colour, "ha": "left" if side > 0 else "right", "va": "center"}
         ax.annotate(what, (x, y), (8 * side, 0), textcoords="offset points", fontsize="small", **style)
     return ax
-
-
-def _in_notebook() -> bool:
-    shell = sys.modules.get("IPython")  # a notebook has loaded it
-    return shell is not None and shell.get_ipython() is not None
-
-
-def show(bundle: dict[str, Any], **metadata: Any) -> None:
-    """Show data by MIME type in a notebook; elsewhere print the plain text among them.
-
-    >>> show({"text/plain": "a line", "text/markdown": "a *line*"})
-    a line
-    """
-    if _in_notebook():
-        from IPython.display import display
-
-        display(bundle, metadata=metadata, raw=True)
-    elif "text/plain" in bundle:
-        print(bundle["text/plain"])
-
-
-def glue(**numbers: str) -> None:
-    """Keep numbers of the run, already formatted, for the prose of the chapter: it shows them by ``{glue:text}``.
-
-    Writes what ``myst_nb.glue`` writes, without needing it: Colab does not have it. Outside the book it prints, too.
-
-    >>> glue(exponent=f"{-0.5:.2f}")  # with a minus sign, not a hyphen
-    exponent = −0.50
-    """
-    for name, given in numbers.items():
-        text = re.sub(r"(?<![\w.)])-(?=[\d.]|inf)", "−", str(given))
-        scrap = {"name": name, "mime_prefix": "application/papermill.record/"}
-        show({"application/papermill.record/text/plain": repr(text)}, scrapbook=scrap)
-        if not os.environ.get("NBUTILS_BOOK"):
-            print(f"{name} = {text}")
-
-
-def listing(*functions: Callable[..., Any]) -> None:
-    """Show the source of functions or classes, so that a chapter's mathematics can be read in the chapter.
-
-    >>> import nbutils.intervals
-    >>> listing(nbutils.intervals.rounding)  # doctest: +ELLIPSIS
-    def rounding(terms: int, bits: int = 53) -> float:
-    ...
-    """
-    text = "\n\n".join(inspect.getsource(function).rstrip() for function in functions)
-    show({"text/plain": text, "text/markdown": f"```python\n{text}\n```"})

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nbutils.heads import causal_mask, multiplicative_mask
 from nbutils.sublayers import placed
+from normgrowth.heads import causal_mask, multiplicative_mask
 
 PLACEMENTS = ("post", "pre", "residual-post")
 MASKS = {"causal": causal_mask, "multiplicative": multiplicative_mask, "none": lambda scores: scores}

@@ -1,22 +1,20 @@
 """Real text without a network, a byte-level BPE, windows, and T5's span corruption.
 
-The text is the sources of the running Python's standard library, and sentences from their docstrings.
+The text is the sources of the running Python's standard library.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import os
 import re
 import sysconfig
 import tokenize
 import unicodedata
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,30 +73,6 @@ def corpus(size: int) -> Corpus:
     return Corpus(tuple(parts[0]), tuple(parts[1]))
 
 
-def sentences(count: int) -> list[str]:
-    """``count`` English sentences found in the library's docstrings.
-
-    A docstring's first paragraph is cut at full stops. A sentence has 6 to 40 words of letters and plain punctuation; a
-    file gives at most five, and none comes twice.
-
-    Raises:
-        FileNotFoundError: as ``corpus``. ValueError: too few sentences.
-
-    >>> found = sentences(20)
-    >>> len(set(found)), all(6 <= len(sentence.split()) <= 40 for sentence in found)
-    (20, True)
-    """
-    found: list[str] = []
-    for text in _files():
-        firsts = (" ".join(doc.split("\n\n")[0].split()) for doc in _docstrings(text))
-        inside = (part for first in firsts for part in re.split(r"(?<=\.)\s+(?=[A-Z])", first) if _is_sentence(part))
-        new = [part for part in dict.fromkeys(inside) if part not in found]
-        found += new[: min(5, count - len(found))]
-        if len(found) == count:
-            return found
-    raise ValueError(f"the library gives only {len(found)} sentences; {count} were asked for")
-
-
 def _is_text(name: str) -> bool:
     return name not in _LEFT_OUT and not name.startswith(("config-", "_sysconfigdata"))
 
@@ -116,18 +90,6 @@ def _files() -> Iterator[str]:
         with tokenize.open(LIBRARY / name) as lines:
             if text := normalise(lines.read()):
                 yield text
-
-
-def _docstrings(source: str) -> list[str]:
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of old escapes in the sources
-        nodes = ast.walk(ast.parse(source))
-    return [found for node in nodes if isinstance(node, kinds) and (found := ast.get_docstring(node))]
-
-
-def _is_sentence(text: str) -> bool:
-    return bool(re.fullmatch(r"[A-Z][a-z]*( [A-Za-z][a-z'-]*,?){5,39}\.", text))
 
 
 def _cut(documents: Iterable[str], size: int) -> Iterator[str]:
@@ -248,17 +210,3 @@ def _replaced(tokens: Tensor, mask: Tensor, sentinels: Sequence[int]) -> Tensor:
     number = (first.cumsum(1) - 1).clamp(min=0)
     values = torch.where(first, torch.tensor(sentinels, device=tokens.device)[number], tokens)
     return pad(values[first | ~mask].view(len(tokens), -1), (0, 1), value=END)
-
-
-def check_knows_words(tokenizer: Any, sentences: Sequence[str]) -> None:
-    """Raise ValueError for a tokenizer of ``transformers`` that tells no word of the sentences from another.
-
-    For a folder without one ``AutoTokenizer`` may make one up, with special tokens alone, or with one for every word.
-    """
-    special = {*tokenizer.all_special_ids, tokenizer.unk_token_id}
-    known = {token for ids in tokenizer(list(sentences))["input_ids"] for token in ids} - special
-    if len(known) < 2:
-        raise ValueError(
-            f"this tokenizer knows no word: {len(sentences)} sentences give {len(known)} different tokens, "
-            "special ones left out"
-        )

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from tqdm.auto import tqdm
 
 from nbutils import devices, optimizers
-from nbutils.norms import NormTracker
+from normgrowth.norms import NormTracker
 
 Batch = Any  # tokens (B, T + 1), a pair (inputs, targets), or a mapping of tensors for a transformers model
 COLUMNS = ["step", "loss", "lr", "norm", "step_norm", "inner", "alignment", "projection", "grad_norm"]
@@ -38,7 +38,7 @@ class Run:
             ``grad_norm`` ‖∇L‖.
         layers: the same by layer without loss and lr, with a column ``layer``.
         snapshots: parameters by name, by step, on the CPU.
-        measures: what a recipe of ``nbutils.trainings`` measured, by ``step``.
+        measures: what a recipe of ``nbutils.shared_runs`` measured, by ``step``.
         settings: how it was made.
     """
 

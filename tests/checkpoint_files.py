@@ -74,7 +74,7 @@ def cut(path, to):
 MEASURED = """
 import sys, threading, time
 import tqdm
-from nbutils import checkpoints
+from normgrowth import checkpoints
 def own():
     return int(open("/proc/self/status").read().split("RssAnon:")[1].split()[0]) / 1024
 def watch():

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from maintenance import pretend
-from nbutils import devices, heads, homogeneity, models, norms, optimizers, saturation, together, training
+from nbutils import devices, ensembles, models, optimizers, training
+from normgrowth import heads, homogeneity, norms, saturation
 
 BATCHES = [torch.randint(9, (4, 7), generator=devices.generator(1, "cpu")) for _ in range(8)]
 
@@ -32,9 +33,9 @@ def train(steps=8, **options):
 
 def train_together(steps, look=lambda step: None):
     nets = [network(seed).to("cuda") for seed in range(2)]
-    fill = together.loss_gradients(nets[0], BATCHES, shared=True)
-    run = together.train_together(
-        together.stacked(nets), fill, lambda theta: optimizers.EachAdamW(theta, [0.1, 0.2], [0.0, 0.0]), steps
+    fill = ensembles.loss_gradients(nets[0], BATCHES, shared=True)
+    run = ensembles.train_together(
+        ensembles.stacked(nets), fill, lambda theta: optimizers.EachAdamW(theta, [0.1, 0.2], [0.0, 0.0]), steps
     )
     return [(step.losses, look(step)) for step in run]
 

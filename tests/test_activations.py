@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import softmax
 
-from nbutils.chapters import activations
+from nbutils.experiments import activations
 
 SCALES = (1.0, 1 + 1e-12, 1.01, 2.0, 7.5, 1e3, 1e12, np.inf)
 entries = st.one_of(st.integers(-4, 4).map(float), st.floats(-40, 40, allow_subnormal=False))  # whole numbers tie

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks import __main__ as command
-from benchmarks import timing
+from maintenance.benchmarks import __main__ as command
+from maintenance.benchmarks import timing
 
 
 def test_the_command_is_red_where_a_pair_does_not_hold(monkeypatch, capsys):

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from nbutils import callbacks
-from nbutils.norms import NormTracker, norm
+from normgrowth import callbacks
+from normgrowth.norms import NormTracker, norm
 from workflow import ROOT
 
 LR = 0.05

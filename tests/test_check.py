@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from nbutils.__main__ import main
 from nbutils.claims import MIME
 from nbutils.claims.records import Record
+from normgrowth.__main__ import main
 
 HOLDS = Record("one", "a number", "stated", kind="exact", measured=1.0, band=(0.0, 2.0), holds=True)
 OPEN = Record("three", "open", "open", reason="no network")

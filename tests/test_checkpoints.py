@@ -5,7 +5,7 @@ import pytest
 import torch
 from checkpoint_files import assert_is, flat, make, model, save, shard
 
-from nbutils.checkpoints import series
+from normgrowth.checkpoints import series
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

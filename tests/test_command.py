@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 import torch
 
-from nbutils import checkpoints
-from nbutils.__main__ import main
-from nbutils.checkpoints.report import budget, exponents, growth, summary, undetermined
+from normgrowth import checkpoints
+from normgrowth.__main__ import main
+from normgrowth.report.summary import budget, exponents, growth, summarise, undetermined
 from tests.checkpoint_files import save
 
 
@@ -108,7 +108,7 @@ def test_exponents_are_those_of_the_steps_that_are_named():
     step, norm = [0, 1000, 3000, 8000], [1.0, 2.0, 3.0, 4.0]
     rows = [pd.DataFrame({"step": step, "layer": name, "norm": norm}) for name in ("total", "head")]
     table = pd.concat(rows, ignore_index=True).assign(displacement_sq=np.nan, inner=np.nan)
-    lines = summary(checkpoints.Series(table, [], [], {}, 9)).splitlines()
+    lines = summarise(checkpoints.Series(table, [], [], {}, 9)).splitlines()
     assert lines[1] == "norm 1 to 4; exponent 0.333 from step 1000 to 8000"
     assert lines[-1] == "  head: 1 to 4; exponent 0.333 from step 1000 to 8000"
     assert lines[2].startswith("no fit") and lines[2].endswith("there are 3")
@@ -133,8 +133,8 @@ def test_a_short_series_is_not_fitted_and_shares_are_those_of_the_whole_growth()
     table = pd.DataFrame({"step": [1, 2, 3], "layer": "total", "norm": [1.0, 2.0, 3.0]})
     table = table.assign(displacement_sq=[np.nan, 3.0, 3.0], inner=[np.nan, 1.0, 1.0])
     assert "moved by 8 = ‖Δ‖² 6 + 2θ·Δ 2, 75.0% and 25.0%" in budget(table)[0]
-    assert "no fit: at least 5 norms" in summary(checkpoints.Series(table, [], [], {}, 9))
-    assert "norm budget" not in summary(checkpoints.Series(table[:1], [], [], {}, 9))
+    assert "no fit: at least 5 norms" in summarise(checkpoints.Series(table, [], [], {}, 9))
+    assert "norm budget" not in summarise(checkpoints.Series(table[:1], [], [], {}, 9))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_interrupted(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(checkpoints, "_measure", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["norms", str(run), "--out", str(tmp_path / "norms.csv")]) == 130
     assert "the same command goes on from here" in capsys.readouterr().err
-    monkeypatch.setattr("nbutils.__main__._check", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("normgrowth.__main__._check", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
     assert main(["check", "a.ipynb"]) == 130
     assert capsys.readouterr().err == "nbutils check: stopped\n", "it has no --out to go on from"
 

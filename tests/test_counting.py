@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbutils import heads
-from nbutils.chapters import counting, languages
-from nbutils.saturation import mode, scaled
+from nbutils.experiments import counting, languages
+from normgrowth import heads
+from normgrowth.saturation import mode, scaled
 
 
 @pytest.mark.parametrize("flat", counting.FLAT)

@@ -12,14 +12,7 @@ from degrees import Net, in_place, linear, par, plain, seq, sq
 from test_families import DECODER, FAMILIES, SENTENCES, VISION, made
 from torch import nn
 
-from nbutils.homogeneity import (
-    RULES,
-    NotHomogeneous,
-    degree,
-    explain,
-    measure_degree,
-    scalable,
-)
+from normgrowth.homogeneity import RULES, NotHomogeneous, degree, explain, measure_degree, scalable
 
 
 def changed(change, start=lambda h: h):

@@ -13,7 +13,7 @@ import yaml
 from cffconvert.cli.create_citation import create_citation
 
 from nbutils import devices, profiles
-from nbutils.__main__ import main, parser
+from normgrowth.__main__ import main, parser
 from workflow import ROOT, book
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -170,11 +170,11 @@ class Without:
         return None if name.split(".")[0] in {blocked!r} else self.finder.find_spec(name, path, target)
 
 sys.meta_path[:] = map(Without, sys.meta_path)
-from nbutils.__main__ import main
+from normgrowth.__main__ import main
 assert main(["norms", "runs/mine", "--by", "layer"]) == 0
 assert main(["norms", "runs/mine", "--plot", "norms.png"]) == 2
-from nbutils import fits, heads, homogeneity, saturation
-from nbutils.norms import NormTracker
+from normgrowth import fits, heads, homogeneity, saturation
+from normgrowth.norms import NormTracker
 model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 tracker = NormTracker(model.named_parameters())

@@ -6,7 +6,8 @@ import pytest
 import torch
 import transformers as hf
 
-from nbutils import heads, homogeneity, saturation, text
+from nbutils import text
+from normgrowth import heads, homogeneity, saturation
 
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 40,
          "max_position_embeddings": 32, "attn_implementation": "eager"}  # fmt: skip

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from nbutils import data, fits
+from nbutils import data
+from normgrowth import fits
 
 T = np.linspace(1, 5000, 80)
 TRUTH = {

@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from nbutils.chapters import flows
 from nbutils.devices import generator
+from nbutils.experiments import flows
 from nbutils.models import HomogeneousMLP
 
 F64 = torch.float64

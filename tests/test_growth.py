@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 import torch
 
-from nbutils.chapters import growth
-from nbutils.norms import NormTracker
+from nbutils.experiments import growth
+from normgrowth.norms import NormTracker
 
 COLUMNS = ("step_norm", "inner", "projection", "grad_norm")
 

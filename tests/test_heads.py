@@ -12,8 +12,8 @@ from hypothesis.extra.numpy import arrays
 from tiny import tiny
 from torch import nn
 
-from nbutils import heads
 from nbutils.devices import generator
+from normgrowth import heads
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 7))
 INTEGERS = arrays(np.float64, SHAPES, elements=st.integers(-6, 6).map(float)).map(torch.from_numpy)

@@ -12,13 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from nbutils.homogeneity import (
-    NotHomogeneous,
-    degree,
-    explain,
-    measure_degree,
-    one_minus_cosine,
-)
+from normgrowth.homogeneity import NotHomogeneous, degree, explain, measure_degree, one_minus_cosine
 
 
 class Masked(nn.Module):

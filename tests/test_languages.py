@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbutils.chapters import languages as lang
 from nbutils.devices import generator
+from nbutils.experiments import languages as lang
 
 LETTER = {lang.PAD: "", lang.A: "a", lang.B: "b"}
 

@@ -5,11 +5,12 @@ import random
 import pytest
 import torch
 
-from nbutils import checkpoints, models
-from nbutils.chapters import counting
-from nbutils.layers import layer_of, layer_order, layers
-from nbutils.norms import NormTracker
-from nbutils.trainings import recipes_t5
+from nbutils import models
+from nbutils.experiments import counting
+from nbutils.shared_runs import recipes_t5
+from normgrowth import checkpoints
+from normgrowth.layers import layer_of, layer_order, layers
+from normgrowth.norms import NormTracker
 
 
 @pytest.mark.parametrize(

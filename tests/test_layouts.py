@@ -6,7 +6,7 @@ import pytest
 import torch
 from layouts import READ, REFUSED, norm, of_deepspeed, of_fsdp
 
-from nbutils.checkpoints import series
+from normgrowth.checkpoints import series
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NEEDS = {"Trainer": "accelerate", "Lightning": "lightning", "Lightning, averages": "lightning"}

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from nbutils.chapters import limit_networks, limits
-from nbutils.chapters.limits import LEADING, SMOOTH, STEP
+from nbutils.experiments import limit_networks, limits
+from nbutils.experiments.limits import LEADING, SMOOTH, STEP
 
 NETWORKS = ("feedforward", "lstm", "transformer")
 small = st.integers(-3, 3)

@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.special import expit, logit
 
-from nbutils.chapters import margins
 from nbutils.devices import generator
+from nbutils.experiments import margins
 from nbutils.models import HomogeneousMLP
 
 UNIT = st.lists(st.floats(-100, 100).filter(lambda m: abs(m) > 1e-3), min_size=1, max_size=12)

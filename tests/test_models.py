@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from nbutils.chapters.counting import Classifier
 from nbutils.devices import generator
-from nbutils.homogeneity import degree
+from nbutils.experiments.counting import Classifier
 from nbutils.models import PLACEMENTS, CausalLM, HomogeneousMLP, SelfAttention
-from nbutils.trainings.recipes_t5 import small_t5
+from nbutils.shared_runs.recipes_t5 import small_t5
+from normgrowth.homogeneity import degree
 
 
 @pytest.mark.parametrize("k", range(1, 7))

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from nbutils.norms import LOOKS, NormTracker, drift_free_cap, loops, norm, norm_budget
+from normgrowth.norms import NormTracker, drift_free_cap, kernels, norm, norm_budget
+from normgrowth.norms.tracker import CHECK_EVERY
 
 
 @given(arrays(np.float64, st.tuples(st.integers(2, 8), st.integers(1, 5)), elements=st.floats(-1e3, 1e3)))
@@ -87,7 +88,7 @@ OPTIMIZERS = {
 
 def as_on_cuda(monkeypatch):
     """The sums by torch, here on CPU."""
-    monkeypatch.setattr(loops, "_has_loops", lambda x: False)
+    monkeypatch.setattr(kernels, "_has_loops", lambda x: False)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -181,7 +182,7 @@ def test_identity_sees_changes_that_no_version_shows(how):
         pass
     assert tracker.history().step_norm.iloc[-1] > 0.1
     again = NormTracker(net.named_parameters())
-    for _ in range(LOOKS + 1):
+    for _ in range(CHECK_EVERY + 1):
         behind_autograd(net, how)
         with again.step(), torch.no_grad():
             net[0].weight.mul_(0.5)

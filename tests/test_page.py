@@ -9,8 +9,8 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 from safetensors.torch import save_file
 
-from nbutils.__main__ import main
-from nbutils.checkpoints import page
+from normgrowth.__main__ import main
+from normgrowth.report import page
 
 
 @pytest.fixture(scope="module")

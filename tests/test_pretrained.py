@@ -7,8 +7,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from nbutils import saturation
-from nbutils.chapters import pretrained
+from nbutils.experiments import pretrained
+from normgrowth import saturation
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "cat", "sat", "on", "a", "mat", "and", "it", "was", "not", "flat"]
 SENTENCES = [[3, 4, 5, 6], [7, 8, 9, 10, 11, 3], [4, 6]]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from scipy.special import lambertw
 from torch import nn
 
-from nbutils.chapters import projection
-from nbutils.chapters.figure1 import SUBLAYERS, figure1, released_transformer
-from nbutils.chapters.projection import along_ray, by_autograd, equilibrium
 from nbutils.devices import generator
+from nbutils.experiments import projection
+from nbutils.experiments.figure1 import SUBLAYERS, figure1, released_transformer
+from nbutils.experiments.projection import along_ray, by_autograd, equilibrium
 
 
 def draw(name, *, seed=0, tokens=8, dtype=torch.float64, **switches):

@@ -71,7 +71,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr("workflow.BUILD", tmp_path)
     monkeypatch.setattr(book, "claims", lambda: listed("one") | listed("two", chapters=["02-two"]))
     monkeypatch.setattr(book, "chapters", lambda: list(BOTH))
-    monkeypatch.setattr(sources, "hashes", lambda: dict.fromkeys((*BOTH, *report.sources.trainings.names()), "today"))
+    monkeypatch.setattr(sources, "hashes", lambda: dict.fromkeys((*BOTH, *report.sources.shared_runs.names()), "today"))
     monkeypatch.setattr(sources, "trainings_of", lambda chapter: ["t5-own-3"] if chapter == "02-two" else [])
 
     def write(chapter, *records, seed=0, made_from="today", device="cpu"):

@@ -30,14 +30,7 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from nbutils.homogeneity import (
-    NotHomogeneous,
-    degree,
-    explain,
-    measure_degree,
-    one_minus_cosine,
-    scalable,
-)
+from normgrowth.homogeneity import NotHomogeneous, degree, explain, measure_degree, one_minus_cosine, scalable
 
 # name: (network, input shape or tensors, k_in, degree). Exact.
 EXACT = {

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from tiny import tiny
 from torch import nn
 
-from nbutils import models, saturation
+from nbutils import models
 from nbutils.devices import generator
+from normgrowth import saturation
 
 KINDS = ("bert", "roberta", "gpt2", "t5", "xlnet")
 

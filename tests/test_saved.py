@@ -13,16 +13,16 @@ from checkpoint_files import save
 from test_your_own import tokenizer
 from tiny import tiny
 
-from nbutils.__main__ import main
-from nbutils.checkpoints import saved
+from normgrowth import models
+from normgrowth.__main__ import main
 
 WORDS = ["the words of a sentence", "to the end of the text is a word of the sentence"]
 DEGREES = {"gpt2": 2, "bert": 1, "t5": 2}  # a norm's weight, then the output layer; an encoder ends in its norm
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Folders of three kinds of models, in half precision, each with a tokenizer."""
+def folders(tmp_path_factory):
+    """Folders of three kinds of folders, in half precision, each with a tokenizer."""
     root = tmp_path_factory.mktemp("models")
     for kind in DEGREES:
         tiny(kind).half().save_pretrained(root / kind)
@@ -31,23 +31,25 @@ def models(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", DEGREES)
-def test_three_kinds_of_models(models, kind):
+def test_three_kinds_of_models(folders, kind):
     state = torch.get_rng_state()
-    one = saved.load(models / kind, WORDS)
+    one = models.load(folders / kind, WORDS)
     assert {p.dtype for p in one.model.parameters()} == {torch.float32} and not one.model.training
     parts = ("encoder ", "decoder ") if kind == "t5" else ("",)
-    similar, heads = saved.similarity(one), saved.attention(one)
+    similar, heads = models.similarity(one), models.attention(one)
     assert list(map(str, similar.index)) == [f"{part}{i}" for part in parts for i in range(3)]
     assert similar.iloc[0].raw == pytest.approx(1), "an embedding only grows"
     assert len(heads) == 2 * 2 * len(parts) and (heads.masked_mass == 0).all() and (heads.share <= 1).all()
     wide = one._replace(model=deepcopy(one.model).double())
-    pd.testing.assert_frame_equal(heads, saved.attention(wide), rtol=1e-3, obj="no tie by rounding")
-    assert saved.degree(one).euler.iloc[-1] == pytest.approx(DEGREES[kind], abs=1e-2)
-    pd.testing.assert_frame_equal(saved.similarity(saved.untrained(one, 5)), saved.similarity(saved.untrained(one, 5)))
-    assert (saved.similarity(saved.untrained(one, 4)) != similar).to_numpy().any()
+    pd.testing.assert_frame_equal(heads, models.attention(wide), rtol=1e-3, obj="no tie by rounding")
+    assert models.degree(one).euler.iloc[-1] == pytest.approx(DEGREES[kind], abs=1e-2)
+    pd.testing.assert_frame_equal(
+        models.similarity(models.untrained(one, 5)), models.similarity(models.untrained(one, 5))
+    )
+    assert (models.similarity(models.untrained(one, 4)) != similar).to_numpy().any()
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(5)
-    fresh, control = type(one.model)(one.model.config), saved.untrained(one, 5).model
+    fresh, control = type(one.model)(one.model.config), models.untrained(one, 5).model
     assert all(map(torch.equal, fresh.parameters(), control.parameters())), "the control has initial values"
 
 
@@ -63,32 +65,32 @@ def test_three_kinds_of_models(models, kind):
 def test_the_configuration_says_which_positions_a_model_sees(name, options, kind):
     import transformers
 
-    assert saved.kind_of(getattr(transformers, name)(**options)) == kind
+    assert models.kind_of(getattr(transformers, name)(**options)) == kind
 
 
 @pytest.mark.parametrize("command", ["saturation", "heads", "degree"])
-def test_the_command_prints_a_table_and_all_of_it_as_json(models, tmp_path, capsys, command):
+def test_the_command_prints_a_table_and_all_of_it_as_json(folders, tmp_path, capsys, command):
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(["", *WORDS, ""]))
-    assert main([command, str(models / "gpt2"), "--c", "10"]) == 0
+    assert main([command, str(folders / "gpt2"), "--c", "10"]) == 0
     head, *table = capsys.readouterr().out.splitlines()
     assert head.startswith("GPT2LMHeadModel, causal, 7,776 parameters; 24 sentences of Python's docstrings, ")
     assert head.endswith("; c = 10") and len(table) >= 4
-    assert main([command, str(models / "gpt2"), "--text", str(lines), "--json"]) == 0
+    assert main([command, str(folders / "gpt2"), "--text", str(lines), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["sentences"] == f"2 sentences of {lines}" and found["tokens"] == sum(len(x.split()) for x in WORDS)
-    one = saved.load(models / "gpt2", WORDS)
-    measure = {"saturation": saved.similarity, "heads": saved.attention, "degree": saved.degree}[command]
+    one = models.load(folders / "gpt2", WORDS)
+    measure = {"saturation": models.similarity, "heads": models.attention, "degree": models.degree}[command]
     rows = pd.DataFrame([row for row in found["table"] if row["of"] == "trained"]).drop(columns="of")
     pd.testing.assert_frame_equal(rows, measure(one).reset_index(), check_dtype=False, rtol=1e-12)
     assert len(found["table"]) == len(rows) * (1 if command == "degree" else 2)
 
 
-def copied(models, folder, *names, **changed):
+def copied(folders, folder, *names, **changed):
     """A folder with files of the tiny GPT-2, its configuration changed."""
     folder.mkdir(parents=True)
     for name in names:
-        shutil.copy(models / "gpt2" / name, folder)
+        shutil.copy(folders / "gpt2" / name, folder)
     if changed:
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | changed))
@@ -100,15 +102,15 @@ ALL = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.j
 
 
 @pytest.fixture
-def broken(models, tmp_path, monkeypatch):
+def broken(folders, tmp_path, monkeypatch):
     """Folders that a first try may name."""
     monkeypatch.chdir(tmp_path)
-    copied(models, tmp_path / "runs" / "step1", *ALL)
-    copied(models, tmp_path / "words", *ALL[:2])
-    copied(models, tmp_path / "config", *ALL[1:])
-    (copied(models, tmp_path / "beside", *ALL) / "adapter_config.json").write_text("{}")
+    copied(folders, tmp_path / "runs" / "step1", *ALL)
+    copied(folders, tmp_path / "words", *ALL[:2])
+    copied(folders, tmp_path / "config", *ALL[1:])
+    (copied(folders, tmp_path / "beside", *ALL) / "adapter_config.json").write_text("{}")
     state = {name: x for name, x in tiny("gpt2").state_dict().items() if name not in ("lm_head.weight", GONE)}
-    save(state, copied(models, tmp_path / "part", *ALL))
+    save(state, copied(folders, tmp_path / "part", *ALL))
     (tmp_path / "empty.txt").write_text("\n \n")
     return tmp_path
 
@@ -148,14 +150,14 @@ class Trap:
         return os.mkdir, ("ran",)
 
 
-def test_no_code_of_a_folder_runs(models, broken, capsys):
+def test_no_code_of_a_folder_runs(folders, broken, capsys):
     """Neither pickled, nor in files beside the weights of model and tokenizer."""
-    folder = copied(models, broken / "pickle", *ALL[:1], *ALL[2:])
+    folder = copied(folders, broken / "pickle", *ALL[:1], *ALL[2:])
     torch.save({"transformer.wte.weight": Trap()}, folder / "pytorch_model.bin")
     own = {"auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}, "model_type": "own"}
     for name, changed in (("model", own), ("class", {"auto_map": {"AutoModelForCausalLM": "own.M"}})):
-        (copied(models, broken / name, *ALL, **changed) / "own.py").write_text("import os\nos.mkdir('ran')\n")
-    folder = copied(models, broken / "tokenizer", *ALL)
+        (copied(folders, broken / name, *ALL, **changed) / "own.py").write_text("import os\nos.mkdir('ran')\n")
+    folder = copied(folders, broken / "tokenizer", *ALL)
     (folder / "own.py").write_text("import os\nos.mkdir('ran')\n")
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings |= {"auto_map": {"AutoTokenizer": ["own.T", "own.T"]}, "tokenizer_class": "OwnTokenizer"}

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.optimization import Adafactor
 
-from nbutils.chapters import scale_invariant as si
 from nbutils.devices import generator
+from nbutils.experiments import scale_invariant as si
 
 SGD = torch.optim.SGD
 

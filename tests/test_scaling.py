@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nbutils.saturation import scaled
+from normgrowth.saturation import scaled
 
 
 class Tied(nn.Module):

@@ -11,8 +11,8 @@ from hub import Hub
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbutils.checkpoints import series, sources
-from nbutils.checkpoints.steps import step_of
+from normgrowth.checkpoints import find, series
+from normgrowth.checkpoints.steps import step_of
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_places_and_the_steps_of_what_is_there(tmp_path, what):
 @pytest.mark.parametrize("name", ["no/such/place", "./-x/y", "x y/z", "nothing", "lab/model@", "./lab/model"])
 def test_what_is_no_place_and_no_repository_is_refused(name):
     with pytest.raises(FileNotFoundError, match="no such folder, and no name of a Hub repository"):
-        sources.find(name)
+        find.checkpoints(name)
 
 
 def test_links_that_lead_nowhere_and_folders_that_may_not_be_read_are_skipped(tmp_path, monkeypatch):
@@ -171,9 +171,9 @@ def test_of_300_folders_of_one_kind_there_is_one_line(tmp_path):
     for step in range(10, 310):
         (tmp_path / f"step{step}").mkdir()
     save({"base_layer.w": torch.ones(2)}, tmp_path / "step400")
-    lines = sources.grouped(series(tmp_path).skipped)
+    lines = find.grouped(series(tmp_path).skipped)
     assert lines[0] == f"{tmp_path / 'step10'}: {NONE} (and 299 more like it, to {tmp_path / 'step309'})"
-    assert len(lines) == 2 and "merge_and_unload" in lines[1] and sources.grouped([]) == []
+    assert len(lines) == 2 and "merge_and_unload" in lines[1] and find.grouped([]) == []
 
 
 @pytest.fixture
@@ -259,9 +259,9 @@ def test_several_repositories_and_pinned_revisions(hub):
 
 def test_no_such_repository_no_network_and_no_package(hub, monkeypatch):
     begins = "no such folder; as a repository of the Hub: "
-    for find in (series, sources.model_folder):
+    for read in (series, find.model_folder):
         with pytest.raises(FileNotFoundError, match=f"lab/none: {begins}not on the Hub, or no access"):
-            find("lab/none")
+            read("lab/none")
     hub.down = {"lab/model"}
     with pytest.raises(ConnectionError, match=rf"{begins}cannot get the list .*cache"):
         series("lab/model")
@@ -280,14 +280,14 @@ def test_a_saved_model_of_the_hub(hub):
             (folder / name).write_text("{}")
     texts = ["config.json", "tokenizer.json", "vocab.txt"]
     for name in ("lab/model", "lab/model@step7"):
-        found = sources.model_folder(name)
+        found = find.model_folder(name)
         assert sorted(file.name for file in found.iterdir()) == sorted([*texts, "model.safetensors"])
     hub.down = {"lab/model"}
-    assert sources.model_folder("lab/model@step7") == found
+    assert find.model_folder("lab/model@step7") == found
     with pytest.raises(ConnectionError, match="lab/other: no such folder; as a repository of the Hub: cannot get"):
         hub.down.add("lab/other")
-        sources.model_folder("lab/other")
+        find.model_folder("lab/other")
     hub.down = set()
     hub.add("lab/words", "main", state)
     (hub.root / "lab/words" / hub.repos["lab/words"]["main"] / "tokenizer.json").write_text("{}")
-    assert [file.name for file in sources.model_folder("lab/words", weights=False).iterdir()] == ["tokenizer.json"]
+    assert [file.name for file in find.model_folder("lab/words", weights=False).iterdir()] == ["tokenizer.json"]

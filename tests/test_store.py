@@ -5,8 +5,8 @@ import pytest
 import torch
 from checkpoint_files import assert_is, make, model, save
 
-from nbutils import checkpoints
-from nbutils.checkpoints import series
+from normgrowth import checkpoints
+from normgrowth.checkpoints import series
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from nbutils import sublayers
 from nbutils.devices import generator
-from nbutils.saturation import scaled
 from nbutils.sublayers import Sublayer
+from normgrowth.saturation import scaled
 
 
 def draw(kind, *, seed=0, dim=8, **switches):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nbutils import together, training
+from nbutils import ensembles, training
 from nbutils.devices import generator
 from nbutils.models import CausalLM
 from nbutils.optimizers import EachAdamW
@@ -44,13 +44,13 @@ OPTIMIZERS = {  # of networks together, and of the i-th alone
 def test_each_network_is_the_training_alone(name, shared):
     nets, (many, one) = networks(), OPTIMIZERS[name]
     batches = BATCHES if shared else [torch.stack([b, b.flip(0), (b + 1) % 13]) for b in BATCHES]
-    theta = together.stacked(nets)
-    gradients = together.loss_gradients(nets[0], batches, shared=shared)
+    theta = ensembles.stacked(nets)
+    gradients = ensembles.loss_gradients(nets[0], batches, shared=shared)
     steps = []  # losses, and squared steps of the matrices
-    for s in together.train_together(theta, gradients, many, 6):
+    for s in ensembles.train_together(theta, gradients, many, 6):
         moves = [after - before for after, before in zip(s.after, s.before, strict=True) if after.ndim == 3]
         steps.append((s.losses, sum(move.square().sum((1, 2)) for move in moves)))
-    together.unstack(theta, nets)
+    ensembles.unstack(theta, nets)
     for i, (net, alone) in enumerate(zip(nets, networks(), strict=True)):
         own = batches if shared else [batch[i] for batch in batches]
         sort = {name: "matrix" if p.ndim == 2 else "vector" for name, p in alone.named_parameters()}
@@ -70,7 +70,7 @@ def test_a_rate_by_step_and_a_gradient_of_no_loss(capsys):
     def ones(theta):
         theta[0].grad = torch.ones_like(theta[0])
 
-    run = together.train_together(
+    run = ensembles.train_together(
         theta, ones, lambda p: torch.optim.SGD(p, lr=9.0), 3, rate=lambda t: 1 / t, name="a walk"
     )
     seen = [(step.losses, float(step.before[0][0, 0]), float(step.after[0][0, 0])) for step in run]

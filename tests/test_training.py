@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from nbutils.chapters.counting import Classifier
 from nbutils.devices import generator
-from nbutils.layers import layer_of
+from nbutils.experiments.counting import Classifier
 from nbutils.models import CausalLM
 from nbutils.optimizers import OPTIMIZERS, optimizer
+from nbutils.shared_runs.recipes_t5 import small_t5
 from nbutils.training import batch_loss, noise_gradients, train
-from nbutils.trainings.recipes_t5 import small_t5
+from normgrowth.layers import layer_of
 
 BATCHES = [torch.randint(0, 13, (6, 9), generator=generator(i, "cpu")) for i in range(3)]
 

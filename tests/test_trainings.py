@@ -5,15 +5,16 @@ import pandas as pd
 import pytest
 import torch
 
-from nbutils import devices, models, saturation, text, together, training, trainings
-from nbutils.trainings import recipes_lm, recipes_t5
+from nbutils import devices, ensembles, models, shared_runs, text, training
+from nbutils.shared_runs import catalogue, recipes_lm, recipes_t5
+from normgrowth import saturation
 
 SMALL = {"profile": "smoke", "seed": 0, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
 def runs():
-    return {name: trainings.RECIPES[name](**SMALL) for name in ("lm-pre-text", "lm-pre-noise")}
+    return {name: shared_runs.RECIPES[name](**SMALL) for name in ("lm-pre-text", "lm-pre-noise")}
 
 
 def test_the_shared_trainings():
@@ -21,9 +22,9 @@ def test_the_shared_trainings():
     lms = [f"lm-{p}-{s}" for p in ("residual-post", "post", "pre") for s in ("text", "shuffled", "noise")]
     lms += ["lm-usual-residual-post", "lm-usual-pre"]
     t5 = ["t5-own", "t5-null", *(f"t5-own-{d}" for d in range(2, 10))]
-    assert sorted(trainings.names()) == sorted([*(name for name in lms if name != "lm-post-shuffled"), *t5])
+    assert sorted(shared_runs.names()) == sorted([*(name for name in lms if name != "lm-post-shuffled"), *t5])
     with pytest.raises(ValueError, match="no shared training matches 'gpt'"):
-        trainings.names("gpt")
+        shared_runs.names("gpt")
 
 
 def test_the_recipe_of_the_paper():
@@ -56,7 +57,7 @@ def test_networks_of_two_draws_or_two_seeds_read_other_windows_of_their_text(mon
         return iter([torch.zeros(count, length, dtype=torch.long)])
 
     monkeypatch.setattr(text, "random_windows", windows)
-    monkeypatch.setattr(together, "loss_gradients", lambda *_: 1 / 0)
+    monkeypatch.setattr(ensembles, "loss_gradients", lambda *_: 1 / 0)
     for seed, source in enumerate(("text", "text", "shuffled")):
         with pytest.raises(ZeroDivisionError):
             recipes_lm.population("pre", source, **SMALL | {"seed": seed})
@@ -161,16 +162,16 @@ def test_what_the_workflow_trained_comes_before_what_a_session_kept(tmp_path, mo
     made = []
 
     def norm(seed=0):
-        return trainings.load("lm-pre-text", **SMALL | {"seed": seed})["lm-pre-text"].history["norm"].tolist()
+        return shared_runs.load("lm-pre-text", **SMALL | {"seed": seed})["lm-pre-text"].history["norm"].tolist()
 
-    monkeypatch.setattr(trainings, "RECIPES", {"lm-pre-text": lambda **given: made.append(given) or kept(3.0)})
+    monkeypatch.setattr(catalogue, "RECIPES", {"lm-pre-text": lambda **given: made.append(given) or kept(3.0)})
     monkeypatch.delenv("NBUTILS_TRAININGS", raising=False)
     monkeypatch.delenv("NBUTILS_RESULTS", raising=False)
     assert norm() == norm() == [3.0] and made == [SMALL] * 2
     monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path / "drive"))
     assert norm() == norm() == [3.0] and len(made) == 3, "what one session has trained the next one reads"
     assert norm(seed=1) == norm(seed=1) == [3.0] and len(made) == 4, "of another seed"
-    monkeypatch.setattr(trainings, "CODE", tmp_path)
+    monkeypatch.setattr(catalogue, "CODE", tmp_path)
     assert norm() == [3.0] and len(made) == 5, "of other code"
     monkeypatch.setenv("NBUTILS_TRAININGS", str(tmp_path / "workflow"))
     with pytest.raises(FileNotFoundError, match=r"lm-pre-text/run\.pt"):

@@ -5,8 +5,8 @@ import pytest
 import torch
 from scipy import stats
 
-from nbutils.chapters import walks
 from nbutils.devices import generator
+from nbutils.experiments import walks
 
 LAWS = {"gaussian": walks.gaussian, "signs": walks.signs, "bursts": walks.bursts(0.3), "stable": walks.stable(1.3)}
 

@@ -14,8 +14,8 @@ from checkpoint_files import assert_is, cut, make, measured_alone, model, save, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbutils.checkpoints import comparisons, series, weights
-from nbutils.checkpoints.layouts import ReadError
+from normgrowth.checkpoints import comparisons, series, weights
+from normgrowth.checkpoints.layouts import ReadError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ONE = torch.arange(9.0).reshape(3, 3)

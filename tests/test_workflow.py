@@ -141,7 +141,7 @@ def _quick(*, profile, seed, device):
 
 RECIPES = {{"quick-a": _quick, "quick-b": _quick}}
 """
-LOADS = 'runs = trainings.load("quick-*", profile=profile, seed=seed, device=device)\n'
+LOADS = 'runs = shared_runs.load("quick-*", profile=profile, seed=seed, device=device)\n'
 
 
 def test_chapters_share_a_training(project, workflow):
@@ -377,8 +377,12 @@ for cells in json.load(sys.stdin):
 
 
 def test_the_hash_of_a_chapter_changes_with_each_thing_it_is_made_from_and_no_other(project, monkeypatch):
-    write(project, "run = trainings.load('lm-pre-text')", imports="from nbutils import norms, saturation, trainings")
-    write(project, "x = 1", "02-two", imports="from nbutils.chapters import walks")
+    write(
+        project,
+        "run = shared_runs.load('lm-pre-text')",
+        imports="from nbutils import shared_runs\nfrom normgrowth import norms, saturation",
+    )
+    write(project, "x = 1", "02-two", imports="from nbutils.experiments import walks")
     monkeypatch.setattr(sources, "ROOT", project)
     monkeypatch.setattr(book, "ROOT", project)
 
@@ -389,11 +393,11 @@ def test_the_hash_of_a_chapter_changes_with_each_thing_it_is_made_from_and_no_ot
     for file, added, changed in (
         ("book/02-two.md", "\nMore prose.\n", (False, False)),
         ("book/02-two.md", "\n```{code-cell} ipython3\nx = 2\n```\n", (False, True)),
-        ("nbutils/chapters/walks.py", "\n# a remark\n", (False, False)),
-        ("nbutils/chapters/walks.py", "\nEXTRA = 1\n", (False, True)),
-        ("nbutils/norms/loops.py", "\nEXTRA = 1\n", (True, False)),  # imported by what it imports
-        ("nbutils/trainings/recipes_t5.py", "\nEXTRA = 1\n", (True, False)),
-        ("nbutils/chapters/limits.py", "\nEXTRA = 1\n", (False, False)),
+        ("nbutils/experiments/walks.py", "\n# a remark\n", (False, False)),
+        ("nbutils/experiments/walks.py", "\nEXTRA = 1\n", (False, True)),
+        ("normgrowth/norms/kernels.py", "\nEXTRA = 1\n", (True, False)),  # imported by what it imports
+        ("nbutils/shared_runs/recipes_t5.py", "\nEXTRA = 1\n", (True, False)),
+        ("nbutils/experiments/limits.py", "\nEXTRA = 1\n", (False, False)),
         ("nbutils/claims/records.py", "\nEXTRA = 1\n", (True, True)),
         ("book/data/t5_norm.csv", "\n", (True, True)),
         ("workflow/job.py", "\nEXTRA = 1\n", (False, False)),
@@ -409,7 +413,7 @@ def test_the_hash_of_a_chapter_changes_with_each_thing_it_is_made_from_and_no_ot
 
 @pytest.mark.parametrize(
     ("cell", "why"),
-    [("x = 1\n(", r"code cell 2, line 2: '\(' was never closed"), ("trainings.load(name)", "as a constant string")],
+    [("x = 1\n(", r"code cell 2, line 2: '\(' was never closed"), ("shared_runs.load(name)", "as a constant string")],
 )
 def test_a_cell_that_cannot_be_read_is_named(monkeypatch, cell, why):
     monkeypatch.setattr(book, "code_cells", lambda chapter: ["x = 1", cell])
@@ -424,6 +428,6 @@ def test_no_circle_of_imports_and_no_arrow_from_what_is_shared_to_a_chapter():
         name: {used for used in sources._imports(code) & set(codes) if not name.startswith(f"{used}.")} - {name}
         for name, code in codes.items()
     }
-    shared = {name: used for name, used in graph.items() if not name.startswith("nbutils.chapters")}
+    shared = {name: used for name, used in graph.items() if not name.startswith("nbutils.experiments")}
     assert {name: up for name, used in shared.items() if (up := {u for u in used if "chapters" in u})} == {}
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle

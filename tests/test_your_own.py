@@ -6,8 +6,8 @@ import nbformat
 import pytest
 import torch
 
-from nbutils.chapters import your_own
 from nbutils.claims import Ledger
+from nbutils.experiments import your_own
 from workflow import ROOT
 
 NOTEBOOK = ROOT / "book" / "notebooks" / "24-your-own.ipynb"

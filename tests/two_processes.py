@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from nbutils.norms import NormTracker
+from normgrowth.norms import NormTracker
 
 SHARDED = {
     "FSDP2": lambda net, mesh: fully_shard(net, mesh=mesh),

@@ -82,12 +82,12 @@ def training(name: str, run: Run, how: argparse.Namespace) -> None:
     """Train, then move the result into place in one step."""
     import torch
 
-    from nbutils import trainings
+    from nbutils import shared_runs
 
     started = datetime.now(UTC)
     torch.set_num_threads(how.threads)
     with time_limit(how.time_limit):
-        made = trainings.RECIPES[name](profile=run.profile, seed=run.seed, device=run.device)
+        made = shared_runs.RECIPES[name](profile=run.profile, seed=run.seed, device=run.device)
         made.save(run.training(name))
     keep_stats(name, run.training(name) / "stats.json", how, started, resource.RUSAGE_SELF)
 

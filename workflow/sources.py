@@ -13,31 +13,33 @@ from functools import cache
 from itertools import groupby
 from pathlib import Path
 
-from nbutils import devices, trainings
+from nbutils import devices, shared_runs
 from workflow import ROOT, Run, book
 
-DATA = ("data/*.csv", "book.mplstyle")  # what chapters read beside modules; a change of it is one for all
+PACKAGES = ("normgrowth", "nbutils")  # whose modules chapters import
+# What chapters read beside modules; a change of it is one for all.
+DATA = ("book/data/*.csv", "normgrowth/*.mplstyle", "normgrowth/*.txt")
 
 
 def hashes() -> dict[str, str]:
     """``hash_of`` each chapter and each shared training, by name."""
     codes = modules()
-    return {name: hash_of(name, codes) for name in (*trainings.names(), *book.chapters())}
+    return {name: hash_of(name, codes) for name in (*shared_runs.names(), *book.chapters())}
 
 
 def hash_of(name: str, codes: Mapping[str, str] | None = None) -> str:
     """SHA-256 of all that the numbers of a chapter or of a shared training depend on, as it is now.
 
-    Its code cells, the modules of nbutils that these import, theirs in turn, its trainings' modules, the published
-    data, and the versions of Python and packages. Not of the workflow that runs it.
+    Its code cells, the modules of both packages that these import, theirs in turn, its trainings' modules, the
+    published data, and the versions of Python and packages. Not of the workflow that runs it.
 
     Raises:
         ValueError: a cell of a chapter is no Python, or a training's name in it is no constant.
     """
     codes = codes or modules()
-    files = [path.read_bytes() for pattern in DATA for path in sorted((ROOT / "book").glob(pattern))]
+    files = [path.read_bytes() for pattern in DATA for path in sorted(ROOT.glob(pattern))]
     common: list[str | bytes] = [*files, _versions()]
-    shared = name in trainings.RECIPES
+    shared = name in shared_runs.RECIPES
     used = _closure([_module_of(name)], codes) if shared else used_by(name, codes)
     modules_of_it = _digest(_hash(codes[each]) for each in sorted(used))
     return _digest([*common, modules_of_it, *(() if shared else map(_hash, _cells(name)))])
@@ -49,7 +51,7 @@ def discard_older(run: Run) -> list[str]:
     Before a run, so that what cannot be made again does not count; and after it, for what was edited meanwhile.
     """
     today, gone = hashes(), list[str]()
-    results = {name: [run.training(name) / "stats.json"] for name in trainings.names()}
+    results = {name: [run.training(name) / "stats.json"] for name in shared_runs.names()}
     results |= {name: [run.stats(name), run.notebook(name)] for name in run.chapters}
     for name, files in results.items():
         loaded = trainings_of(name) if name in run.chapters else ()
@@ -69,13 +71,14 @@ def _is_of(stats: Path, made_from: str, device: str) -> bool:
 
 
 def modules() -> dict[str, str]:
-    """The code of all modules of nbutils by their full names."""
-    files = {path.relative_to(ROOT).with_suffix(""): path for path in sorted((ROOT / "nbutils").rglob("*.py"))}
+    """The code of all modules of both packages by their full names."""
+    paths = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    files = {path.relative_to(ROOT).with_suffix(""): path for path in paths}
     return {".".join(name.parts).removesuffix(".__init__"): path.read_text("utf-8") for name, path in files.items()}
 
 
 def used_by(chapter: str, codes: Mapping[str, str] | None = None) -> set[str]:
-    """The modules of nbutils that a chapter's code imports, and its trainings', those that they use, and so on."""
+    """The modules of ours that a chapter's code imports, and its trainings', those that they use, and so on."""
     direct = {*map(_module_of, trainings_of(chapter))}.union(*map(_imports, _cells(chapter)))
     return _closure(direct, codes or modules())
 
@@ -92,13 +95,13 @@ def _closure(names: Iterable[str], codes: Mapping[str, str]) -> set[str]:
 
 def of_pages() -> list[str]:
     """Files, relative to the root, that the rendered pages are made from besides the executed notebooks."""
-    code = ("workflow/**/*.py", "workflow/**/*.j2", "nbutils/**/*.py", "_config.yml", "_toc.yml", "constraints.txt")
-    patterns = (*code, "book/*.*", "book/_static/**/*", "CITATION.cff")
+    code = ("workflow/**/*.py", "workflow/**/*.j2", "normgrowth/**/*.py", "nbutils/**/*.py")
+    patterns = (*code, "_config.yml", "_toc.yml", "constraints.txt", "book/*.*", "book/_static/**/*", "CITATION.cff")
     return sorted(str(path.relative_to(ROOT)) for each in patterns for path in ROOT.glob(each) if path.is_file())
 
 
 def trainings_of(chapter: str) -> list[str]:
-    """Names of the shared trainings that a chapter loads, from its calls ``trainings.load("pattern", …)``.
+    """Names of the shared trainings that a chapter loads, from its calls ``shared_runs.load("pattern", …)``.
 
     Raises:
         ValueError: a call whose pattern is not a constant, so that nobody can tell what it needs before it runs.
@@ -106,17 +109,17 @@ def trainings_of(chapter: str) -> list[str]:
     names: set[str] = set()
     for cell in _cells(chapter):
         for node in ast.walk(_parse(cell)):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "trainings.load":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "shared_runs.load":
                 pattern = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
                 if not isinstance(pattern, str):
                     raise ValueError(f"{chapter}: `{ast.unparse(node)}`: give the trainings' name as a constant string")
-                names |= set(trainings.names(pattern))
+                names |= set(shared_runs.names(pattern))
     return sorted(names)
 
 
 def families() -> list[list[str]]:
     """The shared trainings by the job that makes them, those of one module: to start takes as long as a small one."""
-    return [list(names) for _, names in groupby(trainings.names(), key=_module_of)]
+    return [list(names) for _, names in groupby(shared_runs.names(), key=_module_of)]
 
 
 @cache
@@ -125,7 +128,7 @@ def _versions() -> str:
 
 
 def _module_of(training: str) -> str:
-    recipe = trainings.RECIPES[training]
+    recipe = shared_runs.RECIPES[training]
     return getattr(recipe, "func", recipe).__module__
 
 
@@ -161,10 +164,9 @@ def _imports(code: str) -> frozenset[str]:
             named |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             named |= {f"{node.module}.{alias.name}" for alias in node.names}
-    if "nbutils" in named:
-        raise ValueError(
-            "`import nbutils` names no module: write `from nbutils import …`, so that a change of it is seen"
-        )
+    if whole := named & set(PACKAGES):
+        name = min(whole)
+        raise ValueError(f"`import {name}` names no module: write `from {name} import …`, so that a change is seen")
     return frozenset(name.rsplit(".", up)[0] for name in named for up in range(name.count(".")))
 
 

