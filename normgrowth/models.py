@@ -141,7 +141,7 @@ def degree(one: Saved, c: float = 1000.0) -> pd.DataFrame:
     Moves the model to the CPU: not every device has float64.
     """
     scales = [*(s for s in (1.0, 10.0, 100.0) if s < c), c]
-    return homogeneity.measure_degree(one.model.cpu(), first(one), scales, k_in=0).set_index("scale")
+    return homogeneity.measure_degree(one.model.cpu(), first(one), scales, input_degree=0).set_index("scale")
 
 
 def _auto(kind: str) -> Any:

@@ -36,8 +36,8 @@ def test_degrees_of_inputs():
     with pytest.raises(NotHomogeneous):
         degree(net, (x, mask), 1)
     assert degree(net, (x, mask), 1, approximate=True) == 2 and degree(net, (x, mask), 0, approximate=True) == 1
-    assert measure_degree(net, {"x": x}, [1, 2], k_in=1).residual.max() < 1e-12
-    assert measure_degree(net, (x, mask), [1, 2], k_in=1).residual.max() > 1e-2
+    assert measure_degree(net, {"x": x}, [1, 2], input_degree=1).residual.max() < 1e-12
+    assert measure_degree(net, (x, mask), [1, 2], input_degree=1).residual.max() > 1e-2
 
 
 def test_a_boolean_factor_is_no_mask_of_zeros_and_infinities():
@@ -56,8 +56,8 @@ def test_a_boolean_factor_is_no_mask_of_zeros_and_infinities():
 
 
 def test_zero_has_every_degree():
-    def ask(function, k_in=1):
-        return degree(Net(function), torch.randn(3, 4), k_in)
+    def ask(function, input_degree=1):
+        return degree(Net(function), torch.randn(3, 4), input_degree)
 
     assert ask(lambda m, x: x + 0) == ask(lambda m, x: x.clamp(min=0) + torch.zeros_like(x)) == 1
     assert ask(lambda m, x: sum([x, x])) == 1
@@ -78,7 +78,7 @@ def test_masks_of_attention():
     large = Net(lambda m, x: m.f(x, x, x, attn_mask=m.mask)[0], {"mask": causal.clamp(min=-1e9)}, f=net)
     for masked in own, boolean:
         assert degree(masked, x, -1) == 1
-        assert measure_degree(masked, x, [1, 3], k_in=-1).residual.max() < 1e-12
+        assert measure_degree(masked, x, [1, 3], input_degree=-1).residual.max() < 1e-12
     assert degree(large, x, -1) == 1  # scores of degree 0 and a mask of degree 0
     with pytest.raises(NotHomogeneous, match=r"in module 'f': a sum needs equal degrees; it meets degree (4, 0|0, 4)"):
         degree(large, x, 1)
@@ -97,7 +97,7 @@ def test_with_an_epsilon_the_degree_is_asymptotic():
     assert degree(Net(lambda m, x: F.rms_norm(x, (4,))), x) == 0, "x does not change with scale"
     with pytest.raises(NotHomogeneous, match="ε outgrows"):
         degree(nn.LayerNorm(4), x, -1, approximate=True)
-    small = measure_degree(nn.LayerNorm(4), torch.randn(3, 4) * 1e-3, [1, 1e6], k_in=1)
+    small = measure_degree(nn.LayerNorm(4), torch.randn(3, 4) * 1e-3, [1, 1e6], input_degree=1)
     assert small.euler[0] > 1.1 and small.euler[1] == pytest.approx(1, abs=1e-6)  # below √ε it is nearly linear in x
 
 
@@ -114,9 +114,9 @@ def test_measuring_what_has_no_degree():
         measure_degree(sq(), torch.zeros(4), [2])
     for function in (lambda m, x: x / 0, lambda m, x: x * math.nan, lambda m, x: x.exp() * 1e308):
         with pytest.raises(ValueError, match=r"the output has norm (inf|nan) at scale 3\.0"):
-            measure_degree(Net(function), torch.ones(2), [3], k_in=1)
+            measure_degree(Net(function), torch.ones(2), [3], input_degree=1)
     net, x = build(lambda: seq(sq(), linear(4, 4, bias=True)), X)
-    measured = measure_degree(net, x, [1, 1e6], k_in=1)
+    measured = measure_degree(net, x, [1, 1e6], input_degree=1)
     assert measured.residual[0] > 0.01 and measured.residual[1] < 1e-9  # 3 and 1 meet; far out 3 is left
 
 
@@ -132,7 +132,7 @@ def test_a_derivative_that_is_not_of_the_outputs_is_warned_of(function, euler, t
     """Euler's identity is asked of autograd, which believes ``detach``; the residual is that of rounding."""
     net, (x,) = build(lambda: Net(function, w=par(4, 4), f=sq()), X)
     with pytest.warns(RuntimeWarning, match=f"against {true:.4g} at scale 1, .* at scale 3") as caught:
-        measured = measure_degree(net, x, [1, 3], k_in=1)
+        measured = measure_degree(net, x, [1, 3], input_degree=1)
     assert measured.euler[0] == pytest.approx(euler, abs=1e-6) and measured.residual[0] < 1e-6
     assert measured.log_ratio[0] == pytest.approx(true, abs=1e-6) and caught[0].filename == __file__
 
@@ -151,7 +151,7 @@ def test_the_exponent_of_a_smooth_sum_is_local_and_no_reason_to_warn():
     """c + c³ grows as c to the power (1 + 3c²)/(1 + c²)."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        measured = measure_degree(Net(lambda m, x: x + x**3), torch.ones(1), [0.5, 2.0, 8.0], k_in=1)
+        measured = measure_degree(Net(lambda m, x: x + x**3), torch.ones(1), [0.5, 2.0, 8.0], input_degree=1)
     want = [(1 + 3 * c * c) / (1 + c * c) for c in (0.5, 2.0, 8.0)]
     assert measured.euler.tolist() == pytest.approx(want) and measured.residual.max() < 1e-12
     steps = [math.log((2 + 8) / (0.5 + 0.125), 4), math.log((8 + 512) / (2 + 8), 4)]
@@ -160,12 +160,12 @@ def test_the_exponent_of_a_smooth_sum_is_local_and_no_reason_to_warn():
 
 def test_the_first_of_nested_outputs_counts():
     net, x = Net(lambda m, x: {"first": [(m.f(x), x)], "second": x}, f=sq()), torch.randn(3, 4)
-    assert degree(net, x, 1) == 2 and measure_degree(net, x, [1, 2], k_in=1).euler[0] == pytest.approx(2)
+    assert degree(net, x, 1) == 2 and measure_degree(net, x, [1, 2], input_degree=1).euler[0] == pytest.approx(2)
 
 
 def test_masks_and_whole_numbers_are_not_scaled():
     net = Two(lambda m, x, mask: (m.f(x) + mask).amax(-1), f=sq())
     mask = torch.full((4,), -math.inf).where(torch.arange(4) > 1, 0.0)
-    assert measure_degree(net, (torch.randn(3, 4), mask), [1, 3], k_in=1).euler[0] == pytest.approx(2)
+    assert measure_degree(net, (torch.randn(3, 4), mask), [1, 3], input_degree=1).euler[0] == pytest.approx(2)
     index = Net(lambda m, i: m.e(i), e=nn.Embedding(5, 4))
-    assert measure_degree(index, torch.tensor([4, 1]), [1, 3], k_in=7).euler[0] == pytest.approx(1)
+    assert measure_degree(index, torch.tensor([4, 1]), [1, 3], input_degree=7).euler[0] == pytest.approx(1)

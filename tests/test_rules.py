@@ -32,7 +32,7 @@ from torch import nn
 
 from normgrowth.homogeneity import NotHomogeneous, degree, explain, measure_degree, one_minus_cosine, scalable
 
-# name: (network, input shape or tensors, k_in, degree). Exact.
+# name: (network, input shape or tensors, input_degree, degree). Exact.
 EXACT = {
     "linear": (lambda: linear(4, 3), X, 1, 2),
     "mlp": (lambda: seq(linear(4, 5), nn.ReLU(), linear(5, 5), nn.LeakyReLU(0.1), linear(5, 2)), X, 0, 3),
@@ -121,15 +121,16 @@ ASYMPTOTIC = {
 
 @pytest.mark.parametrize("name", EXACT)
 def test_exact_degree_is_the_measured_one(name):
-    make, shapes, k_in, expected = EXACT[name]
+    make, shapes, input_degree, expected = EXACT[name]
     net, inputs = build(make, shapes)
-    assert degree(net, inputs, k_in, check=True) == expected
-    assert degree(net, inputs, k_in, approximate=True, check=True) == expected  # what is exact is asymptotic too
-    measured = measure_degree(net, inputs, [0.5, 1, 10], k_in=k_in)
+    assert degree(net, inputs, input_degree, check=True) == expected
+    # an exact degree is asymptotic too
+    assert degree(net, inputs, input_degree, approximate=True, check=True) == expected
+    measured = measure_degree(net, inputs, [0.5, 1, 10], input_degree=input_degree)
     assert measured.euler.to_numpy() == pytest.approx(float(expected), abs=1e-9)
     assert measured.residual.max() < 1e-9
     assert measured.log_ratio[:-1].to_numpy() == pytest.approx(float(expected), abs=1e-9)
-    with scalable(net, inputs, k_in) as output, torch.no_grad():
+    with scalable(net, inputs, input_degree) as output, torch.no_grad():
         f, small, large = (output(c) / c ** float(expected) for c in (1.0, 0.5, 10.0))
     for other in (small, large):
         assert (other - f).abs().max() < 1e-9 and float(one_minus_cosine(other, f)) < 1e-20
@@ -137,13 +138,13 @@ def test_exact_degree_is_the_measured_one(name):
 
 @pytest.mark.parametrize("name", ASYMPTOTIC)
 def test_asymptotic_degree_is_the_measured_one(name):
-    make, shapes, k_in, expected = ASYMPTOTIC[name]
+    make, shapes, input_degree, expected = ASYMPTOTIC[name]
     net, inputs = build(make, shapes)
-    assert degree(net, inputs, k_in, approximate=True, check=True) == expected
-    measured = measure_degree(net, inputs, [1e3, 1e5], k_in=k_in)
+    assert degree(net, inputs, input_degree, approximate=True, check=True) == expected
+    measured = measure_degree(net, inputs, [1e3, 1e5], input_degree=input_degree)
     assert measured.euler[1] == pytest.approx(expected, abs=1e-3)
     assert measured.log_ratio[0] == pytest.approx(expected, abs=1e-2)
-    with scalable(net, inputs, k_in) as output, torch.no_grad():
+    with scalable(net, inputs, input_degree) as output, torch.no_grad():
         near, far, limit = (output(c) for c in (1e3, 1e4, 1e6))
     assert float(one_minus_cosine(far, limit)) <= max(float(one_minus_cosine(near, limit)), 1e-28)
 
@@ -170,7 +171,7 @@ F.scaled_dot_product_attention(F.normalize(x, eps=0.0)[None], F.normalize(x, eps
 def test_rules_of_operations(text):
     net = Net(lambda m, x: eval(text, {"torch": torch, "F": F, "x": x}))
     x = torch.rand(3, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64) + 0.1
-    measured = measure_degree(net, x, [1, 3, 9], k_in=2)
+    measured = measure_degree(net, x, [1, 3, 9], input_degree=2)
     assert measured.log_ratio[:-1].to_numpy() == pytest.approx(float(degree(net, x, 2)), abs=1e-9)
     assert "detach" in text or measured.residual.max() < 1e-9
 
@@ -282,7 +283,7 @@ def test_generated_networks(drawn):
     net, x = make_program(steps, seed)
     assert degree(net, x, degrees[0]) == degrees[-1]
     try:
-        measured = measure_degree(net, x, [0.7, 1.0, 1.9], k_in=degrees[0])
+        measured = measure_degree(net, x, [0.7, 1.0, 1.9], input_degree=degrees[0])
     except ValueError:  # zero or 0/0: no degree to measure
         assume(False)
     assume(not measured.euler.isna().any())  # √x at 0
@@ -360,16 +361,16 @@ STEPS = st.tuples(st.sampled_from([*PARTS, "weight", "bias", *WILD]), st.integer
 
 @settings(quick, max_examples=300)
 @given(st.lists(STEPS, min_size=1, max_size=5), st.sampled_from([0, 1, 2]), st.integers(0, 2**20))
-def test_of_wild_networks_each_is_right_or_refused(steps, k_in, seed):
+def test_of_wild_networks_each_is_right_or_refused(steps, input_degree, seed):
     torch.manual_seed(seed)
     net, x = Program(steps).double().eval(), torch.randn(4, 4, dtype=torch.float64)
     try:
-        k = degree(net, x, k_in)
+        k = degree(net, x, input_degree)
     except (ValueError, LookupError) as error:
         event(type(error).__name__)
         return
     event("a degree")
-    with scalable(net, x, k_in) as output, torch.no_grad():
+    with scalable(net, x, input_degree) as output, torch.no_grad():
         small, large = output(1.0), output(3.0)
     assume(small.isfinite().all() and small.norm() < 1e100)
     torch.testing.assert_close(large, small * 3.0 ** float(k), rtol=1e-6, atol=1e-9 * float(large.norm()))

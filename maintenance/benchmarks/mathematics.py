@@ -68,7 +68,7 @@ def figure_1(timed: int = 10) -> Row:
     return compare(what, ours, plain, 10, share=timed / (len(scales) * len(accuracies)), repeats=3)
 
 
-def degree(depth: int = 12, d: int = 768, k_in: int = 3) -> Row:
+def degree(depth: int = 12, d: int = 768, input_degree: int = 3) -> Row:
     """An encoder of the size of BERT-base. The plain side runs it at two scales: one log-ratio is the least there is.
 
     Its input has the degree of a pre-norm sublayer without biases: a gain and two matrices. Attention is homogeneous
@@ -79,10 +79,10 @@ def degree(depth: int = 12, d: int = 768, k_in: int = 3) -> Row:
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5, generator=rng)
     x = torch.randn(1, 16, d, generator=rng)
-    with homogeneity.scalable(net, x, k_in) as output, torch.no_grad():
+    with homogeneity.scalable(net, x, input_degree) as output, torch.no_grad():
 
         def ours() -> float:
-            return float(homogeneity.degree(net, x, k_in, approximate=True))
+            return float(homogeneity.degree(net, x, input_degree, approximate=True))
 
         def plain() -> float:
             return float((output(2000.0).norm() / output(1000.0).norm()).log2())

@@ -1,7 +1,7 @@
 """The degree of a network in its parameters, by the rules of Table 1 along a forward pass and by measurement.
 
 A value v has degree k if v(cθ) = c^k v(θ) for all c > 0. ``degree`` and ``explain`` carry degrees along one run of a
-module, ``measure_degree`` looks at numbers instead.
+module; ``measure_degree`` measures the degree from outputs at several scales.
 """
 
 from normgrowth.homogeneity.algebra import Algebra, NotHomogeneous

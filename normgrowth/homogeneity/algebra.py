@@ -1,9 +1,9 @@
-"""The algebra of degrees: sums need equal degrees, in a product they add, and so on (Table 1 of the paper).
+"""The algebra of degrees: in a sum degrees must be equal, in a product they add, and so on (Table 1 of the paper).
 
-``homogeneity.rules`` has the rules of torch, and ``homogeneity.forward`` carries degrees through a forward pass.
-A tensor keeps its degree by the memory that it lies in: so views share it. One that is neither made of parameters nor
-of inputs of a degree is a *constant*: only of constants is the value looked at, and one of zeros
-and infinities has ``EVERY`` degree.
+``homogeneity.rules`` has the rules of torch's operations, and ``homogeneity.forward`` carries degrees through a forward
+pass. A degree belongs to the memory that a tensor lies in, so all views of a tensor share it. A tensor that depends
+neither on parameters nor on inputs with a degree is a *constant*. Only the values of constants are read: a constant of
+zeros and infinities alone has ``EVERY`` degree.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ INFINITE = 1e30  # transformers mask by the lowest number of a type, −3.4e38
 
 
 class Degree(Fraction):
-    """A degree, with what else is known of the value.
+    """A degree, and what else the rules know about the value.
 
-    ``leading``: it is that of the leading term only, which may vanish on a region. ``kind`` is ``"even"`` where no
-    entry is negative, as of a square, ``"size"`` for a norm or a deviation, which vanish with the vector or where it is
-    constant, and ``"masked"`` for scores of which some have −3.4e38 in place of −∞.
+    ``leading``: the degree is that of the leading term only, which may vanish on a region. ``kind`` is
+    ``"nonnegative"`` where no entry is negative, as in a square, ``"size"`` for a norm or a standard deviation, which
+    vanish only with the whole vector or where it is constant, and ``"masked"`` for scores of which some have −3.4e38
+    in place of −∞.
     """
 
     leading: bool
@@ -37,208 +38,245 @@ class Degree(Fraction):
 
     def __new__(cls, k: Any, kind: str = "", leading: bool = False) -> Degree:
         self = super().__new__(cls, k)
-        self.kind, self.leading = kind, leading
+        self.kind = kind
+        self.leading = leading
         return self
 
 
-def known(k: Any, kind: str = "", leading: bool = False) -> Any:
-    """A degree with what is known; of what has ``EVERY`` degree nothing need be."""
+def annotated(k: Any, kind: str = "", leading: bool = False) -> Any:
+    """A degree with its kind. ``EVERY`` needs no annotation and stays as it is."""
     return k if k == EVERY else Degree(k, kind, leading)
 
 
-def kind(k: Any) -> str:
+def kind_of(k: Any) -> str:
+    """The kind of a value of degree k; empty if the rules know none."""
     return getattr(k, "kind", "")
 
 
-def leading(k: Any) -> bool:
+def is_leading(k: Any) -> bool:
+    """Whether a degree is that of the leading term only."""
     return getattr(k, "leading", False)
 
 
 class NotHomogeneous(ValueError):
-    """No degree is given: there is none, a forward pass cannot see it, or an operation has no rule."""
+    """There is no degree, a forward pass cannot see it, or an operation has no rule."""
 
 
-def shown(degrees: Any) -> Any:
-    """Degrees for people: whole ones as int, ``EVERY`` as a word, several joined by commas.
+def readable(degrees: Any) -> Any:
+    """Degrees for a reader: integers as int, ``EVERY`` as a word, the degrees of a tuple joined by commas.
 
-    >>> shown((Fraction(2), Fraction(1, 2), EVERY, None))
+    >>> readable((Fraction(2), Fraction(1, 2), EVERY, None))
     '2, 1/2, every, –'
     """
     if isinstance(degrees, tuple):
-        return ", ".join(str(shown(k)) for k in degrees)
-    if degrees is None or degrees == EVERY:
-        return "–" if degrees is None else "every"
+        return ", ".join(str(readable(k)) for k in degrees)
+    if degrees is None:
+        return "–"
+    if degrees == EVERY:
+        return "every"
     return int(degrees) if degrees == int(degrees) else Fraction(degrees)
 
 
-def empty(x: Any, infinite: float = math.inf) -> bool:
-    """Whether all of a constant is zero or infinite."""
+def all_zero_or_infinite(x: Any, infinite: float = math.inf) -> bool:
+    """Whether every entry of a constant is zero or, in magnitude, at least ``infinite``."""
     x = torch.as_tensor(x)
     zero = x == 0
-    return bool((zero | (x.abs() >= infinite) if x.is_floating_point() else zero).all())
+    if not x.is_floating_point():
+        return bool(zero.all())
+    return bool((zero | (x.abs() >= infinite)).all())
 
 
-def real(x: Any) -> bool:
+def is_real_tensor(x: Any) -> bool:
     """Whether an operand is a tensor of real numbers, whose square is nowhere negative."""
     return isinstance(x, Tensor) and not x.is_complex()
 
 
 class Algebra:
-    """What rules are made of. ``rows`` has what was done, in order.
+    """The operations from which rules are built. ``rows`` lists the operations of a forward pass, in order.
 
     >>> algebra = Algebra()
     >>> product = algebra.mul(Fraction(1), Fraction(1))  # a weight times an input
-    >>> shown(algebra.add(product, Fraction(2))), shown(algebra.pow(product, 0.25))
+    >>> readable(algebra.add(product, Fraction(2))), readable(algebra.pow(product, 0.25))
     (2, Fraction(1, 2))
     """
 
     def __init__(self, approximate: bool = False):
         super().__init__()
-        self.approximate, self.tracker = approximate, ModuleTracker()
-        self.known, self.blank, self.parameters = (WeakIdKeyDictionary() for _ in range(3))  # by memory
+        self.approximate = approximate
+        self.module_tracker = ModuleTracker()
+        # The keys of all three are storages: the memory that tensors lie in.
+        self.degrees = WeakIdKeyDictionary()
+        self.zero_filled = WeakIdKeyDictionary()
+        self.parameters = WeakIdKeyDictionary()
         self.rows: list[dict[str, Any]] = []
         self.error: NotHomogeneous | None = None
 
     # --- Degrees of operands ------------------------------------------------------------------------------------------
 
-    def enter(self, x: Tensor, k: Any) -> None:
-        """Let a tensor, and all that shares its memory, have a degree."""
-        self.known[x.untyped_storage()] = k
+    def set_degree(self, x: Tensor, k: Any) -> None:
+        """Give a tensor, and every tensor that shares its memory, the degree k."""
+        self.degrees[x.untyped_storage()] = k
 
-    def constant_(self, x: Any) -> bool:
-        """Whether an operand is a constant. Raises, if something unseen has written into it."""
+    def is_constant(self, x: Any) -> bool:
+        """Whether an operand is a constant. Raises if it was filled by anything but an operation of torch."""
         if not isinstance(x, Tensor):
             return True
-        if x.untyped_storage() in self.known:
+        if x.untyped_storage() in self.degrees:
             return False
         if x.requires_grad:
-            self.fail("a constant has a gradient: parameters must be registered, and what they make made in forward")
-        if x.untyped_storage() in self.blank and not empty(x):
-            self.fail("a constant was filled where no operation was seen: by a kernel of its own or by NumPy")
+            self.fail(
+                "a constant has a gradient: parameters must be registered, and values made of them computed in forward"
+            )
+        if x.untyped_storage() in self.zero_filled and not all_zero_or_infinite(x):
+            self.fail("a constant was filled where no operation was seen: by a custom kernel or by NumPy")
         return True
 
-    def of(self, x: Any) -> Any:
-        """Degree of an operand: 1 of a parameter, 0 of a constant, ``EVERY`` of zeros, infinities and None."""
-        if x is None or isinstance(x, Fraction):
-            return EVERY if x is None else x
-        if self.constant_(x):
-            return EVERY if empty(x) else ZERO
-        return self.known[x.untyped_storage()]
+    def degree_of(self, x: Any) -> Any:
+        """Degree of an operand: 1 for a parameter, 0 for a constant, ``EVERY`` for zeros, infinities and None."""
+        if x is None:
+            return EVERY
+        if isinstance(x, Fraction):
+            return x
+        if self.is_constant(x):
+            return EVERY if all_zero_or_infinite(x) else ZERO
+        return self.degrees[x.untyped_storage()]
 
-    def _terms(self, operands: tuple[Any, ...]) -> set[Fraction]:
-        """The degrees that meet; −3.4e38 stands for −∞."""
-        terms = set()
+    def _distinct_degrees(self, operands: tuple[Any, ...]) -> set[Fraction]:
+        """The distinct degrees of operands that meet. A constant of −3.4e38 stands for −∞, which fits every degree."""
+        distinct = set()
         for x in operands:
-            k = self.of(x)
-            if k == ZERO and not isinstance(x, Fraction) and self.constant_(x) and empty(x, INFINITE):
+            k = self.degree_of(x)
+            if k == EVERY:
+                continue
+            is_plain_constant = k == ZERO and not isinstance(x, Fraction) and self.is_constant(x)
+            if is_plain_constant and all_zero_or_infinite(x, INFINITE):
                 self.note("the lowest number of the type taken as −∞", kind="masked")
-            elif k != EVERY:
-                terms.add(Fraction(k))
-        return terms
+            else:
+                distinct.add(Fraction(k))
+        return distinct
 
     # --- The rows of Table 1 ------------------------------------------------------------------------------------------
 
     def add(self, x: Any, y: Any) -> Any:
-        """A sum: equal degrees; asymptotically the largest of them, if its terms do not cancel."""
-        terms = self._terms((x, y))
-        if len(terms) > 1:
+        """A sum: degrees must be equal. Asymptotically it has the larger degree, unless its leading terms cancel."""
+        distinct = self._distinct_degrees((x, y))
+        if len(distinct) > 1:
             if not self.approximate:
                 self.fail("a sum needs equal degrees", x, y)
-            self.note(f"asymptotic: of {shown(tuple(sorted(terms)))} the largest", leading=True)
-        return known(max(terms, default=EVERY), "size" if self.epsilon(x, y) else "")
+            self.note(f"asymptotic: of {readable(tuple(sorted(distinct)))} the largest", leading=True)
+        return annotated(max(distinct, default=EVERY), "size" if self.is_guarded_size(x, y) else "")
 
-    def same(self, *parts: Any) -> Any:
-        """Parts side by side, as in ``cat`` and ``where``: equal degrees, asymptotically too."""
-        terms = self._terms(parts)
-        if len(terms) > 1:
+    def equal_degrees(self, *parts: Any) -> Any:
+        """Parts side by side, as in ``cat`` and ``where``: degrees must be equal, asymptotically too."""
+        distinct = self._distinct_degrees(parts)
+        if len(distinct) > 1:
             self.fail("parts side by side need equal degrees", *parts)
-        return max(terms, default=EVERY)
+        return max(distinct, default=EVERY)
 
     def mul(self, x: Any, y: Any) -> Any:
         """A product: degrees add."""
-        return known(self.of(x) + self.of(y), "even" if x is y and real(x) else "")
+        is_square = x is y and is_real_tensor(x)
+        return annotated(self.degree_of(x) + self.degree_of(y), "nonnegative" if is_square else "")
 
     def div(self, x: Any, y: Any) -> Any:
         """A quotient: degrees subtract."""
-        self._divides(y)
-        return self.of(x) - self.of(y)
+        self._check_divisor(y)
+        return self.degree_of(x) - self.degree_of(y)
 
-    def _divides(self, y: Any) -> None:
-        k = self.of(y)
+    def _check_divisor(self, y: Any) -> None:
+        k = self.degree_of(y)
         if k == EVERY:
             self.fail("the divisor is 0 or infinite", y)
-        if leading(k) and kind(k) != "size":
+        if is_leading(k) and kind_of(k) != "size":
             self.fail("the leading term of the divisor may vanish", y)
 
     def pow(self, x: Any, exponent: Any) -> Any:
-        """A fixed power multiplies the degree; an exponent that is a value needs degree 0 on both sides."""
+        """A power with a fixed exponent multiplies the degree. With a tensor as exponent, both need degree 0."""
         if not isinstance(exponent, int | float):
-            return self.constant(x, exponent)
-        k = self.of(x)
+            return self.arbitrary(x, exponent)
+        k = self.degree_of(x)
         if exponent < 0:
-            self._divides(x)
+            self._check_divisor(x)
         if k == EVERY:
             return EVERY if exponent > 0 else self.fail("0 or infinity to the power 0", x)
-        power = Fraction(exponent).limit_denominator(10**6)
-        return known(k * power, kind(k) or ("even" if exponent % 2 == 0 and real(x) else ""))
+        kind = kind_of(k)
+        if not kind and exponent % 2 == 0 and is_real_tensor(x):
+            kind = "nonnegative"
+        return annotated(k * Fraction(exponent).limit_denominator(10**6), kind)
 
     def size(self, x: Any, power: int = 1) -> Any:
-        """A norm, or the variance with ``power`` 2."""
-        return known(power * self.of(x), "size")
+        """A norm or a standard deviation; with ``power`` 2, a variance."""
+        return annotated(power * self.degree_of(x), "size")
 
-    def epsilon(self, x: Any, y: Any) -> bool:
-        """Whether y is a number that keeps a size x off 0."""
-        return kind(self.of(x)) == "size" and isinstance(y, int | float) and y >= 0
+    def is_guarded_size(self, x: Any, y: Any) -> bool:
+        """Whether x is a size and y a number that is added to keep it away from 0, as ε in a norm."""
+        return kind_of(self.degree_of(x)) == "size" and isinstance(y, int | float) and y >= 0
 
-    def constant(self, *xs: Any) -> Any:
-        """Any function at all: exact where its arguments do not change with scale, never otherwise."""
-        if any(leading(self.of(x)) for x in xs):
-            self.fail("needs a degree that is exact, not asymptotic", *xs)
-        return self.continuous(*xs)
+    def arbitrary(self, *arguments: Any) -> Any:
+        """Any function: it has degree 0 where its arguments have exactly degree 0, and no degree otherwise."""
+        if any(is_leading(self.degree_of(x)) for x in arguments):
+            self.fail("needs a degree that is exact, not asymptotic", *arguments)
+        return self.continuous(*arguments)
 
-    def continuous(self, *xs: Any) -> Any:
-        """A function that is continuous everywhere: as ``constant``, and a limit may be its argument, too."""
-        return ZERO if all(self.of(x) in (ZERO, EVERY) for x in xs) else self.fail("needs degree 0", *xs)
+    def continuous(self, *arguments: Any) -> Any:
+        """A function that is continuous everywhere: as ``arbitrary``, but asymptotic degrees of 0 suffice."""
+        if all(self.degree_of(x) in (ZERO, EVERY) for x in arguments):
+            return ZERO
+        return self.fail("needs degree 0", *arguments)
 
-    def bounded(self, x: Any, kind: str = "") -> Any:
-        """A saturating function (softmax, σ, tanh): 0, exactly at degree 0 and asymptotically at a positive degree."""
-        if self.approximate and self.of(x) > 0:
+    def saturating(self, x: Any, kind: str = "") -> Any:
+        """Softmax, σ, tanh: degree 0, exactly for an argument of degree 0, asymptotically for a positive degree."""
+        if self.approximate and self.degree_of(x) > 0:
             self.note("asymptotic: saturates", leading=True)
         else:
             self.continuous(x)
         return Degree(0, kind)
 
-    def far_linear(self, x: Any) -> Any:
-        """A function that is linear far out on either side (GELU, SiLU): asymptotically a positive degree stays."""
-        if not (self.approximate and self.of(x) > 0):
-            return self.continuous(x)
-        self.note("asymptotic: linear far from 0", leading=True)
-        return Fraction(self.of(x))
+    def asymptotically_linear(self, x: Any) -> Any:
+        """A function that is linear far from 0 on either side (GELU, SiLU): asymptotically a positive degree stays."""
+        if self.approximate and self.degree_of(x) > 0:
+            self.note("asymptotic: linear far from 0", leading=True)
+            return Fraction(self.degree_of(x))
+        return self.continuous(x)
 
     def affine(self, x: Any, weight: Any = None, bias: Any = None) -> Any:
-        """x · weight + bias. An absent weight is 1 and an absent bias 0."""
-        return self.add(self.of(x) if weight is None else self.mul(x, weight), bias)
+        """x · weight + bias. An absent weight is 1 and an absent bias is 0."""
+        product = self.degree_of(x) if weight is None else self.mul(x, weight)
+        return self.add(product, bias)
 
     # --- The table ----------------------------------------------------------------------------------------------------
 
     def begin(self, operation: str, degrees: Any = ()) -> dict[str, Any]:
-        """Begin a row of the table, of the operation that is being looked at."""
-        deepest = max((name for name in self.tracker.parents if name != "Global"), key=len, default="")
-        row = {"module": deepest.partition(".")[2], "operation": operation, "in": tuple(degrees), "out": None}
-        self.rows.append(row | {"note": [], "leading": False, "kind": ""})
-        return self.rows[-1]
+        """Begin the row of an operation in the table, with the degrees of its operands."""
+        modules = [name for name in self.module_tracker.parents if name != "Global"]
+        innermost = max(modules, key=len, default="")
+        row = {
+            "module": innermost.partition(".")[2],
+            "operation": operation,
+            "in": tuple(degrees),
+            "out": None,
+            "note": [],
+            "leading": False,
+            "kind": "",
+        }
+        self.rows.append(row)
+        return row
 
-    def note(self, text: str, **facts: Any) -> None:
-        """Put a remark in the row of the current operation, and what it makes of the result."""
+    def note(self, text: str, **properties: Any) -> None:
+        """Add a remark to the row of the current operation, and set ``leading`` or ``kind`` of its result."""
         row = self.rows[-1] if self.rows else self.begin("the module")
         row["note"].append(text)
-        row |= facts
+        row.update(properties)
 
-    def fail(self, why: str, *operands: Any) -> Any:
-        """Raise ``NotHomogeneous`` at the operation that is being looked at, and remember it."""
-        self.note(f"✗ {why}")
-        operation, module = self.rows[-1]["operation"], self.rows[-1]["module"]
-        where = operation + (f" in module {module!r}" if module else "")
-        met = f"; it meets degree {shown(tuple(map(self.of, operands)))}" if operands else ""
-        self.error = NotHomogeneous(f"{where}: {why}{met}. Or measure it: normgrowth.homogeneity.measure_degree")
+    def fail(self, reason: str, *operands: Any) -> Any:
+        """Raise ``NotHomogeneous`` at the current operation, and keep the error in case the module catches it."""
+        self.note(f"✗ {reason}")
+        row = self.rows[-1]
+        place = row["operation"]
+        if row["module"]:
+            place += f" in module {row['module']!r}"
+        if operands:
+            degrees = tuple(self.degree_of(x) for x in operands)
+            reason += f"; it meets degree {readable(degrees)}"
+        self.error = NotHomogeneous(f"{place}: {reason}. Or measure it: normgrowth.homogeneity.measure_degree")
         raise self.error

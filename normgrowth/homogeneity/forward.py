@@ -1,7 +1,7 @@
-"""Degrees carried along with one forward pass, and what such a pass cannot see, refused.
+"""Degrees carried along one forward pass. What such a pass cannot see is refused.
 
-``Forward`` sees each operation that the pass runs (those of ATen, torch's C++ library), finds its rule in ``RULES`` and
-keeps the degree of what comes out.
+``Forward`` sees every operation that the pass runs (those of ATen, torch's C++ library), looks up its rule in ``RULES``
+and keeps the degree of its result.
 """
 
 from __future__ import annotations
@@ -14,105 +14,141 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from normgrowth.homogeneity.algebra import EVERY, INFINITE, ZERO, Algebra, Degree, empty, kind, known, leading
-from normgrowth.homogeneity.measure import arguments, first_output, numbers, plain
-from normgrowth.homogeneity.rules import MASK_READERS, PLACES, RULES
+from normgrowth.homogeneity.algebra import (
+    EVERY,
+    INFINITE,
+    ZERO,
+    Algebra,
+    Degree,
+    all_zero_or_infinite,
+    annotated,
+    is_leading,
+    kind_of,
+)
+from normgrowth.homogeneity.measure import arguments, first_output, is_real_valued, without_fused_kernels
+from normgrowth.homogeneity.rules import ACCEPT_MASKED_SCORES, RETURN_INDICES, RULES
 
 __all__ = ["Forward", "carry"]
 
-TAKES_OUT = (
+LEAVE_TORCH = (
     "numpy", "tolist", "__array__", "__dlpack__", "to_dlpack", "_to_dlpack", "data_ptr", "apply_", "map_", "map2_",
     "tensor", "as_tensor", "asarray", "new_tensor",
 )  # fmt: skip
 FACTORIES = ("empty", "zeros", "ones", "full", "new_")
-UNMASKED = "the lowest number of a type stands for −∞ before a softmax only"
+MASK_OUTSIDE_SOFTMAX = "the lowest number of a type stands for −∞ before a softmax only"
 
 
 class Forward(Algebra, TorchDispatchMode):
-    """The algebra, applied to each operation while it is active."""
+    """The algebra, applied to every operation while this mode is active."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        library, name = func.namespace, func.overloadpacket.__name__.strip("_")
-        name = name if library == "aten" else f"{library}::{name}"
+        name = func.overloadpacket.__name__.strip("_")
+        if func.namespace != "aten":
+            name = f"{func.namespace}::{name}"
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.begin(name)
             self.fail("is random: call eval()")
-        operands = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        followed = [x for x in operands if not self.constant_(x)]
-        written = _written(func._schema.arguments, args, kwargs)
-        if not followed or name.startswith(FACTORIES):
-            out = func(*args, **kwargs)
-            for x in written:
-                self.blank.pop(x.untyped_storage(), None)
-            if "empty" in name or "zeros" in name:  # a kernel that no operation shows would write there
-                out.zero_()
-                self.blank[out.untyped_storage()] = True
-            return out
-        row = self.begin(func.overloadpacket.__name__, map(self.of, operands))
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        operands = [x for x in tensors if not self.is_constant(x)]
+        written = _written_arguments(func._schema.arguments, args, kwargs)
+        if not operands or name.startswith(FACTORIES):
+            return self._run_on_constants(name, func, args, kwargs, written)
+        row = self.begin(func.overloadpacket.__name__, [self.degree_of(x) for x in tensors])
         if any(x.untyped_storage() in self.parameters for x in written):
             self.fail("changes a parameter in place", *written)
-        k = self._by_rule(name, row, followed, args, kwargs)
-        before = {id(x): self.of(_whole(x)) for x in written}
-        out = func(*args, **kwargs)
-        self._keep(name, row, k, out, followed, before)
-        return out
+        k = self._degree_by_rule(name, row, operands, args, kwargs)
+        degrees_before = {id(x): self.degree_of(_whole_storage(x)) for x in written}
+        outputs = func(*args, **kwargs)
+        self._keep_degrees(name, row, k, outputs, operands, degrees_before)
+        return outputs
 
-    def _by_rule(self, name: str, row: dict[str, Any], followed: list[Tensor], args: Any, kwargs: Any) -> Any:
-        """The degree by the rule of an operation. Without a rule what does not change with scale goes on so."""
-        row["leading"] = any(map(leading, row["in"]))
-        if "masked" in map(kind, row["in"]):
-            if name not in MASK_READERS:
-                self.fail(UNMASKED)
+    def _run_on_constants(self, name: str, func: Any, args: Any, kwargs: Any, written: list[Tensor]) -> Any:
+        """Run an operation whose result is a constant, and remember which constants must still be zero.
+
+        New memory is filled with zeros, so that a write by a kernel that no operation shows is noticed later.
+        """
+        outputs = func(*args, **kwargs)
+        for x in written:
+            self.zero_filled.pop(x.untyped_storage(), None)
+        if "empty" in name or "zeros" in name:
+            outputs.zero_()
+            self.zero_filled[outputs.untyped_storage()] = True
+        return outputs
+
+    def _degree_by_rule(self, name: str, row: dict[str, Any], operands: list[Tensor], args: Any, kwargs: Any) -> Any:
+        """The degree of the result. An operation without a rule has degree 0 if no operand changes with scale."""
+        row["leading"] = any(is_leading(k) for k in row["in"])
+        if any(kind_of(k) == "masked" for k in row["in"]):
+            if name not in ACCEPT_MASKED_SCORES:
+                self.fail(MASK_OUTSIDE_SOFTMAX)
             row["kind"] = "" if "softmax" in name else "masked"
         if name not in RULES:
-            if all(k in (ZERO, EVERY) for k in row["in"]) and not (row["leading"] and any(map(numbers, followed))):
+            all_scale_free = all(k in (ZERO, EVERY) for k in row["in"])
+            only_asymptotically = row["leading"] and any(is_real_valued(x) for x in operands)
+            if all_scale_free and not only_asymptotically:
                 return ZERO
-            example = f"normgrowth.homogeneity.RULES[{name!r}] = lambda algebra, x: algebra.constant(x)"
+            example = f"normgrowth.homogeneity.RULES[{name!r}] = lambda algebra, x: algebra.arbitrary(x)"
             self.fail(f"there is no rule for it; if it needs degree 0, say {example}")
         try:
             return RULES[name](self, *args, **kwargs)
         except TypeError as error:
             return self.fail(f"its rule does not know these arguments: {error}")
 
-    def _keep(self, name: str, row: dict[str, Any], k: Any, out: Any, followed: list[Tensor], before: Any) -> None:
-        """Keep the degrees of what came out, and refuse what a forward pass cannot follow."""
-        results, scaling = tree_leaves(out), [x for x in followed if numbers(x)]
-        if (scaling or row["leading"]) and not all(isinstance(x, Tensor | None) for x in results):
+    def _keep_degrees(
+        self,
+        name: str,
+        row: dict[str, Any],
+        k: Any,
+        outputs: Any,
+        operands: list[Tensor],
+        degrees_before: dict[int, Any],
+    ) -> None:
+        """Keep the degrees of the results, and refuse what a forward pass cannot follow."""
+        results = tree_leaves(outputs)
+        real_operands = [x for x in operands if is_real_valued(x)]
+        if (real_operands or row["leading"]) and not all(isinstance(x, Tensor | None) for x in results):
             self.fail("Python reads a value that is made of parameters or inputs, for a branch or a number")
-        changes = [x for x in scaling if self.of(x) not in (ZERO, EVERY) or leading(self.of(x))]
-        ks = k if isinstance(k, tuple) else (k,) * len(results)
-        for x, degree in zip(results, ks, strict=True):
+        changing = [x for x in real_operands if self._changes_with_scale(x)]
+        degrees = k if isinstance(k, tuple) else (k,) * len(results)
+        for x, degree in zip(results, degrees, strict=True):
             if not isinstance(x, Tensor):
                 continue
-            if not numbers(x):
-                if changes and x.dtype != torch.bool and name not in PLACES:
-                    self.fail("rounds to whole numbers", *changes)
+            if not is_real_valued(x):
+                if changing and x.dtype != torch.bool and name not in RETURN_INDICES:
+                    self.fail("rounds to whole numbers", *changing)
                 degree = ZERO
-            what = row["kind"] or kind(degree)
-            if (old := before.get(id(x))) is not None:
-                if old != EVERY and degree not in (old, EVERY):
-                    self.fail("changes the degree of a value in place; write it out of place", old, degree)
-                degree = old if degree == EVERY else degree
-                what = what if what == "masked" else ""  # there may be more in this memory
-            self.enter(x, known(degree, what, row["leading"]))
+            kind = row["kind"] or kind_of(degree)
+            degree_before = degrees_before.get(id(x))
+            if degree_before is not None:
+                if degree_before != EVERY and degree not in (degree_before, EVERY):
+                    self.fail("changes the degree of a value in place; write it out of place", degree_before, degree)
+                if degree == EVERY:
+                    degree = degree_before
+                if kind != "masked":
+                    kind = ""  # the memory may hold more than the part that was written
+            self.set_degree(x, annotated(degree, kind, row["leading"]))
         row["out"] = k
 
-
-def _written(declared: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The arguments that an operation writes into."""
-    values = dict(zip((arg.name for arg in declared), args, strict=False)) | kwargs
-    names = [arg.name for arg in declared if arg.alias_info is not None and arg.alias_info.is_write]
-    return [values[name] for name in names if isinstance(values.get(name), Tensor)]
+    def _changes_with_scale(self, x: Tensor) -> bool:
+        k = self.degree_of(x)
+        return k not in (ZERO, EVERY) or is_leading(k)
 
 
-def _whole(x: Tensor) -> Tensor:
-    """All of the memory that a constant is a part of: what it holds elsewhere does not scale."""
+def _written_arguments(declared: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operation writes into, by its declared arguments."""
+    values = dict(zip((argument.name for argument in declared), args, strict=False)) | kwargs
+    written = [argument.name for argument in declared if argument.alias_info and argument.alias_info.is_write]
+    return [values[name] for name in written if isinstance(values.get(name), Tensor)]
+
+
+def _whole_storage(x: Tensor) -> Tensor:
+    """All of the memory in which a tensor lies. Of a constant that is partly written, the rest does not scale."""
     return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
 
 
-class _Python(TorchFunctionMode):
-    """Refuses what takes values out of the pass, to NumPy or a list."""
+class _RefuseLeavingTorch(TorchFunctionMode):
+    """Refuses functions that take values out of torch, to NumPy or a list, where no operation can be seen."""
 
     def __init__(self, algebra: Algebra):
         super().__init__()
@@ -120,35 +156,38 @@ class _Python(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        for x in tree_leaves((args, kwargs)) if name in TAKES_OUT else ():
-            if isinstance(x, Tensor) and not self.algebra.constant_(x):
-                self.algebra.begin(name, [self.algebra.of(x)])
-                self.algebra.fail("takes a value out of torch that is made of parameters or inputs", x)
+        if name in LEAVE_TORCH:
+            for x in tree_leaves((args, kwargs)):
+                if isinstance(x, Tensor) and not self.algebra.is_constant(x):
+                    self.algebra.begin(name, [self.algebra.degree_of(x)])
+                    self.algebra.fail("takes a value out of torch that is made of parameters or inputs", x)
         return func(*args, **kwargs or {})
 
 
-def carry(module: nn.Module, inputs: Any, k_in: Any, algebra: Forward) -> Any:
-    """Carry degrees through a forward pass of a copy of the module, to its first output."""
+def carry(module: nn.Module, inputs: Any, input_degree: Any, algebra: Forward) -> Any:
+    """Carry degrees through a forward pass of a copy of the module, to its first output, and return that degree."""
 
-    def entered(x: Tensor) -> Tensor:
+    def with_degree(x: Tensor) -> Tensor:
         x = x.detach().clone()
-        if numbers(x) and not empty(x, INFINITE):
-            algebra.enter(x, Degree(k_in))
+        if is_real_valued(x) and not all_zero_or_infinite(x, INFINITE):
+            algebra.set_degree(x, Degree(input_degree))
         return x
 
-    with plain(module, experts="batched_mm") as copied, torch.no_grad():
-        for parameter in filter(numbers, copied.parameters()):
-            algebra.enter(parameter, Degree(1))
-            algebra.parameters[parameter.untyped_storage()] = True
-        args, kwargs = tree_map_only(Tensor, entered, arguments(inputs))
+    with without_fused_kernels(module, experts="batched_mm") as copied, torch.no_grad():
+        for parameter in copied.parameters():
+            if is_real_valued(parameter):
+                algebra.set_degree(parameter, Degree(1))
+                algebra.parameters[parameter.untyped_storage()] = True
+        args, kwargs = tree_map_only(Tensor, with_degree, arguments(inputs))
         try:
-            with algebra.tracker, _Python(algebra), algebra:
-                out = first_output(copied(*args, **kwargs))
-                if kind(k := algebra.of(out)) == "masked":
-                    algebra.fail(UNMASKED)
+            with algebra.module_tracker, _RefuseLeavingTorch(algebra), algebra:
+                output = first_output(copied(*args, **kwargs))
+                k = algebra.degree_of(output)
+                if kind_of(k) == "masked":
+                    algebra.fail(MASK_OUTSIDE_SOFTMAX)
         except Exception:
             if algebra.error is None:
                 raise
-        if algebra.error is not None:  # also where the module has caught it
+        if algebra.error is not None:  # raised here even if the module has caught it
             raise algebra.error
         return k

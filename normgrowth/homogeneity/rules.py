@@ -1,8 +1,9 @@
 """What the operations of ATen do to degrees: the rows of Table 1, operation by operation.
 
-A rule takes the ``Algebra`` and the arguments of the operation, and returns the degree of the result, or one for each.
-Names are without the underscores around them: ``mul_`` is ``mul`` in place, and ``_softmax`` is ``softmax``. Those of
-another library than ATen are ``library::operation``. Values that do not change with scale need no rule.
+A rule takes the ``Algebra`` and the arguments of the operation, and returns the degree of the result, or a tuple of
+degrees if there are several results. Operations are named without the underscores around them: ``mul_`` is ``mul`` in
+place, and ``_softmax`` is ``softmax``. Operations of other libraries than ATen are ``library::operation``. An operation
+on values that do not change with scale needs no rule.
 """
 
 from __future__ import annotations
@@ -13,142 +14,158 @@ from typing import Any
 
 import torch
 
-from normgrowth.homogeneity.algebra import EVERY, INFINITE, ZERO, Algebra, kind, known
+from normgrowth.homogeneity.algebra import EVERY, INFINITE, ZERO, Algebra, annotated, kind_of
 
-__all__ = ["MASK_READERS", "PLACES", "RULES"]
+__all__ = ["ACCEPT_MASKED_SCORES", "RETURN_INDICES", "RULES"]
 
 RULES: dict[str, Callable[..., Any]] = {}
 
 
-def enter(names: str, function: Callable[..., Any]) -> None:
-    RULES.update(dict.fromkeys(names.split(), function))
+def register(names: str, rule: Callable[..., Any]) -> None:
+    """Make a function the rule of all operations in ``names``, which spaces separate."""
+    for name in names.split():
+        RULES[name] = rule
 
 
-def first(function: Callable[[Algebra, Any], Any]) -> Callable[..., Any]:
+def unary(function: Callable[[Algebra, Any], Any]) -> Callable[..., Any]:
     """A rule in which only the first operand counts."""
     return lambda a, x, *_, **__: function(a, x)
 
 
-def kept(*kinds: str) -> Callable[..., Any]:
-    """Positively homogeneous of degree 1 in the first operand; of what is known of it only these ``kinds`` stay."""
+def degree_one(*kinds: str) -> Callable[..., Any]:
+    """Positively homogeneous of degree 1 in the first operand, whose kind the result keeps if it is in ``kinds``."""
 
-    def function(a: Algebra, x: Any, *_: Any, **__: Any) -> Any:
-        k = a.of(x)
-        return known(k, kind(k) if kind(k) in kinds else "")
+    def rule(a: Algebra, x: Any, *_: Any, **__: Any) -> Any:
+        k = a.degree_of(x)
+        kind = kind_of(k)
+        return annotated(k, kind if kind in kinds else "")
 
-    return function
+    return rule
 
 
 def total(a: Algebra, x: Any, *_: Any, **__: Any) -> Any:
-    """A sum or largest entry: of what is nowhere negative it vanishes only with all of it."""
-    k = a.of(x)
-    return known(k, "size" if kind(k) in ("even", "size") else "")
+    """A sum or a largest entry. Where no entry is negative, it vanishes only if all entries do, so it is a size."""
+    k = a.degree_of(x)
+    return annotated(k, "size" if kind_of(k) in ("nonnegative", "size") else "")
 
 
 def view(a: Algebra, x: Any, size: Any) -> Any:
-    """Also ``x.view(dtype)``, which reads the bits as other numbers, down to rounding."""
-    return a.fail("reads the bits of a value", x) if isinstance(size, torch.dtype) else a.of(x)
+    """A view of another shape. ``x.view(dtype)`` has the same name, but reads the bits of a value as other numbers."""
+    if isinstance(size, torch.dtype):
+        return a.fail("reads the bits of a value", x)
+    return a.degree_of(x)
 
 
-def truth(a: Algebra, x: Any, y: Any) -> Any:
-    """A comparison: the same at every scale if both sides have one degree."""
-    a.same(x, y)
+def comparison(a: Algebra, x: Any, y: Any) -> Any:
+    """A comparison has the same result at every scale if both sides have equal degrees."""
+    a.equal_degrees(x, y)
     return ZERO
 
 
+def finite_bound(bound: Any) -> Any:
+    """A bound of ``clamp``; None if it is infinite. The largest number of a type stands for ∞."""
+    return None if isinstance(bound, int | float) and abs(bound) >= INFINITE else bound
+
+
 def clamp(a: Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
-    """Exact if the bounds have the degree of x (0 and ∞ have, and the largest number of a type stands for ∞);
-    asymptotically two finite numbers as bounds rule."""
-    min, max = (None if isinstance(x, int | float) and abs(x) >= INFINITE else x for x in (min, max))
-    if max is None and a.epsilon(x, min):
-        return a.add(x, min)
-    if all(isinstance(bound, int | float) and math.isfinite(bound) for bound in (min, max)):
-        return a.bounded(x)
-    return a.same(x, min, max)
+    """Exact if the bounds have the degree of x, as 0 and ∞ have. Asymptotically the values lie on finite bounds."""
+    lower = finite_bound(min)
+    upper = finite_bound(max)
+    if upper is None and a.is_guarded_size(x, lower):
+        return a.add(x, lower)
+    if all(isinstance(bound, int | float) and math.isfinite(bound) for bound in (lower, upper)):
+        return a.saturating(x)
+    return a.equal_degrees(x, lower, upper)
 
 
 def layer_norm(a: Algebra, x: Any, weight: Any, bias: Any, eps: float) -> Any:
-    """The value, and what torch keeps for the gradient: the mean, and one over the deviation."""
-    k = a.of(x)
+    """The normalised value, and what torch keeps for the gradient: the mean, and one over the standard deviation."""
+    k = a.degree_of(x)
     if k == EVERY or k < 0 < eps:
         a.fail("ε outgrows the value", x)
     a.add(a.size(x, 2), eps)
     return a.affine(ZERO, weight, bias), k, -k
 
 
-def times(a: Algebra, x: Any, factor: Any) -> Any:
-    """A term of a sum, with torch's factor on it."""
+def with_factor(a: Algebra, x: Any, factor: Any) -> Any:
+    """A term of a sum, multiplied by the factor that operations of torch accept for it."""
     return x if factor == 1 else a.mul(x, factor)
 
 
-def product_plus(a: Algebra, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """A sum of two terms: beta bias + alpha xy."""
-    return a.add(times(a, bias, beta), times(a, a.mul(a.of(x), a.of(y)), alpha))
+def add_product(a: Algebra, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """A sum of two terms: beta · bias + alpha · xy."""
+    product = a.mul(a.degree_of(x), a.degree_of(y))
+    return a.add(with_factor(a, bias, beta), with_factor(a, product, alpha))
 
 
 def batch_norm(
     a: Algebra, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, _momentum: Any, _eps: float
 ) -> Any:
-    """Running statistics are constants: an affine map, ε and all."""
+    """Running statistics are constants, so the operation is an affine map, ε included."""
     if training:
         a.fail("takes statistics of the batch; call eval()", x)
-    a.constant(var)
+    a.arbitrary(var)
     return a.affine(a.add(x, mean), weight, bias), ZERO, ZERO
 
 
-ALL_ENTRIES = """alias lift_fresh clone contiguous detach expand lift permute reshape reshape_alias squeeze t to_copy
+# --- Table 1, operation by operation ----------------------------------------------------------------------------------
+
+REARRANGEMENTS = """alias lift_fresh clone contiguous detach expand lift permute reshape reshape_alias squeeze t to_copy
     transpose unsafe_view unsqueeze topk sort flip roll movedim"""
-enter(ALL_ENTRIES, kept("even", "size"))
-enter(
+register(REARRANGEMENTS, degree_one("nonnegative", "size"))
+register(
     """relu leaky_relu cumsum repeat split split_with_sizes unbind select slice as_strided diagonal index index_select
     gather tril triu min local_scalar_dense avg_pool2d adaptive_avg_pool2d max_pool2d_with_indices upsample_nearest1d
     upsample_nearest2d upsample_bilinear2d im2col view_as_real view_as_complex zero""",
-    kept("size"),
+    degree_one("size"),
 )
-enter("neg fft_r2c fft_c2c", kept())
-enter("sum mean amax max", total)
-enter("view", view)
-enter("abs", lambda a, x: known(a.of(x), kind(a.of(x)) or "even"))
-enter("sigmoid tanh erf", first(Algebra.bounded))
-enter("softmax safe_softmax", first(lambda a, x: a.bounded(x, "even")))
-enter("gelu silu mish softplus elu hardswish glu log_softmax logsumexp", first(Algebra.far_linear))
-enter("exp log sin cos floor round", first(Algebra.constant))
-enter("sign argmax argmin isnan", first(lambda a, x: ZERO))
-enter("sqrt", first(lambda a, x: a.pow(x, 0.5)))
-enter("rsqrt", first(lambda a, x: a.pow(x, -0.5)))
-enter("reciprocal", first(lambda a, x: a.pow(x, -1)))
-enter("square", first(lambda a, x: a.pow(x, 2)))
-enter("pow", Algebra.pow)
-enter("std", first(Algebra.size))
-enter("var", first(lambda a, x: a.size(x, 2)))
-# the norm of order 0 counts entries, and those of negative order may vanish before x does
-enter("linalg_vector_norm norm", lambda a, x, ord=2, *_, **__: a.size(x) if ord > 0 else a.constant(x))
-enter("add", lambda a, x, y, alpha=1: a.add(x, times(a, y, alpha)))
-enter("sub", lambda a, x, y, alpha=1: a.add(a.of(x), a.of(times(a, y, alpha))))  # a size minus ε is none
-enter("rsub", lambda a, x, y, alpha=1: a.add(a.of(times(a, x, alpha)), a.of(y)))
-enter("mul dot", Algebra.mul)
-enter("mm bmm mv vdot", lambda a, x, y: a.mul(a.of(x), a.of(y)))
-enter("addmm baddbmm addmv", product_plus)
-enter("convolution", lambda a, x, weight, bias, *_: a.affine(x, weight, bias))
-enter("prelu_kernel", lambda a, x, weight: a.add(x, a.mul(x, weight)))  # max(0, x) + weight · min(0, x)
-enter("div", Algebra.div)
-enter("eq ne lt le gt ge", truth)
-enter("maximum minimum", lambda a, x, y: a.same(x, y))
-enter("clamp clamp_min", clamp)
-enter("hardtanh", lambda a, x, min_val=-1, max_val=1: clamp(a, x, min_val, max_val))
-enter("constant_pad_nd", lambda a, x, _pad, value=0: a.same(x, value))
-enter("cat stack", lambda a, xs, *_, **__: a.same(*xs))
-enter("where", lambda a, _condition, x, y: a.same(x, y))
-enter("masked_fill", lambda a, x, _mask, value: a.same(x, value))
-enter("copy fill", lambda a, x, value, *_: a.same(x, value))
-enter("index_put", lambda a, x, _indices, values, *_: a.same(x, values))
-enter("scatter", lambda a, x, _dim, _index, value: a.same(x, value))
-enter("index_add scatter_add", lambda a, x, _dim, _index, value: a.add(x, value))
-enter("native_layer_norm", lambda a, x, _shape, weight, bias, eps: layer_norm(a, x, weight, bias, eps))
-enter("native_group_norm", lambda a, x, weight, bias, _n, _c, _hw, _group, eps: layer_norm(a, x, weight, bias, eps))
-enter("native_batch_norm", batch_norm)
-enter("weight_norm_interface", lambda a, v, g, *_: (a.of(g), a.size(v)))  # g · v/‖v‖
-enter("embedding", lambda a, weight, _index, *_: a.of(weight))
+register("neg fft_r2c fft_c2c", degree_one())
+register("sum mean amax max", total)
+register("view", view)
+register("abs", lambda a, x: annotated(a.degree_of(x), kind_of(a.degree_of(x)) or "nonnegative"))
+register("sigmoid tanh erf", unary(Algebra.saturating))
+register("softmax safe_softmax", unary(lambda a, x: a.saturating(x, "nonnegative")))
+register("gelu silu mish softplus elu hardswish glu log_softmax logsumexp", unary(Algebra.asymptotically_linear))
+register("exp log sin cos floor round", unary(Algebra.arbitrary))
+register("sign argmax argmin isnan", unary(lambda a, x: ZERO))
+register("sqrt", unary(lambda a, x: a.pow(x, 0.5)))
+register("rsqrt", unary(lambda a, x: a.pow(x, -0.5)))
+register("reciprocal", unary(lambda a, x: a.pow(x, -1)))
+register("square", unary(lambda a, x: a.pow(x, 2)))
+register("pow", Algebra.pow)
+register("std", unary(Algebra.size))
+register("var", unary(lambda a, x: a.size(x, 2)))
+# the norm of order 0 counts entries, and norms of negative order may vanish before x does
+register("linalg_vector_norm norm", lambda a, x, ord=2, *_, **__: a.size(x) if ord > 0 else a.arbitrary(x))
+register("add", lambda a, x, y, alpha=1: a.add(x, with_factor(a, y, alpha)))
+# degrees as operands: they hide that y is a number, since a size minus ε may vanish
+register("sub", lambda a, x, y, alpha=1: a.add(a.degree_of(x), a.degree_of(with_factor(a, y, alpha))))
+register("rsub", lambda a, x, y, alpha=1: a.add(a.degree_of(with_factor(a, x, alpha)), a.degree_of(y)))
+register("mul dot", Algebra.mul)
+register("mm bmm mv vdot", lambda a, x, y: a.mul(a.degree_of(x), a.degree_of(y)))
+register("addmm baddbmm addmv", add_product)
+register("convolution", lambda a, x, weight, bias, *_: a.affine(x, weight, bias))
+register("prelu_kernel", lambda a, x, weight: a.add(x, a.mul(x, weight)))  # max(0, x) + weight · min(0, x)
+register("div", Algebra.div)
+register("eq ne lt le gt ge", comparison)
+register("maximum minimum", lambda a, x, y: a.equal_degrees(x, y))
+register("clamp clamp_min", clamp)
+register("hardtanh", lambda a, x, min_val=-1, max_val=1: clamp(a, x, min_val, max_val))
+register("constant_pad_nd", lambda a, x, _pad, value=0: a.equal_degrees(x, value))
+register("cat stack", lambda a, tensors, *_, **__: a.equal_degrees(*tensors))
+register("where", lambda a, _condition, x, y: a.equal_degrees(x, y))
+register("masked_fill", lambda a, x, _mask, value: a.equal_degrees(x, value))
+register("copy fill", lambda a, x, value, *_: a.equal_degrees(x, value))
+register("index_put", lambda a, x, _indices, values, *_: a.equal_degrees(x, values))
+register("scatter", lambda a, x, _dim, _index, value: a.equal_degrees(x, value))
+register("index_add scatter_add", lambda a, x, _dim, _index, value: a.add(x, value))
+register("native_layer_norm", lambda a, x, _shape, weight, bias, eps: layer_norm(a, x, weight, bias, eps))
+register("native_group_norm", lambda a, x, weight, bias, _n, _c, _hw, _group, eps: layer_norm(a, x, weight, bias, eps))
+register("native_batch_norm", batch_norm)
+register("weight_norm_interface", lambda a, v, g, *_: (a.degree_of(g), a.size(v)))  # g · v/‖v‖
+register("embedding", lambda a, weight, _index, *_: a.degree_of(weight))
 
-PLACES = {"argmax", "argmin", "max", "max_pool2d_with_indices", "min", "sort", "topk"}  # do not change with scale
-MASK_READERS = set(f"add softmax safe_softmax view slice select repeat {ALL_ENTRIES}".split())  # go on with scores
+# Operations that return indices as well; indices do not change with scale.
+RETURN_INDICES = {"argmax", "argmin", "max", "max_pool2d_with_indices", "min", "sort", "topk"}
+# Operations on scores that are masked by −3.4e38 in place of −∞, on their way to the softmax.
+ACCEPT_MASKED_SCORES = set(f"add softmax safe_softmax view slice select repeat {REARRANGEMENTS}".split())
