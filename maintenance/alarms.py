@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 from scipy.special import betaincinv
 
 from nbutils.claims.records import Record, format_number
-from workflow import Run, book, report, sources, write_atomically
-from workflow import run as runs
+from workflow import Run, book, execute, run, sources, write_atomically
+from workflow.collect import Collected
+from workflow.judge import after_reruns, chance_may_have_failed
 
 SHARE = 0.01  # of red runs, at most
 WANTED = {"smoke": 100, "book": 20}  # runs that decide
@@ -31,83 +32,90 @@ RAISED = re.compile(r"(cell \[.* raised|of its trainings, \S+:) (?!TimeUp|OSErro
 Kept = dict[str, Any]
 
 
-def kept_in(profile: str, device: str = "cpu") -> Path:
+def file_of(profile: str, device: str = "cpu") -> Path:
     """The file of a profile, for each device apart."""
     return Path(__file__).with_name(f"alarms-{profile}{'' if device == 'cpu' else f'-{device}'}.json")
 
 
 def load(profile: str, device: str = "cpu") -> Kept:
     """What is kept of a profile, by chapter; nothing before the first measurement."""
-    file = kept_in(profile, device)
+    file = file_of(profile, device)
     empty = {"profile": profile, "device": device, "chapters": {}}
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else empty
 
 
-def missing(found: Kept, chapter: str, made_from: str, seeds: Iterable[int]) -> list[int]:
+def save(kept: Kept) -> None:
+    """Write what is kept of a profile to its file."""
+    text = json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(file_of(kept["profile"], kept["device"]), text)
+
+
+def missing(kept: Kept, chapter: str, made_from: str, seeds: Iterable[int]) -> list[int]:
     """The seeds at which a chapter, as it is today, has not been run yet."""
-    entry = found["chapters"].get(chapter, {"made_from": None})
+    entry = kept["chapters"].get(chapter, {"made_from": None})
     return [seed for seed in seeds if entry["made_from"] != made_from or str(seed) not in entry["runs"]]
 
 
 def measure(first: Run, seeds: Iterable[int], options: argparse.Namespace) -> Kept:
     """Run what these seeds still miss, and keep what each says. May be broken off and goes on where it was."""
-    found, file = load(first.profile, first.device), kept_in(first.profile, first.device)
+    kept = load(first.profile, first.device)
     today = sources.hashes()
-    with runs.checkout():  # until all is judged: another run would change the notebooks that are read
+    with execute.checkout():  # until all is judged: another run would change the notebooks that are read
         for seed in seeds:
-            names = tuple(name for name in first.chapters if missing(found, name, today[name], [seed]))
-            run = replace(first, seed=seed, chapters=names)
-            if names:
-                runs.execute([run], options)
-                runs.rejudge(run, options)
-                for name in names:
-                    add(found, run, name, today[name])
-                write_atomically(file, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    return found
+            chapters = tuple(name for name in first.chapters if missing(kept, name, today[name], [seed]))
+            if chapters:
+                _, collected, reruns = run.measured(replace(first, seed=seed, chapters=chapters), options)
+                for chapter in chapters:
+                    add(kept, chapter, today[chapter], collected, reruns)
+                save(kept)
+    return kept
 
 
-def add(found: Kept, run: Run, chapter: str, made_from: str) -> None:
-    """Judge a chapter's executed notebook and add it to what is kept, unless it is undecided or kept already.
+def add(kept: Kept, chapter: str, made_from: str, collected: Collected, reruns: Sequence[Collected]) -> None:
+    """Judge a chapter of a run and add it to what is kept, unless it is undecided or kept already.
 
     An entry has ``made_from``, ``hardware`` and ``versions`` of the runs, and ``runs``: by seed the checks that did not
     hold, each with the values at two further seeds and whether it is ``red``.
     """
-    entry = found["chapters"].get(chapter)
+    entry = kept["chapters"].get(chapter)
     if entry is None or entry["made_from"] != made_from:
         entry = {"made_from": made_from, "hardware": [], "versions": {}, "runs": {}}
-    if str(run.seed) in entry["runs"]:
+    seed = str(collected.run.seed)
+    if seed in entry["runs"]:
         return
-    if why := _raised(run, chapter):
-        entry["runs"][str(run.seed)] = [{"claim": "", "check": why, "red": True}]
-    elif stats := _stats_if_decided(run, chapter, made_from):
-        _add_records(entry, str(run.seed), stats, report.judged(run, chapter))
+    if error := _raised(collected, chapter):
+        entry["runs"][seed] = [{"claim": "", "check": error, "red": True}]
+    elif _is_decided(chapter, made_from, collected, reruns):
+        stats = collected.stats[chapter]
+        entry["hardware"] = sorted({*entry["hardware"], stats["hardware"]})
+        entry["versions"] = stats["versions"]
+        records = after_reruns(chapter, collected, reruns)
+        entry["runs"][seed] = [_failed(record) for record in records if record.holds is False]
     else:
         return
     entry["runs"] = dict(sorted(entry["runs"].items(), key=lambda item: int(item[0])))
-    found["chapters"] = dict(sorted({**found["chapters"], chapter: entry}.items()))
+    kept["chapters"] = dict(sorted({**kept["chapters"], chapter: entry}.items()))
 
 
-def _raised(run: Run, chapter: str) -> str:
+def _raised(collected: Collected, chapter: str) -> str:
     """The error that left a chapter without a result; "" where it has one, or was stopped from outside."""
-    why = "" if run.notebook(chapter).exists() else report.why_not(run, chapter)
-    return why if RAISED.search(why) else ""
+    reason = collected.missing.get(chapter, "")
+    return reason if RAISED.search(reason) else ""
 
 
-def _stats_if_decided(run: Run, chapter: str, made_from: str) -> Kept:
-    """Stats of a result of this code and device that, if chance may have failed it, was run at further seeds too."""
-    if not run.notebook(chapter).exists():
-        return {}
-    stats = json.loads(run.stats(chapter).read_text(encoding="utf-8"))
-    ended = (each.notebook(chapter).exists() or _raised(each, chapter) for each in run.further())
-    judged = not report.may_be_chance(report.records_of(run.notebook(chapter))) or all(ended)
-    return stats if judged and (stats["made_from"], stats["device"]) == (made_from, run.device) else {}
+def _is_decided(chapter: str, made_from: str, collected: Collected, reruns: Sequence[Collected]) -> bool:
+    """Whether there is a result of this code and, if chance may have failed it, the reruns of it have ended."""
+    if chapter not in collected.records or collected.stats[chapter]["made_from"] != made_from:
+        return False
+    if not chance_may_have_failed(collected.records[chapter]):
+        return True
+    return bool(reruns) and all(chapter in rerun.records or _raised(rerun, chapter) for rerun in reruns)
 
 
-def _add_records(entry: Kept, seed: str, stats: Kept, records: Sequence[Record]) -> None:
-    entry["hardware"] = sorted({*entry["hardware"], stats["hardware"]})
-    entry["versions"] = stats["versions"]
-    failed, facts = [record for record in records if record.holds is False], "claim check kind measured band further"
-    entry["runs"][seed] = [{x: getattr(r, x) for x in facts.split()} | {"red": not r.noted} for r in failed]
+def _failed(record: Record) -> dict[str, Any]:
+    """A check that did not hold: what is kept of it."""
+    fields = ("claim", "check", "kind", "measured", "band", "further")
+    return {field: getattr(record, field) for field in fields} | {"red": not record.noted}
 
 
 class Pooled(NamedTuple):
@@ -130,49 +138,57 @@ class Pooled(NamedTuple):
         return float(betaincinv(red + 1, self.runs - red, CONFIDENCE)) if red < self.runs else 1.0
 
 
-def pooled(found: Kept, today: Mapping[str, str]) -> Pooled:
+def pooled(kept: Kept, today: Mapping[str, str]) -> Pooled:
     """Counts over all chapters, every kept seed of each. A chapter that changed since is absent."""
-    kept = {name: entry["runs"] for name, entry in found["chapters"].items() if entry["made_from"] == today.get(name)}
-    red = {name: [any(check["red"] for check in run) for run in every.values()] for name, every in kept.items()}
+    runs = {name: entry["runs"] for name, entry in kept["chapters"].items() if entry["made_from"] == today.get(name)}
+    red = {name: [any(check["red"] for check in checks) for checks in seeds.values()] for name, seeds in runs.items()}
+    failed_in_none = math.prod(1 - sum(of_chapter) / len(of_chapter) for of_chapter in red.values())
+    failed_runs = sum(bool(checks) for seeds in runs.values() for checks in seeds.values())
+    red_runs = sum(map(sum, red.values()))
     return Pooled(
-        runs=min(map(len, kept.values()), default=0),
-        share=1 - math.prod(1 - sum(every) / len(every) for every in red.values()),
-        noted=sum(bool(run) for every in kept.values() for run in every.values()) - sum(map(sum, red.values())),
-        absent=[name for name in book.chapters() if name not in kept],
-        failed=[(name, seed, check) for name, every in kept.items() for seed, run in every.items() for check in run],
+        runs=min(map(len, runs.values()), default=0),
+        share=1 - failed_in_none,
+        noted=failed_runs - red_runs,
+        absent=[name for name in book.chapters() if name not in runs],
+        failed=[
+            (name, seed, check) for name, seeds in runs.items() for seed, checks in seeds.items() for check in checks
+        ],
     )
 
 
-def conclusion(found: Kept, counts: Pooled) -> str:
+def conclusion(kept: Kept, counts: Pooled) -> str:
     """The last line; GREEN once as many runs of all chapters are measured as decide."""
-    wanted = WANTED.get(found["profile"], 20)
-    text = f"{100 * counts.share:.1f} % of {found['profile']} runs red (95 %: at most {100 * counts.upper:.1f} %), "
+    wanted = WANTED.get(kept["profile"], 20)
+    text = f"{100 * counts.share:.1f} % of {kept['profile']} runs red (95 %: at most {100 * counts.upper:.1f} %), "
     text += f"{counts.runs} of {wanted} runs, {counts.noted} noted"
-    text += f"; not measured since they changed: {', '.join(counts.absent)}" if counts.absent else ""
+    if counts.absent:
+        text += f"; not measured since they changed: {', '.join(counts.absent)}"
     if not counts.sound:
         return f"RED: {text}; sound is at most {100 * SHARE:g} % red"
-    return f"{'GREEN' if counts.runs >= wanted and not counts.absent else 'SO FAR GREEN'}: {text}"
+    decided = counts.runs >= wanted and not counts.absent
+    return f"{'GREEN' if decided else 'SO FAR GREEN'}: {text}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, parents=[runs.OPTIONS])
+    parser = argparse.ArgumentParser(description=__doc__, parents=[execute.OPTIONS])
     parser.add_argument("chapters", nargs="*", help="only these chapters")
     parser.add_argument("--profile", default="smoke")
     parser.add_argument("--first", type=int, default=9000, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="how many; 0 shows what is kept")
     options = parser.parse_args(argv)
-    first = runs.asked(options.profile, options.first, options.chapters, options)
+    first = run.requested(options.profile, options.first, options.chapters, options)
     seeds = range(options.first, options.first + options.seeds)
-    found, today = measure(first, seeds, options), sources.hashes()
-    counts = pooled(found, today)
+    kept = measure(first, seeds, options)
+    today = sources.hashes()
+    counts = pooled(kept, today)
     for chapter, seed, check in counts.failed:
-        values = [format_number(each.get("measured")) for each in (check, *check.get("further", ()))]
-        verdict = "red" if check["red"] else "noted"
-        print(f"{verdict}: {chapter}, seed {seed}: {check['claim']}: {check['check']}: {', '.join(values)}")
-    if left := [name for name in first.chapters if missing(found, name, today[name], seeds)]:
+        values = [format_number(measured.get("measured")) for measured in (check, *check.get("further", ()))]
+        state = "red" if check["red"] else "noted"
+        print(f"{state}: {chapter}, seed {seed}: {check['claim']}: {check['check']}: {', '.join(values)}")
+    if left := [name for name in first.chapters if missing(kept, name, today[name], seeds)]:
         print(f"RED: not every seed came to its end in {', '.join(left)}: see the messages above, and run it again")
         return 1
-    print(conclusion(found, counts))
+    print(conclusion(kept, counts))
     return 0 if counts.sound else 1
 
 

@@ -38,13 +38,14 @@ class Mutant(NamedTuple):
 
 
 def load() -> list[Mutant]:
-    """The listed mutants. Without ``tests``, those of the file's own name; the examples in the file always."""
-    found = []
+    """The listed mutants. Without ``tests``, those of the file's own name, or of its folder's; its examples always."""
+    mutants = []
     for entry in yaml.safe_load(LIST.read_text(encoding="utf-8")):
-        changed = Path(entry["file"])
-        names = entry.pop("tests", None) or [changed.parent.name if changed.stem == "__init__" else changed.stem]
-        found.append(Mutant(**entry, tests=(*(f"tests/test_{name}.py" for name in names), str(changed))))
-    return found
+        file = Path(entry["file"])
+        has_own_tests = (ROOT / "tests" / f"test_{file.stem}.py").is_file()
+        names = entry.pop("tests", None) or [file.stem if has_own_tests else file.parent.name]
+        mutants.append(Mutant(**entry, tests=(*(f"tests/test_{name}.py" for name in names), str(file))))
+    return mutants
 
 
 def misplaced(mutants: Sequence[Mutant]) -> list[str]:

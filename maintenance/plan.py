@@ -38,8 +38,8 @@ COUNTED = ("launches", "flops", "bytes", "cpu")
 count: Counter[str] = Counter()  # of these, and seconds: of pretending, of torch itself, of the CPU's work left out
 live: Counter[int] = Counter()  # tensors by memory
 held = Counter()
-operate, train, train_together = pretend.operate, training.train, ensembles.train_together
-measured, zero_grad = recipes_lm.measured, torch.optim.Optimizer.zero_grad
+operate, train, train_ensemble = pretend.operate, training.train, ensembles.train
+measured, zero_grad = recipes_lm.measure, torch.optim.Optimizer.zero_grad
 
 
 def counting(func, args, kwargs):
@@ -87,7 +87,7 @@ def repeat(spent, times):
 
 
 def some_together(theta, gradients, optimizer, steps, **options):
-    run = train_together(theta, gradients, optimizer, min(steps, STEPS), **options)
+    run = train_ensemble(theta, gradients, optimizer, min(steps, STEPS), **options)
     for t in range(steps):
         if t < STEPS:
             step, spent = apart(next, run)
@@ -96,13 +96,13 @@ def some_together(theta, gradients, optimizer, steps, **options):
         yield step
 
 
-def some_steps(model, batches, *, steps, every=1, look=lambda step: None, **options):
+def some_steps(model, batches, *, steps, every=1, callback=lambda step: None, **options):
     made, marks = min(steps, STEPS), []
     options["every"] = every if every <= made else 1
     with patch.object(
         torch.optim.Optimizer, "zero_grad", lambda *a, **k: (marks.append(count.copy()), zero_grad(*a, **k))
     ):
-        run, _ = apart(lambda: train(model, batches, steps=made, look=look, **options))
+        run, _ = apart(lambda: train(model, batches, steps=made, callback=callback, **options))
     repeat({what: marks[-1][what] - marks[-2][what] for what in COUNTED}, steps - made)
     rest, tables = range(made + 1, steps + 1), []
     for table in (run.history, run.layers):
@@ -111,8 +111,8 @@ def some_steps(model, batches, *, steps, every=1, look=lambda step: None, **opti
     with torch.no_grad():
         for s in rest:
             list(model.parameters())[-1].mul_(1.01)  # no two alike: somebody divides by distances
-            look(s)
-    return training.Run(*tables, settings=run.settings | {"steps": steps})
+            callback(s)
+    return training.TrainingRun(*tables, settings=run.settings | {"steps": steps})
 
 
 def measured_once(model, windows, *, found={}):  # noqa: B006
@@ -133,8 +133,8 @@ def cost(name, work):
         stack.enter_context(redirect_stdout(StringIO()))
         stack.enter_context(patch.object(pretend, "operate", counting))
         stack.enter_context(patch.object(training, "train", some_steps))
-        stack.enter_context(patch.object(ensembles, "train_together", some_together))
-        stack.enter_context(patch.object(recipes_lm, "measured", measured_once))
+        stack.enter_context(patch.object(ensembles, "train", some_together))
+        stack.enter_context(patch.object(recipes_lm, "measure", measured_once))
         work()
     cpu = time.process_time() - began - count["pretending"] - count["torch"] + count["again"]
     row = {"of": name, "launches": count["launches"], "GFLOP": count["flops"] / 1e9, "GB moved": count["bytes"] / 1e9}

@@ -59,7 +59,7 @@ def check(claim: str = "one", value: object = 1.0, kind: str = "exact") -> str:
     return f'claims.check("{claim}", "a number", {value}, (0, 2), kind="{kind}")'
 
 
-def chapter(name: str, code: str, imports: str = "from nbutils import norms") -> str:
+def chapter(name: str, code: str, imports: str = "from normgrowth import norms") -> str:
     """Source of a small chapter."""
     return CHAPTER.format(title=name, name=name, code=code, imports=imports)
 

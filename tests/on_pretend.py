@@ -31,13 +31,13 @@ def train(steps=8, **options):
     return training.train(network(), BATCHES, steps=steps, progress=False, **options)
 
 
-def train_together(steps, look=lambda step: None):
+def train_ensemble(steps, callback=lambda step: None):
     nets = [network(seed).to("cuda") for seed in range(2)]
     fill = ensembles.loss_gradients(nets[0], BATCHES, shared=True)
-    run = ensembles.train_together(
-        ensembles.stacked(nets), fill, lambda theta: optimizers.EachAdamW(theta, [0.1, 0.2], [0.0, 0.0]), steps
+    run = ensembles.train(
+        ensembles.stack(nets), fill, lambda theta: optimizers.EnsembleAdamW(theta, [0.1, 0.2], [0.0, 0.0]), steps
     )
-    return [(step.losses, look(step)) for step in run]
+    return [(step.losses, callback(step)) for step in run]
 
 
 def waits(work):
@@ -58,8 +58,8 @@ def test_a_seed_means_the_same_on_both_devices():
 
 
 def test_no_step_of_a_training_waits_for_the_device():
-    assert len(set(waits(train))) == len(set(waits(train_together))) == 1
-    few, many = waits(lambda steps: train_together(steps, lambda step: step.losses.sum().item()))[::-1]
+    assert len(set(waits(train))) == len(set(waits(train_ensemble))) == 1
+    few, many = waits(lambda steps: train_ensemble(steps, lambda step: step.losses.sum().item()))[::-1]
     assert many - few == 4, "a planted one"
 
 

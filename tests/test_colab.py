@@ -22,7 +22,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from workflow import ROOT, book, report
+from nbutils.claims.check import records_of
+from workflow import ROOT, book
 
 pytestmark = pytest.mark.colab
 COLAB = ["numba", "numpy", "torch", "transformers", "matplotlib", "seaborn", "pandas", "scipy", "tqdm"]
@@ -136,7 +137,7 @@ def test_notebook_runs_alone(chapter, executions):
     assert run.code == 0, run.output
     assert {name.split("==")[0] for name in run.added} == {"norm-growth"} and not run.lost
     assert run.left == [], "it left files beside the notebook"
-    records = report.records_of(run.notebook)
+    records = records_of(run.notebook)
     assert records and all(record.holds is not False for record in records)
     cells = nbformat.read(run.notebook, as_version=4).cells
     printed = " ".join(output.get("text", "") for cell in cells for output in cell.get("outputs", ()))

@@ -108,7 +108,7 @@ def test_exponents_are_those_of_the_steps_that_are_named():
     step, norm = [0, 1000, 3000, 8000], [1.0, 2.0, 3.0, 4.0]
     rows = [pd.DataFrame({"step": step, "layer": name, "norm": norm}) for name in ("total", "head")]
     table = pd.concat(rows, ignore_index=True).assign(displacement_sq=np.nan, inner=np.nan)
-    lines = summarise(checkpoints.Series(table, [], [], {}, 9)).splitlines()
+    lines = summarise(checkpoints.MeasuredSeries(table, [], [], {}, 9)).splitlines()
     assert lines[1] == "norm 1 to 4; exponent 0.333 from step 1000 to 8000"
     assert lines[-1] == "  head: 1 to 4; exponent 0.333 from step 1000 to 8000"
     assert lines[2].startswith("no fit") and lines[2].endswith("there are 3")
@@ -133,8 +133,8 @@ def test_a_short_series_is_not_fitted_and_shares_are_those_of_the_whole_growth()
     table = pd.DataFrame({"step": [1, 2, 3], "layer": "total", "norm": [1.0, 2.0, 3.0]})
     table = table.assign(displacement_sq=[np.nan, 3.0, 3.0], inner=[np.nan, 1.0, 1.0])
     assert "moved by 8 = ‖Δ‖² 6 + 2θ·Δ 2, 75.0% and 25.0%" in budget(table)[0]
-    assert "no fit: at least 5 norms" in summarise(checkpoints.Series(table, [], [], {}, 9))
-    assert "norm budget" not in summarise(checkpoints.Series(table[:1], [], [], {}, 9))
+    assert "no fit: at least 5 norms" in summarise(checkpoints.MeasuredSeries(table, [], [], {}, 9))
+    assert "norm budget" not in summarise(checkpoints.MeasuredSeries(table[:1], [], [], {}, 9))
 
 
 @pytest.mark.parametrize(

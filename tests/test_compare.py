@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from workflow import report
+from workflow import write
 from workflow.__main__ import main
 from workflow.compare import compare
 
@@ -16,7 +16,7 @@ def a_run(first=None, drop=0, verdict="confirmed"):
     records = [ground | {"chapter": "01-x", "claim": "one", "check": f"check {i}"} for i in range(3)]
     records[0] |= first or {}
     return {
-        "version": report.VERSION,
+        "version": write.VERSION,
         "run": {},
         "records": records[drop:],
         "verdicts": {"one": verdict},
@@ -73,7 +73,7 @@ def test_what_is_red(place, capsys, a, b, forth, back):
     ],
 )
 def test_a_move_is_in_units_of_the_checks_own_scale(place, record, distance):
-    a, b = (report.load(place(name, a_run(record | more))) for name, more in (("a", {}), ("b", {"measured": 0.7})))
+    a, b = (write.load(place(name, a_run(record | more))) for name, more in (("a", {}), ("b", {"measured": 0.7})))
     (move,) = compare(a, b).moved
     assert move.distance == pytest.approx(distance)
     assert compare(a, a).moved == compare(b, b).moved == []

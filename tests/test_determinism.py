@@ -4,13 +4,17 @@ import os
 import subprocess
 import sys
 
+import nbformat
 import pytest
 import torch
 from conftest import copy_project
 
 from nbutils import devices, models, training
-from workflow import book, report, sources
+from nbutils.claims import verdict
+from nbutils.claims.check import records_of
+from workflow import book
 from workflow.compare import compare
+from workflow.judge import Judgement
 from workflow.notebooks import glued
 
 # Sums in another order differ by rounding, and so may a check, by this part of its own scale: half of its band, or its
@@ -27,8 +31,7 @@ def execute(folder, *, chapter=CHAPTER, seed=3, threads=1, where="cpu"):
     """Run a chapter cold, in a process and a checkout of its own. Returns its records and the prose's numbers."""
     folder.mkdir()
     copy_project(folder)
-    made = f"{chapter}={sources.hash_of(chapter)}"
-    words = [sys.executable, "-m", "workflow.job", "chapter", made, "--profile", "smoke", "--seed", str(seed)]
+    words = [sys.executable, "-m", "workflow.job", "chapter", chapter, "--profile", "smoke", "--seed", str(seed)]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         [*words, "--device", where, "--threads", str(threads)],
@@ -36,7 +39,7 @@ def execute(folder, *, chapter=CHAPTER, seed=3, threads=1, where="cpu"):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     notebook = folder / "_build" / "smoke" / f"seed-{seed}" / f"{chapter}.ipynb"
-    return report.records_of(notebook), glued(notebook)
+    return records_of(notebook), glued(nbformat.read(notebook, as_version=4))
 
 
 def values(records):
@@ -45,8 +48,8 @@ def values(records):
 
 def as_run(records):
     """Records as ``compare`` takes them."""
-    verdicts = {r.claim: report.verdict([x for x in records if x.claim == r.claim]) for r in records}
-    return report.Report({}, records, verdicts, [])
+    verdicts = {r.claim: verdict([x for x in records if x.claim == r.claim]) for r in records}
+    return Judgement({}, records, verdicts, [])
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +85,7 @@ def test_the_whole_book_gives_the_same_bits(smoke, workflow, tmp_path, monkeypat
     assert done.returncode == 0, done.stdout[-3000:]
     for chapter in book.chapters():
         first, again = (build / "seed-0" / f"{chapter}.ipynb" for build in (smoke, tmp_path / "again/_build/smoke"))
-        assert values(report.records_of(first)) == values(report.records_of(again)), chapter
+        assert values(records_of(first)) == values(records_of(again)), chapter
 
 
 def needs_cuda():

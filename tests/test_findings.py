@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from nbutils.claims.records import Record
-from workflow import book, report
-from workflow.pages import TEMPLATES, build, chapter, figures, render, verdicts
+from workflow import book
+from workflow.judge import Judgement, Problem
+from workflow.pages import build, chapter, figures, verdicts
+from workflow.pages.rendering import TEMPLATES, render
 
 CLAIMS = book.claims()
 GOLDEN = Path(__file__).parent / "golden" / "pages.md"
@@ -42,7 +44,7 @@ def run(monkeypatch):
         facts = {"green": not problems, "profile": "smoke", "seed": 0, "device": "cpu", "hardware": "a machine"}
         facts |= {"kinds": {"derived": 4}, "noted": 1, "versions": {"torch": "2.13"}}
         facts["notebooks"] = [STATS | {"peak_mb": 758.0, "threads": 1}]
-        return report.Report(facts, records, found, list(problems))
+        return Judgement(facts, records, found, list(problems))
 
     return made
 
@@ -63,14 +65,14 @@ def run(monkeypatch):
 )
 def test_a_finding_is_shown_with_its_verdict(run, finding, found, shown):
     source = f"Before.\n\n:::{{finding}} {finding}\nWe find.\n:::\n\nAfter.\n"
-    text = chapter.bind(source, verdicts.judged(run(**found)))
+    text = chapter.select_findings(source, verdicts.claims_of(run(**found)))
     assert text.startswith("Before.") and text.endswith("After.\n") and shown in text
     assert ("We find." in text) is (shown == "We find.") and (len(text.split()) == 2) is (shown == "")
 
 
 def test_a_finding_of_no_claim_is_an_error(run):
     with pytest.raises(ValueError, match=r"claims\.yml lists no claim 'three'"):
-        chapter.bind(":::{finding} three\nWe find.\n:::\n", verdicts.judged(run()))
+        chapter.select_findings(":::{finding} three\nWe find.\n:::\n", verdicts.claims_of(run()))
 
 
 def test_a_caption_says_what_to_see_only_where_all_came_out_as_expected(run):
@@ -79,7 +81,7 @@ def test_a_caption_says_what_to_see_only_where_all_came_out_as_expected(run):
     def caption(**found):
         code = new_code_cell("", metadata={"mystnb": {"figure": {"name": "f", "caption": "Drawn. What to see: so."}}})
         node = new_notebook(cells=[new_markdown_cell("# T"), code])
-        chapter.bound(node, "02-two", verdicts.judged(run(**found)))
+        chapter.select_findings_in(node, "02-two", verdicts.claims_of(run(**found)))
         return code.metadata["mystnb"]["figure"]["caption"]
 
     assert caption() == caption(far="open") == caption(one="failed") == "Drawn. What to see: so."
@@ -95,7 +97,7 @@ def test_a_caption_says_what_to_see_only_where_all_came_out_as_expected(run):
     ],
 )
 def test_a_placeholder_for_nothing_is_an_error_that_names_it(run, text, named):
-    known = {"claims": verdicts.judged(run()), "numbers": {"01-one": {}}, "figures": {}}
+    known = {"claims": verdicts.claims_of(run()), "numbers": {"01-one": {}}, "figures": {}}
     with pytest.raises(ValueError, match=f"errata.md: .*{named}"):
         build.filled("errata.md", text, known)
     filled = build.filled("a.md", '{{ judged("one") }}, $x$', known)
@@ -112,7 +114,7 @@ def pieces(run):
     left = record("far", None, role="open", reason="no <network>", kind=None)
     bad = record("one", False, check="c", anchor="failed-one-7")
     green, red = run(), run(
-        [report.Problem("02-two", "", "cell [1] raised <E>"), report.Problem("01-one", "one", "x", "3", "[0, 2]")],
+        [Problem("02-two", "", "cell [1] raised <E>"), Problem("01-one", "one", "x", "3", "[0, 2]")],
         [record("one"), bad, noted, left], one="failed", far="open", never="undecided",
     )  # fmt: skip
     drawn = {"figures": DRAWN, "numbers": {}, "cards": {"01-one": CARD, "99-none": {}}, "title": lambda name: "One"}
@@ -123,7 +125,7 @@ def pieces(run):
         "kinds": ("exact", "derived"),
     }
     for name, result in (("green", green), ("red", red)):
-        claims, mine = verdicts.judged(result), [each for each in result.records if each.chapter == "01-one"]
+        claims, mine = verdicts.claims_of(result), [each for each in result.records if each.chapter == "01-one"]
         known = {"claims": claims, "run": result.run, "records": result.records} | facts | drawn
         yield f"{name}: card", chapter._card(CARD, result, mine, claims, DRAWN)
         yield f"{name}: box", chapter._box("01-one", claims)
@@ -154,7 +156,7 @@ def test_what_a_claim_rests_on_comes_from_its_checks_and_numbers_of_the_run(run)
             assert any(f" {number}=f" in text for text in texts), (name, number)
         assert claim.get("falls_with", name) in CLAIMS
     records = [record("one", kind="empirical", n=9), record("one", kind="empirical", n=12), record("far", kind="exact")]
-    claims = verdicts.judged(run(records=records, two="refuted", one="refuted"))
+    claims = verdicts.claims_of(run(records=records, two="refuted", one="refuted"))
     assert claims["one"].evidence == "9 to 12 runs" and claims["far"].evidence == "computed, without chance"
     assert (claims["far"].word, claims["one"].word) == ("in part", "refuted")
     assert verdicts.examples(claims.values()) == 2

@@ -10,9 +10,11 @@ from scipy import stats
 
 import workflow
 from maintenance import alarms, mutants
-from nbutils import claims
-from workflow import Run, report
-from workflow.job import STOPPED
+from nbutils import claims, shared_runs
+from workflow import Run
+from workflow.collect import collect
+from workflow.judge import to_rerun
+from workflow.processes import STOPPED
 
 RUN = Run("smoke", 1, chapters=("01-one",))
 
@@ -22,11 +24,11 @@ def code(monkeypatch, tmp_path):
     """A book of one chapter in a folder of its own; the hash of its code, to be edited."""
     hashes = {"01-one": "its code"}
     monkeypatch.setattr(workflow, "BUILD", tmp_path)
-    monkeypatch.setattr(alarms.sources, "hashes", lambda: dict(hashes))
+    monkeypatch.setattr(alarms.sources, "hashes", lambda: dict.fromkeys(shared_runs.names(), "") | hashes)
     monkeypatch.setattr(alarms.book, "chapters", lambda: list(hashes))
-    monkeypatch.setattr(alarms, "kept_in", lambda profile, device="cpu": tmp_path / "alarms.json")
-    monkeypatch.setattr(report.sources, "trainings_of", lambda chapter: ["lm-one"])
-    monkeypatch.setattr(report.sources, "families", lambda: [["lm-one"]])
+    monkeypatch.setattr(alarms, "file_of", lambda profile, device="cpu": tmp_path / "alarms.json")
+    monkeypatch.setattr(alarms.sources, "trainings_of", lambda chapter: ["lm-one"])
+    monkeypatch.setattr(alarms.sources, "families", lambda: [["lm-one"]])
     return hashes
 
 
@@ -46,7 +48,10 @@ def write(run, *records, made_from="its code", device="cpu"):
 def outcome(run=RUN, found=None):
     """What is kept of a run: red, noted or green; None where it is not judged."""
     found = found if found is not None else alarms.load("smoke")
-    alarms.add(found, run, "01-one", "its code")
+    collected = collect(run)
+    doubtful = to_rerun(collected)
+    reruns = [collect(other) for other in run.further(doubtful)] if doubtful else []
+    alarms.add(found, "01-one", "its code", collected, reruns)
     failed = found["chapters"].get("01-one", {"runs": {}})["runs"].get(str(run.seed))
     if failed is None:
         return None
@@ -104,8 +109,8 @@ def test_seeds_are_added_until_an_edit_voids_them_and_go_on_where_they_were_brok
         seed = float(runs[0].seed)
         write(runs[0], ("a", "exact", seed, True), ("endless", "exact", "inf", True), made_from=code["01-one"])
 
-    for name, does in {"execute": execute, "rejudge": lambda *_: None, "checkout": contextlib.nullcontext}.items():
-        monkeypatch.setattr(alarms.runs, name, does)
+    for name, does in {"chapters": execute, "checkout": contextlib.nullcontext}.items():
+        monkeypatch.setattr(alarms.execute, name, does)
     options = argparse.Namespace()
     with pytest.raises(KeyboardInterrupt):
         alarms.measure(RUN, range(3), options)
@@ -117,7 +122,7 @@ def test_seeds_are_added_until_an_edit_voids_them_and_go_on_where_they_were_brok
     assert list(alarms.measure(RUN, [7], options)["chapters"]["01-one"]["runs"]) == ["7"]
     assert alarms.main(["--first", "7", "--seeds", "1"]) == 0
     assert capsys.readouterr().out.startswith("SO FAR GREEN: 0.0 % of smoke runs red (95 %: at most 95.0 %), 1 of 100")
-    monkeypatch.setattr(alarms.runs, "execute", lambda *_: None)
+    monkeypatch.setattr(alarms.execute, "chapters", lambda *_: None)
     assert alarms.main(["--first", "7", "--seeds", "2"]) == 1
     assert capsys.readouterr().out.startswith("RED: not every seed came to its end in 01-one")
 

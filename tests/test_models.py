@@ -6,7 +6,7 @@ from torch.func import functional_call
 
 from nbutils.devices import generator
 from nbutils.experiments.counting import Classifier
-from nbutils.models import PLACEMENTS, CausalLM, HomogeneousMLP, SelfAttention
+from nbutils.models import BLOCK_PLACEMENTS, CausalLM, HomogeneousMLP, SelfAttention
 from nbutils.shared_runs.recipes_t5 import small_t5
 from normgrowth.homogeneity import degree
 
@@ -39,7 +39,7 @@ def block_by_block(model):
 
 def test_placements_are_their_formulas():
     """By hand from the parameters of one block, from the embedding to the last hidden state."""
-    for placement in PLACEMENTS:
+    for placement in BLOCK_PLACEMENTS:
         model = language_model(placement=placement)
         block, states = model.blocks[0], model.hidden_states(TOKENS)
         x, attend = states[0], block.attention
@@ -141,7 +141,7 @@ def test_initial_variance_of_a_homogeneous_network():
         assert float(weight.var() * weight.shape[1]) == pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", BLOCK_PLACEMENTS)
 def test_what_is_dropped_is_the_branch_and_not_the_stream(placement):
     """With everything dropped x stays, behind two layer norms in post-norm."""
     model = language_model(placement=placement, dropout=1.0).train()

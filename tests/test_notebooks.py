@@ -13,7 +13,8 @@ import nbformat
 import pytest
 import yaml
 
-from workflow import ROOT, book, notebooks, report
+from nbutils.claims.check import records_of
+from workflow import ROOT, book, kept, notebooks
 
 
 def pytest_generate_tests(metafunc):
@@ -95,7 +96,7 @@ def test_first_cell_installs_from_the_configured_repository(chapter):
 def test_runs_in_smoke_and_every_check_is_recorded(chapter, smoke):
     notebook = nbformat.read(smoke / "seed-0" / f"{chapter}.ipynb", as_version=4)
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip())
-    records = report.records_of(smoke / "seed-0" / f"{chapter}.ipynb")
+    records = records_of(smoke / "seed-0" / f"{chapter}.ipynb")
     assert records and {record.chapter for record in records} == {chapter}
     assert all(record.profile == "smoke" and record.seed == 0 and record.device == "cpu" for record in records)
 
@@ -165,13 +166,13 @@ def test_chapters_with_shared_trainings_offer_to_keep_them_in_drive(monkeypatch)
     mounted, colab = [], ModuleType("google.colab")
     colab.drive = SimpleNamespace(mount=mounted.append)
     monkeypatch.delenv("NBUTILS_RESULTS", raising=False)
-    for wanted, there, kept in ((False, True, False), (True, False, False), (True, True, True)):
+    for wanted, there, stays in ((False, True, False), (True, False, False), (True, True, True)):
         with monkeypatch.context() as patched:
             patched.setattr(os, "environ", dict(os.environ))
             if there:
                 patched.setitem(sys.modules, "google.colab", colab)
             exec(cell.replace("keep_in_drive = False", f"keep_in_drive = {wanted}"), {"sys": sys})
-            assert bool(mounted) == kept == os.environ.get("NBUTILS_RESULTS", "").startswith("/content/drive/")
+            assert bool(mounted) == stays == os.environ.get("NBUTILS_RESULTS", "").startswith("/content/drive/")
 
 
 def test_to_markdown():
@@ -196,19 +197,19 @@ def test_readme_figure_is_that_of_the_run(smoke):
 
 
 def test_a_green_run_on_a_gpu_is_kept_for_the_pages_and_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(notebooks, "ON_GPU", tmp_path / "gpu.json")
-    kept = {"estimates": {"01-one": [2.0, 1.0]}, "notes": ["of an earlier run"]}
-    (tmp_path / "gpu.json").write_text(json.dumps(kept))
+    monkeypatch.setattr(kept, "ON_GPU", tmp_path / "gpu.json")
+    before = {"estimates": {"01-one": [2.0, 1.0]}, "notes": ["of an earlier run"]}
+    (tmp_path / "gpu.json").write_text(json.dumps(before))
     run = {"green": True, "device": "cpu", "hardware": "a card", "seed": 3, "commit": "abc", "versions": {"torch": "2"}}
     found = {"run": run | {"notebooks": [{"chapter": "01-one", "seconds": 4.5}]}}
     found["records"] = [{"claim": "claim", "check": "a", "measured": 0.25}]
-    monkeypatch.setattr(notebooks, "_last", lambda profile: found if profile == "gpu" else None)
+    monkeypatch.setattr(kept, "_last", lambda profile: found if profile == "gpu" else None)
     for other in ({}, {"device": "cuda", "green": False}):
         found["run"] |= other
-        notebooks.keep_gpu()
-        assert json.loads((tmp_path / "gpu.json").read_text()) == kept
+        kept.keep_gpu()
+        assert json.loads((tmp_path / "gpu.json").read_text()) == before
     found["run"] |= {"device": "cuda", "green": True}
-    notebooks.keep_gpu()
+    kept.keep_gpu()
     now = json.loads((tmp_path / "gpu.json").read_text())
-    assert now["seconds"] == {"01-one": 4.5} and now["checks"] == {"claim: a": 0.25} and now["notes"] == kept["notes"]
-    assert (now["hardware"], now["torch"], now["estimates"]) == ("a card", "2", kept["estimates"])
+    assert now["seconds"] == {"01-one": 4.5} and now["checks"] == {"claim: a": 0.25} and now["notes"] == before["notes"]
+    assert (now["hardware"], now["torch"], now["estimates"]) == ("a card", "2", before["estimates"])

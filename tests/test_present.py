@@ -9,7 +9,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from nbutils.claims import MIME
 from nbutils.claims.records import Record
-from workflow import ROOT, book, notebooks, report
+from workflow import ROOT, book, notebooks
+from workflow.judge import Judgement
 from workflow.pages import chapter, figures
 
 
@@ -29,7 +30,7 @@ def shown(monkeypatch):
     monkeypatch.setattr(book, "card", lambda name: {})
 
     def made(*cells, records=()):
-        result = report.Report({"green": True, "profile": "smoke"}, list(records), {}, [])
+        result = Judgement({"green": True, "profile": "smoke"}, list(records), {}, [])
         node = new_notebook(cells=[new_markdown_cell("# T"), *cells])
         return chapter.page(node, "01-one", result, {}, "")[0].cells[1:]
 
@@ -98,11 +99,12 @@ def test_a_page_has_the_text_of_today_and_the_outputs_of_the_run(tmp_path, monke
     edited = tmp_path / "edited.md"
     edited.write_text(source.read_text(encoding="utf-8").replace("**Intuition.**", "We ask why."), encoding="utf-8")
     monkeypatch.setattr(book, "source", lambda name: edited)
-    made = chapter.grafted("01-random-walk", done)
+    executed = nbformat.read(done, as_version=4)
+    made = chapter.grafted("01-random-walk", executed)
     assert "We ask why" in made.cells[0].source and not any("seed = 7" in each.source for each in made.cells)
     assert [each for each in made.cells if each.cell_type == "code"][2].outputs == code[2].outputs
     monkeypatch.undo()
-    plain = notebooks.in_plain_words(made, source, notebooks.glued(done))
+    plain = notebooks.in_plain_words(made, source, notebooks.glued(executed))
     prose = "\n".join(each.source for each in plain.cells if each.cell_type == "markdown")
     assert "0.4321" in prose and not re.search(r"```\{|\{[a-z:]+\}`|^:::", prose, re.M)
 

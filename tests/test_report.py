@@ -10,9 +10,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from nbutils import shared_runs
 from nbutils.claims import KINDS, MIME, ROLES, VERDICTS
 from nbutils.claims.records import Record
-from workflow import ROOT, Run, book, report, run, sources, summaries
+from workflow import ROOT, Run, book, execute, run, sources, write
+from workflow.collect import EDITED, Collected, collect
+from workflow.judge import Judgement, Problem, audit, judge, to_rerun
+from workflow.processes import KILLED
 
 GOLDEN = Path(__file__).parent / "golden"
 FURTHER = (1000003, 2000006)
@@ -60,7 +64,7 @@ BOTH = ("01-one", "02-two")
     ],
 )  # fmt: skip
 def test_what_makes_a_run_red(claims, records, ran, verdicts, problems):
-    found, red = report.audit(claims, records, ran, BOTH)
+    found, red = audit(claims, records, ran, BOTH)
     assert len(red) == len(problems) and all(what in each.what for what, each in zip(problems, red, strict=True)), red
     assert found == verdicts
 
@@ -71,7 +75,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr("workflow.BUILD", tmp_path)
     monkeypatch.setattr(book, "claims", lambda: listed("one") | listed("two", chapters=["02-two"]))
     monkeypatch.setattr(book, "chapters", lambda: list(BOTH))
-    monkeypatch.setattr(sources, "hashes", lambda: dict.fromkeys((*BOTH, *report.sources.shared_runs.names()), "today"))
+    monkeypatch.setattr(sources, "hashes", lambda: dict.fromkeys((*BOTH, *shared_runs.names()), "today"))
     monkeypatch.setattr(sources, "trainings_of", lambda chapter: ["t5-own-3"] if chapter == "02-two" else [])
 
     def write(chapter, *records, seed=0, made_from="today", device="cpu"):
@@ -88,12 +92,16 @@ def folder(tmp_path, monkeypatch):
     return write
 
 
-def collected():
-    return report.collect(Run("smoke", 0, chapters=BOTH))
+def judged(*chapters):
+    """The judgement on a run as it lies there, and on its reruns."""
+    collected = collect(Run("smoke", 0, chapters=chapters or BOTH))
+    doubtful = to_rerun(collected)
+    reruns = [collect(other) for other in collected.run.further(doubtful)] if doubtful else []
+    return judge(collected, reruns)
 
 
 def test_a_run_in_which_all_holds_is_green_and_says_how_it_was_run(folder):
-    found = collected()
+    found = judged()
     facts = {key: found.run[key] for key in ("green", "device", "hardware", "versions", "kinds", "noted")}
     assert facts == {"green": True, "device": "cpu", "hardware": "h", "versions": {"torch": "2"}, "kinds": {"exact": 2},
                      "noted": 0}  # fmt: skip
@@ -103,9 +111,9 @@ def test_a_run_in_which_all_holds_is_green_and_says_how_it_was_run(folder):
 @pytest.mark.parametrize(("made_from", "device"), [("yesterday", "cpu"), ("today", "cuda")])
 def test_a_result_of_another_code_or_device_is_refused_and_removed(folder, made_from, device):
     folder("02-two", record("two", chapter="02-two"), made_from=made_from, device=device)
-    found = collected()
+    found = judged()
     assert not found.run["green"] and found.verdicts == {"one": "confirmed"}
-    assert "changed while the run went on" in found.problems[0].what
+    assert found.problems[0].what == EDITED
     assert not Run("smoke").notebook("02-two").exists() and not Run("smoke").stats("02-two").exists()
 
 
@@ -113,7 +121,7 @@ def test_records_of_another_run_do_not_count(folder):
     """A notebook that overwrites its parameters would be judged at one seed three times."""
     path = Run("smoke").notebook("02-two")
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 7'))
-    found = collected()
+    found = judged()
     assert not found.run["green"] and "damaged (a record of 02-two, profile smoke, seed 7" in found.problems[0].what
 
 
@@ -127,9 +135,9 @@ ERROR = {"output_type": "error", "ename": "KeyError", "evalue": "no\nsuch"}
         (None, "", "no result: its job did not start"),
         ("02-two.log", "stopped: 02-two: PapermillExecutionError: ---", "cell [3] f(0) raised KeyError: no such"),
         ("02-two.log", "Traceback\nstopped: 02-two: TimeUp: time is up\n", "TimeUp: time is up"),
-        ("02-two.log", "", report.KILLED),
+        ("02-two.log", "", KILLED),
         ("t5-own.log", "stopped: t5-null: KeyError: x\n", "not run: in the job of its trainings, t5-null: KeyError: x"),
-        ("t5-own.log", "30 %", f"not run: in the job of its trainings, {report.KILLED}"),
+        ("t5-own.log", "30 %", f"not run: in the job of its trainings, {KILLED}"),
         ("lm-pre-text.log", "stopped: lm-pre-text: KeyError: x\n", "no result: its job did not start"),  # not of its
     ],
 )  # fmt: skip
@@ -139,7 +147,7 @@ def test_why_a_chapter_has_no_result(folder, log, text, why):
     (place.logs / "02-two.ipynb").write_text(json.dumps({"cells": [{**CELL, "outputs": [ERROR]}], "metadata": {}}))
     if log:
         (place.logs / log).write_text(text)
-    found = collected()
+    found = judged()
     assert not found.run["green"] and [each.what for each in found.problems] == [why]
     assert found.verdicts == {"one": "confirmed"}
 
@@ -171,7 +179,7 @@ def test_two_of_three_seeds_decide(folder, first, others, noted, fails):
     folder("01-one", record(kind="derived", holds=first), record(check="b", kind="derived"))
     for seed, records in zip(FURTHER, others, strict=False):
         folder("01-one", *records, seed=seed)
-    found = report.judged(Run("smoke", 0), "01-one")
+    found = judged("01-one").records
     assert found[0].noted is noted and [each.check for each in found if each.fails] == fails
 
 
@@ -179,7 +187,7 @@ def test_further_seeds_of_another_code_excuse_nothing(folder):
     folder("01-one", record(kind="derived", holds=False))
     for seed, made_from in zip(FURTHER, ("today", "yesterday"), strict=True):
         folder("01-one", record(kind="derived"), seed=seed, made_from=made_from)
-    assert [each.fails for each in report.judged(Run("smoke", 0), "01-one")] == [True]
+    assert [each.fails for each in judged("01-one").records] == [True]
 
 
 def golden(monkeypatch):
@@ -194,10 +202,10 @@ def golden(monkeypatch):
         record("two", check="by chance", kind="derived", holds=False, measured=5.0, further=again, noted=True, seed=7),
         record("three", "open", None, check="open", measured=None, band=None, kind=None, reason="no network", seed=7),
     ]
-    verdicts, problems = report.audit(claims, records, ["01-one"], BOTH)
-    problems = [report.Problem("02-two", "", "cell [1] f(0) raised KeyError: 'x'"), *problems]
+    verdicts, problems = audit(claims, records, ["01-one"], BOTH)
+    problems = [Problem("02-two", "", "cell [1] f(0) raised KeyError: 'x'"), *problems]
     facts = {"profile": "smoke", "seed": 7, "device": "cpu", "green": False, "noted": 1, "notebooks": []}
-    return report.Report(facts, records, verdicts, problems)
+    return Judgement(facts, records, verdicts, problems)
 
 
 @pytest.mark.parametrize("name", ["metrics.json", "summary.md", "last-lines.txt"])
@@ -205,19 +213,19 @@ def test_reports_of_a_red_run_are_the_golden_ones(tmp_path, monkeypatch, capsys,
     """Chapter, claim, source, measured, band, seed and the command that runs it again, for each reader."""
     found = golden(monkeypatch)
     monkeypatch.setattr("workflow.BUILD", tmp_path)
-    summaries.write(found, Run("smoke"))
-    assert run.conclude(found, None) == 1
+    write.reports(found, Run("smoke"))
+    assert write.conclude(found, None) == 1
     (tmp_path / "smoke" / "last-lines.txt").write_text(capsys.readouterr().out)
     made = (tmp_path / "smoke" / name).read_text()
     assert made == (GOLDEN / name).read_text(), "if this is meant: copy it, and read the difference"
-    assert report.load(tmp_path / "smoke").problems == found.problems
+    assert write.load(tmp_path / "smoke").problems == found.problems
 
 
 def test_the_metrics_of_a_run_are_what_the_schema_says():
     schema = json.loads((ROOT / "book" / "_static" / "metrics.schema.json").read_text())
     jsonschema.Draft7Validator.check_schema(schema)
     jsonschema.validate(json.loads((GOLDEN / "metrics.json").read_text()), schema)
-    assert schema["properties"]["version"]["const"] == report.VERSION
+    assert schema["properties"]["version"]["const"] == write.VERSION
     fields = schema["properties"]["records"]["items"]["properties"]
     enums = {name: set(fields[name]["enum"]) for name in ("role", "kind")}
     assert enums == {"role": {*ROLES, "open"}, "kind": {*KINDS, None}}
@@ -227,22 +235,21 @@ def test_the_metrics_of_a_run_are_what_the_schema_says():
 @pytest.fixture
 def launched(tmp_path, monkeypatch):
     """Runs of the profile book whose notebooks are made up: ``launched(*chapters, problems=…)`` gives the status."""
-    for module in ("workflow", "workflow.summaries"):
+    for module in ("workflow", "workflow.write"):
         monkeypatch.setattr(f"{module}.BUILD", tmp_path)
-    monkeypatch.setattr(run, "checkout", contextlib.nullcontext)
-    monkeypatch.setattr(run, "execute", lambda runs, options: True)
-    monkeypatch.setattr(run, "rejudge", lambda asked, options: False)
+    monkeypatch.setattr(execute, "checkout", contextlib.nullcontext)
+    monkeypatch.setattr(run, "measured", lambda request, options: (True, Collected(request), []))
 
     def start(*names, problems=()):
         facts = {"profile": "book", "seed": 0, "device": "cpu", "green": not problems, "verdict_counts": {}, "noted": 0}
-        monkeypatch.setattr(report, "collect", lambda asked: report.Report(facts, [], {}, list(problems)))
+        monkeypatch.setattr(run, "judge", lambda collected, reruns: Judgement(facts, [], {}, list(problems)))
         return run.run(Run("book", 0, "cpu", names or tuple(book.chapters())), argparse.Namespace())
 
     return start
 
 
 PLACES = ("book/metrics.json", "book/summary.md", "metrics.json")
-WRONG = report.Problem("05-t5", "", "cell [1] raised E")
+WRONG = Problem("05-t5", "", "cell [1] raised E")
 
 
 def left(folder):
@@ -260,14 +267,14 @@ def test_a_run_of_some_chapters_leaves_no_report_of_all(launched, tmp_path):
 
 def test_a_report_that_cannot_be_written_takes_the_others_with_it(launched, tmp_path, monkeypatch):
     """What was written before it said green."""
-    write = summaries.write_atomically
+    write_atomically = write.write_atomically
 
     def full(target, text):
         if target == tmp_path / PLACES[-1]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(target, text)
+        write_atomically(target, text)
 
-    monkeypatch.setattr(summaries, "write_atomically", full)
+    monkeypatch.setattr(write, "write_atomically", full)
     with pytest.raises(OSError, match="No space left"):
         launched()
     assert left(tmp_path) == ([], set())

@@ -40,7 +40,7 @@ def test_attention_is_scaled_dot_product_attention(heads):
 
 def test_placements():
     outputs = {}
-    for placement in sublayers.PLACEMENTS:
+    for placement in sublayers.SUBLAYER_PLACEMENTS:
         layer, x = draw("feedforward", biases=("inner", "output"), placement=placement)
         outputs[placement] = layer(x)
     full, x = draw("feedforward", biases=("inner", "output"))

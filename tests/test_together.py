@@ -7,7 +7,7 @@ import torch
 from nbutils import ensembles, training
 from nbutils.devices import generator
 from nbutils.models import CausalLM
-from nbutils.optimizers import EachAdamW
+from nbutils.optimizers import EnsembleAdamW
 
 BATCHES = [torch.randint(0, 13, (6, 9), generator=generator(i, "cpu")) for i in range(4)]
 RATES, DECAYS = (1e-3, 1e-2, 0.05), (0.0, 0.3, 0.2)
@@ -21,11 +21,11 @@ def networks(count=3):
 
 OPTIMIZERS = {  # of networks together, and of the i-th alone
     "columns": (
-        lambda p: EachAdamW(p, RATES, DECAYS, betas=(0.3, 0.4), eps=1e-2),
+        lambda p: EnsembleAdamW(p, RATES, DECAYS, betas=(0.3, 0.4), eps=1e-2),
         lambda p, i: torch.optim.AdamW(p, lr=RATES[i], weight_decay=DECAYS[i], betas=(0.3, 0.4), eps=1e-2),
     ),
     "columns, defaults": (
-        lambda p: EachAdamW(p, RATES, DECAYS),
+        lambda p: EnsembleAdamW(p, RATES, DECAYS),
         lambda p, i: torch.optim.AdamW(p, lr=RATES[i], weight_decay=DECAYS[i]),
     ),
     "fused AdamW": (
@@ -44,10 +44,10 @@ OPTIMIZERS = {  # of networks together, and of the i-th alone
 def test_each_network_is_the_training_alone(name, shared):
     nets, (many, one) = networks(), OPTIMIZERS[name]
     batches = BATCHES if shared else [torch.stack([b, b.flip(0), (b + 1) % 13]) for b in BATCHES]
-    theta = ensembles.stacked(nets)
+    theta = ensembles.stack(nets)
     gradients = ensembles.loss_gradients(nets[0], batches, shared=shared)
     steps = []  # losses, and squared steps of the matrices
-    for s in ensembles.train_together(theta, gradients, many, 6):
+    for s in ensembles.train(theta, gradients, many, 6):
         moves = [after - before for after, before in zip(s.after, s.before, strict=True) if after.ndim == 3]
         steps.append((s.losses, sum(move.square().sum((1, 2)) for move in moves)))
     ensembles.unstack(theta, nets)
@@ -70,9 +70,7 @@ def test_a_rate_by_step_and_a_gradient_of_no_loss(capsys):
     def ones(theta):
         theta[0].grad = torch.ones_like(theta[0])
 
-    run = ensembles.train_together(
-        theta, ones, lambda p: torch.optim.SGD(p, lr=9.0), 3, rate=lambda t: 1 / t, name="a walk"
-    )
+    run = ensembles.train(theta, ones, lambda p: torch.optim.SGD(p, lr=9.0), 3, rate=lambda t: 1 / t, name="a walk")
     seen = [(step.losses, float(step.before[0][0, 0]), float(step.after[0][0, 0])) for step in run]
     assert seen == [(None, 0, -1), (None, -1, -1.5), (None, -1.5, pytest.approx(-11 / 6))]
     assert "a walk:" in capsys.readouterr().err

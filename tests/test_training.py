@@ -190,9 +190,9 @@ def test_noise_walks_at_random():
     assert abs(history.alignment.iloc[1:]).mean() < 0.1
 
 
-def test_a_look_at_each_step():
+def test_a_callback_at_each_step():
     seen, net = {}, model()
-    done = run(net=net, look=lambda step: seen.update({step: model_norm(net)}))
+    done = run(net=net, callback=lambda step: seen.update({step: model_norm(net)}))
     assert list(seen) == list(range(13))
     np.testing.assert_allclose(list(seen.values()), done.history["norm"], rtol=1e-12)
 

@@ -79,7 +79,7 @@ def test_noise_is_not_parallel_to_the_first_weights(runs):
 
 def test_draws_of_t5_share_no_seed_with_each_other_or_with_another_seed():
     pairs = [(seed, draw) for seed in (0, 1, 999, 1000, 1001, 2000, 3000) for draw in range(recipes_t5.DRAWS)]
-    assert len({recipes_t5.own_seed(*pair) for pair in pairs}) == len(pairs)
+    assert len({recipes_t5.draw_seed(*pair) for pair in pairs}) == len(pairs)
 
 
 def test_t5_its_null_model_and_that_of_its_second_draw():
@@ -117,7 +117,7 @@ def test_measures_of_a_language_model_by_hand():
     windows = torch.randint(0, 13, (5, 8), generator=devices.generator(1, "cpu"))
     logits = model(windows[:, :-1]).detach()
     windows[:, 1:][:, ::3] = logits.argmax(-1)[:, ::3]  # some are right, and then the inputs are others
-    found = recipes_lm.measured(model, windows)
+    found = recipes_lm.measure(model, windows)
     logits = model(windows[:, :-1]).detach().double()
     right, answers = windows[:, 1:, None], logits.argmax(-1)
     assert found["loss"] == pytest.approx(-float(logits.log_softmax(-1).gather(-1, right).mean()), rel=1e-5)
@@ -137,7 +137,7 @@ def test_points_of_a_path_have_the_distances_of_the_snapshots():
     runs = {
         step: {name: torch.randn(*shape, generator=rng) for name, shape in shapes.items()} for step in (7, 0, 30, 2)
     }
-    path = recipes_t5.path(runs)
+    path = recipes_t5.path_coordinates(runs)
     steps, points = path["step"].tolist(), path.drop(columns="step").to_numpy()
     flat = [torch.cat([runs[step][name].double().flatten() for name in list(shapes)[1:]]).numpy() for step in steps]
     assert steps == [0, 2, 7, 30] and points.shape == (4, 4)
@@ -155,7 +155,7 @@ def test_a_small_t5():
 
 
 def kept(norm):
-    return training.Run(pd.DataFrame({"step": [0], "norm": [norm]}))
+    return training.TrainingRun(pd.DataFrame({"step": [0], "norm": [norm]}))
 
 
 def test_what_the_workflow_trained_comes_before_what_a_session_kept(tmp_path, monkeypatch):
@@ -183,7 +183,7 @@ def test_what_the_workflow_trained_comes_before_what_a_session_kept(tmp_path, mo
 def test_a_saved_run_comes_back_to_the_bit(tmp_path, monkeypatch):
     """Names beyond ASCII, views, a text "nan", numbers that decimals would round; a failed save leaves the old run."""
     odd = {"step": [0, 10, 2], "norm": [0.1, float("nan"), 1e-310], "loss": [float("inf"), -0.0, 1 / 3]}
-    run = training.Run(
+    run = training.TrainingRun(
         pd.DataFrame(odd),
         pd.DataFrame({"step": [0], "layer": ["nan"], "norm": [2.0]}),
         {9: {"w": torch.zeros(1)}, 10: {"w": torch.arange(6.0).view(2, 3).mT}},
@@ -194,7 +194,7 @@ def test_a_saved_run_comes_back_to_the_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "save", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         kept(2.0).save(tmp_path)
-    read = training.Run.load(tmp_path)
+    read = training.TrainingRun.load(tmp_path)
     for name in ("history", "layers", "measures"):
         pd.testing.assert_frame_equal(getattr(read, name), getattr(run, name), check_exact=True)
     assert read.settings == run.settings and list(read.snapshots) == list(run.snapshots)

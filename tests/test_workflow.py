@@ -55,13 +55,13 @@ def test_everything_then_nothing_then_only_what_changed(project, workflow):
 
     for path in project.rglob("*.md"):  # content decides, not time
         os.utime(path)
-    edit(project / "nbutils" / "norms" / "pieces.py", '"""', '"""Another word. ')
+    edit(project / "normgrowth" / "norms" / "pieces.py", '"""', '"""Another word. ')
     done = workflow(project)
     assert done.returncode == 0 and stamps(project) == first, "nothing to do, and something ran"
     assert (html / "index.html").stat().st_mtime_ns == page
 
     two.write_text(two.read_text() + "\nMore prose.\n")
-    (project / "nbutils" / "norms" / "pieces.py").open("a").write("\nX = 1\n")
+    (project / "normgrowth" / "norms" / "pieces.py").open("a").write("\nX = 1\n")
     assert workflow(project, "--html").returncode == 0
     second = stamps(project)
     assert second["01-one"] > first["01-one"] and second["02-two"] == first["02-two"], "only 01-one uses norms"
@@ -133,10 +133,10 @@ RECIPES = """
 
 def _quick(*, profile, seed, device):
     import pandas as pd
-    from nbutils.training import Run
+    from nbutils.training import TrainingRun
 
     {body}
-    return Run(pd.DataFrame({{"step": [0, 1], "norm": [1.0, 1.5]}}), settings={{"seed": seed}})
+    return TrainingRun(pd.DataFrame({{"step": [0, 1], "norm": [1.0, 1.5]}}), settings={{"seed": seed}})
 
 
 RECIPES = {{"quick-a": _quick, "quick-b": _quick}}
@@ -146,12 +146,12 @@ LOADS = 'runs = shared_runs.load("quick-*", profile=profile, seed=seed, device=d
 
 def test_chapters_share_a_training(project, workflow):
     """Trained once for both; not again for a new text; one that fails is named and leaves no chapter behind."""
-    module = project / "nbutils" / "trainings" / "__init__.py"
+    module = project / "nbutils" / "shared_runs" / "catalogue.py"
     recipes = module.read_text()
     module.write_text(recipes + RECIPES.format(body="pass"))
     for name in ("01-one", "02-two"):
         code = LOADS + check(name[3:], 'runs["quick-a"].history.norm.iloc[-1]')
-        write(project, code, name, imports="from nbutils import trainings")
+        write(project, code, name, imports="from nbutils import shared_runs")
     assert workflow(project).returncode == 0
     kept, first = executed(project) / "trainings" / "quick-a" / "run.pt", stamps(project)
     trained = kept.stat().st_mtime_ns
@@ -319,8 +319,8 @@ SENTENCES = "\n:::{{finding}} {}\nWe find that all is well.\n:::\n\n:::{{finding
 LATER = '\n```{{code-cell}}\nclaims.check("later", "exact", 1.0 + 4 * (seed == 2000006), (0, 2), kind="exact")\n```\n'
 CHANCE = {  # the value by seed, its kind; the reason that is given, and whether two further seeds were run
     "01-noted": ("5.0 if seed == 0 else 1.25", "derived", "", True),
-    "02-thrice": ("5.0", "derived", "looked at again: 5 at seed 1000003, 5 at seed 2000006", True),
-    "03-twice": ("5.0 if seed in (0, 1000003) else 1.0", "derived", "looked at again: 5 at seed 1000003, 1 at", True),
+    "02-thrice": ("5.0", "derived", "rerun: 5 at seed 1000003, 5 at seed 2000006", True),
+    "03-twice": ("5.0 if seed in (0, 1000003) else 1.0", "derived", "rerun: 5 at seed 1000003, 1 at", True),
     "04-exact": ("5.0 if seed == 0 else 1.0", "exact", "check does not hold: a number", False),
     "05-later": ("5.0 if seed == 0 else 1.0", "derived", "exact (at seed 2000006)", True),
     "06-sound": ("1.0", "derived", "", False),
@@ -334,7 +334,7 @@ def test_what_fails_by_chance_is_judged_at_further_seeds(project, workflow):
     write_chapters(project, {name: text + SENTENCES.format(name[3:]) for name, text in sources_of.items()})
     (project / "book" / "errata.md").write_text("# Errata\n\nNone.\n")
     done = workflow(project, "--html")
-    assert done.returncode == 1 and "looked at again, at two further seeds:" in done.stdout, done.stdout[-3000:]
+    assert done.returncode == 1 and "rerun at two other seeds:" in done.stdout, done.stdout[-3000:]
     run, reports = metrics(project), project / "_build" / "smoke"
     for name, (_, _, reason, further) in CHANCE.items():
         found = [each for each in run["problems"] if each["chapter"] == name and reason in each["what"]]
@@ -362,17 +362,18 @@ def test_what_python_loads_is_among_what_a_chapter_is_made_from():
     code = """
 import ast, json, sys
 for cells in json.load(sys.stdin):
-    for name in [n for n in sys.modules if n.split(".")[0] == "nbutils"]:
+    for name in [n for n in sys.modules if n.split(".")[0] in ("nbutils", "normgrowth")]:
         del sys.modules[name]
     nodes = [n for n in ast.parse(cells).body if isinstance(n, (ast.Import, ast.ImportFrom))]
-    exec(compile(ast.Module([n for n in nodes if "nbutils" in ast.unparse(n)], []), "imports", "exec"), {})
-    print(json.dumps([n for n in sys.modules if n.split(".")[0] == "nbutils"]))
+    ours = [n for n in nodes if "nbutils" in ast.unparse(n) or "normgrowth" in ast.unparse(n)]
+    exec(compile(ast.Module(ours, []), "imports", "exec"), {})
+    print(json.dumps([n for n in sys.modules if n.split(".")[0] in ("nbutils", "normgrowth")]))
 """
     cells = json.dumps(["\n".join(book.code_cells(chapter)) for chapter in book.chapters()])
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, input=cells, cwd=ROOT, capture_output=True, text=True, check=True)
     for name, line in zip(book.chapters(), done.stdout.splitlines(), strict=True):
-        loaded = set(json.loads(line)) - {"nbutils"}
+        loaded = set(json.loads(line)) - {"nbutils", "normgrowth"}
         assert len(loaded) > 5 and loaded <= sources.used_by(name), name
 
 
@@ -407,7 +408,7 @@ def test_the_hash_of_a_chapter_changes_with_each_thing_it_is_made_from_and_no_ot
         after = hashes()
         assert tuple(x != y for x, y in zip(before, after, strict=True)) == changed, (file, added)
         before = after
-    edit(project / "nbutils" / "norms" / "budget.py", '"""', '"""Another word. ')
+    edit(project / "normgrowth" / "norms" / "budget.py", '"""', '"""Another word. ')
     assert hashes() == before, "a docstring"
 
 

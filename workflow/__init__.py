@@ -13,7 +13,7 @@ BUILD = ROOT / "_build"
 
 @dataclass(frozen=True)
 class Run:
-    """What is executed: chapters in one profile, at one seed, on one device. All that a run leaves lies where it says.
+    """What is executed: chapters in one profile, at one seed, on one device; and where all lies that it leaves.
 
     >>> run = Run("smoke", 7, chapters=("05-t5",))
     >>> str(run.notebook("05-t5").relative_to(BUILD)), run.further()[0].seed
@@ -51,14 +51,25 @@ class Run:
         """Time, memory, versions and the hash of what it was made from, beside the notebook."""
         return self.folder / f"{chapter}.json"
 
-    def training(self, name: str) -> Path:
-        return self.folder / "trainings" / name
+    @property
+    def trainings(self) -> Path:
+        """Folder of the shared trainings, each in a folder of its name."""
+        return self.folder / "trainings"
+
+    def training_stats(self, name: str) -> Path:
+        """The same as ``stats``, of a shared training."""
+        return self.trainings / name / "stats.json"
+
+    def log(self, job: str) -> Path:
+        """What a job printed; empty or gone where it succeeded."""
+        return self.logs / f"{job}.log"
 
     def further(self, chapters: tuple[str, ...] = ()) -> tuple[Run, Run]:
         """The same at the two seeds, far from any of a person's, that judge a check which chance may have failed."""
-        first, second = ((self.seed + step) % 2**31 for step in (1_000_003, 2_000_006))
-        again = replace(self, chapters=chapters or self.chapters)
-        return replace(again, seed=first), replace(again, seed=second)
+        first_seed = (self.seed + 1_000_003) % 2**31
+        second_seed = (self.seed + 2_000_006) % 2**31
+        chapters = chapters or self.chapters
+        return replace(self, seed=first_seed, chapters=chapters), replace(self, seed=second_seed, chapters=chapters)
 
 
 def commit() -> str | None:

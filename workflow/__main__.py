@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from workflow import ROOT, Run, new_chapter, notebooks
-from workflow.run import OPTIONS, asked, page, run
+from workflow import ROOT, Run, kept, new_chapter
+from workflow.execute import OPTIONS
+from workflow.run import page, requested, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _do(options: argparse.Namespace) -> int:
     match options.command:
         case "run" | "page":
-            wanted = asked(options.profile, options.seed, options.chapters, options)
-            return run(wanted, options, options.html) if options.command == "run" else page(wanted, options)
+            request = requested(options.profile, options.seed, options.chapters, options)
+            return run(request, options, options.html) if options.command == "run" else page(request, options)
         case "report":
             from workflow import compare
 
@@ -51,7 +52,7 @@ def _do(options: argparse.Namespace) -> int:
 
             print(f"wrote {pdf.make(Run(options.profile))}")
         case "notebooks":
-            for path in notebooks.write_all():
+            for path in kept.write_notebooks():
                 print(f"updated {path.relative_to(ROOT)}")
         case _:
             new_chapter.write(options.name, options.title)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nbutils.claims.records import Record, Value, format_band, format_number
-from workflow import report
-from workflow.report import Report
+from workflow import write
+from workflow.judge import Judgement
 
 MOVED = 15  # checks that are shown, of those that moved most
 
@@ -33,7 +33,7 @@ class Comparison(NamedTuple):
     moved: list[Move]  # the farthest first
 
 
-def compare(a: Report, b: Report) -> Comparison:
+def compare(a: Judgement, b: Judgement) -> Comparison:
     """What differs between two runs."""
     of_a, of_b = ({(record.chapter, *record.key): record for record in run.records} for run in (a, b))
     both = [Move(x, of_b[key], _distance(x, of_b[key])) for key, x in of_a.items() if key in of_b]
@@ -64,7 +64,7 @@ def _number(value: Value) -> float:
 
 def run(place_a: Path, place_b: Path) -> int:
     """Print the comparison of two runs; 1 where it is red, else 0."""
-    a, b = report.load(place_a), report.load(place_b)
+    a, b = write.load(place_a), write.load(place_b)
     found = compare(a, b)
     for name in found.verdicts:
         print(f"- verdict on {name}: {a.verdicts.get(name, 'none')} in A, {b.verdicts.get(name, 'none')} in B")

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from workflow import ROOT, Run, book, sources
+from workflow import ROOT, book, sources
 
 if TYPE_CHECKING:  # at run time where they are used: a run with nothing to do needs none of them
     from nbformat import NotebookNode
@@ -78,53 +78,15 @@ if keep_in_drive and "google.colab" in sys.modules:
 """
 
 
-def glued(notebook: Path) -> dict[str, str]:
+def glued(executed: NotebookNode) -> dict[str, str]:
     """The numbers that an executed chapter keeps for prose, by name."""
-    import nbformat
-
-    found = {}
-    for cell in nbformat.read(notebook, as_version=4).cells:
+    numbers = {}
+    for cell in executed.cells:
         for output in cell.get("outputs", ()):
             name = output.get("metadata", {}).get("scrapbook", {}).get("name")
             if name:
-                found[name] = str(ast.literal_eval(output["data"]["application/papermill.record/text/plain"]))
-    return found
-
-
-def keep_numbers() -> None:
-    """Keep what the last whole ``book`` run gave the prose, if it was green."""
-    from workflow import report
-
-    facts = _last("book")["run"]
-    run = Run("book", facts.get("seed", 0), facts.get("device", "cpu"), tuple(book.chapters()))
-    if not facts["green"] or not report.collect(run).run["green"]:  # of today's code, too
-        print("no whole green run of profile book: the numbers in the notebooks stay as they are")
-        return
-    kept = {
-        "run": f"profile book, seed {run.seed}, on {facts['hardware']}",
-        "chapters": {name: glued(run.notebook(name)) for name in book.chapters()},
-    }
-    NUMBERS.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def keep_gpu() -> None:
-    """Keep what the last whole ``gpu`` run measured on a GPU, if it was green: values, times and hardware."""
-    found = _last("gpu")
-    facts = found["run"]
-    if not facts["green"] or facts["device"] != "cuda":
-        return
-    kept = json.loads(ON_GPU.read_text(encoding="utf-8"))  # its estimates and notes are of no run
-    kept |= {key: facts[key] for key in ("hardware", "device", "seed", "commit")}
-    kept |= {"torch": facts["versions"]["torch"], "seconds": {x["chapter"]: x["seconds"] for x in facts["notebooks"]}}
-    kept["checks"] = {f"{each['claim']}: {each['check']}": each["measured"] for each in found["records"]}
-    ON_GPU.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _last(profile: str) -> dict[str, Any]:
-    """What the last whole run of a profile left for machines; of a run that is not green where there is none."""
-    metrics = Run(profile).reports / "metrics.json"
-    found: dict[str, Any] = {"run": {"green": False}}
-    return json.loads(metrics.read_text(encoding="utf-8")) if metrics.exists() else found
+                numbers[name] = str(ast.literal_eval(output["data"]["application/papermill.record/text/plain"]))
+    return numbers
 
 
 def _card(source: Path, run: str, numbers: Mapping[str, str]) -> str:
@@ -220,25 +182,3 @@ def _cite(match: re.Match[str]) -> str:
         names = people[0] if len(people) == 1 else " and ".join(people) if len(people) == 2 else f"{people[0]} et al."
         entries.append(f"[{names}, {entry.fields['year']}]({entry.fields['url']})")
     return f"({'; '.join(entries)})" if match[1] == "p" else "; ".join(entries)
-
-
-def write_all() -> list[Path]:
-    """Write ``book/notebooks/`` from the sources, with the numbers of the last green ``book`` run; keep these.
-
-    Returns:
-        The files that changed.
-    """
-    keep_numbers()
-    keep_gpu()
-    import nbformat
-
-    folder = ROOT / "book" / "notebooks"
-    texts = {folder / f"{name}.ipynb": nbformat.writes(plain(book.source(name))) + "\n" for name in book.chapters()}
-    changed = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    folder.mkdir(exist_ok=True)
-    for path in changed:
-        path.write_text(texts[path], encoding="utf-8")
-    gone = sorted(set(folder.glob("*.ipynb")) - set(texts))
-    for path in gone:
-        path.unlink()
-    return changed + gone

@@ -1,4 +1,4 @@
-"""What a chapter or a shared training is made from, as one hash: what runs again, and what a report refuses.
+"""What a chapter or a shared training is made from, as one hash: another hash, and it runs again.
 
 The hash is of code, not of its looks: prose, captions, comments and docstrings change no number.
 """
@@ -11,10 +11,9 @@ import json
 from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import groupby
-from pathlib import Path
 
 from nbutils import devices, shared_runs
-from workflow import ROOT, Run, book
+from workflow import ROOT, book
 
 PACKAGES = ("normgrowth", "nbutils")  # whose modules chapters import
 # What chapters read beside modules; a change of it is one for all.
@@ -43,31 +42,6 @@ def hash_of(name: str, codes: Mapping[str, str] | None = None) -> str:
     used = _closure([_module_of(name)], codes) if shared else used_by(name, codes)
     modules_of_it = _digest(_hash(codes[each]) for each in sorted(used))
     return _digest([*common, modules_of_it, *(() if shared else map(_hash, _cells(name)))])
-
-
-def discard_older(run: Run) -> list[str]:
-    """Remove the results of chapters and trainings that are not of today's code, or of another device; their names.
-
-    Before a run, so that what cannot be made again does not count; and after it, for what was edited meanwhile.
-    """
-    today, gone = hashes(), list[str]()
-    results = {name: [run.training(name) / "stats.json"] for name in shared_runs.names()}
-    results |= {name: [run.stats(name), run.notebook(name)] for name in run.chapters}
-    for name, files in results.items():
-        loaded = trainings_of(name) if name in run.chapters else ()
-        if files[0].exists() and not (_is_of(files[0], today[name], run.device) and set(loaded).isdisjoint(gone)):
-            gone.append(name)
-            for file in files:
-                file.unlink(missing_ok=True)
-    return gone
-
-
-def _is_of(stats: Path, made_from: str, device: str) -> bool:
-    try:
-        kept = json.loads(stats.read_text(encoding="utf-8"))
-        return (kept["made_from"], kept["device"]) == (made_from, device)
-    except (ValueError, KeyError, TypeError):
-        return False
 
 
 def modules() -> dict[str, str]:

@@ -125,9 +125,9 @@ def at_once(width: int = 32, networks: int = 32, steps: int = 20) -> Row:
     ended: dict[str, list[torch.Tensor]] = {}
 
     def ours() -> None:
-        theta = ended["ours"] = ensembles.stacked(made)
+        theta = ended["ours"] = ensembles.stack(made)
         gradients = ensembles.loss_gradients(made[0], [tokens], shared=True)
-        collections.deque(ensembles.train_together(theta, gradients, sgd, steps), maxlen=0)
+        collections.deque(ensembles.train(theta, gradients, sgd, steps), maxlen=0)
 
     def plain() -> None:
         nets = copy.deepcopy(made)
@@ -136,7 +136,7 @@ def at_once(width: int = 32, networks: int = 32, steps: int = 20) -> Row:
                 optimizer.zero_grad()
                 training.batch_loss(net, tokens).backward()
                 optimizer.step()
-        ended["plain"] = ensembles.stacked(nets)
+        ended["plain"] = ensembles.stack(nets)
 
     row = compare(f"{networks} language models of width {width} trained together, against one by one", ours, plain, 3)
     gap = max(float((a - b).detach().abs().max()) for a, b in zip(*ended.values(), strict=True))

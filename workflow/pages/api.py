@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # only Sphinx itself needs them
 
 OWN = ("checkpoints", "norms", "callbacks", "fits", "intervals", "saturation", "heads", "homogeneity", "text", "layers")
 TORCH, NUMPY = "https://docs.pytorch.org/docs/stable/", "https://numpy.org/doc/stable/reference/typing.html"
-ELSEWHERE = {
+EXTERNAL = {
     "Tensor": f"{TORCH}tensors.html",
     "Module": f"{TORCH}generated/torch.nn.Module.html",
     "Generator": f"{TORCH}generated/torch.Generator.html",
@@ -50,14 +50,14 @@ def pages() -> Iterator[tuple[str, bytes]]:
         yield f"api/{name}.md", text.encode()
 
 
-def elsewhere(app: Sphinx, env: object, node: nodes.Element, text: nodes.Element) -> nodes.reference | None:
+def external_link(app: Sphinx, env: object, node: nodes.Element, text: nodes.Element) -> nodes.reference | None:
     """A link to the documentation of torch, numpy or pandas."""
     from docutils import nodes
 
-    url = ELSEWHERE.get(node.get("reftarget", "").rpartition(".")[2])
+    url = EXTERNAL.get(node.get("reftarget", "").rpartition(".")[2])
     return nodes.reference("", "", text, refuri=url, internal=False) if url else None
 
 
-def unsaid(app: Sphinx, what: str, name: str, member: object, skip: bool, options: object) -> bool | None:
+def skip_alias(app: Sphinx, what: str, name: str, member: object, skip: bool, options: object) -> bool | None:
     """Leave out the fields of a named tuple, of which Python says no more than their numbers."""
     return True if str(member.__doc__).startswith("Alias for field number") else None

@@ -24,12 +24,13 @@ from jinja2 import TemplateError
 
 from nbutils import __version__
 from nbutils.claims import KINDS
-from workflow import ROOT, Run, book, notebooks, report, sources
-from workflow.job import die_with
-from workflow.pages import TEMPLATES, api, chapter, figures, gpu, render, verdicts
+from workflow import ROOT, Run, book, notebooks
+from workflow.judge import Judgement
+from workflow.pages import api, chapter, figures, verdicts
 from workflow.pages.chapter import Evidence
+from workflow.pages.rendering import TEMPLATES, gpu, render
 from workflow.pages.verdicts import Claim
-from workflow.report import Report
+from workflow.processes import die_with
 
 BOOK, STATIC = ROOT / "book", ROOT / "book" / "_static"
 PARTS = '{% from "parts.html.j2" import badge, verdict, checks, judged, number, show, scope, hero with context %}'
@@ -51,31 +52,32 @@ def configuration(quiet: Iterable[str] = ()) -> str:
     return "".join(f"{name} = {value!r}\n" for name, value in sorted(values.items()))
 
 
-def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
+def staged(run: Run, judgement: Judgement, pages: Iterable[Path]) -> dict[str, bytes]:
     """The sources of pages for Sphinx, by path: the run's chapters, other pages, and all files that they load."""
-    judged, today = {each["chapter"]: each["made_from"] for each in result.run["notebooks"]}, sources.hashes()
-    if edited := [name for name in run.chapters if judged.get(name) != today[name]]:
-        raise ValueError(f"{edited[0]} changed after it was judged: run it again")
-    numbers = {name: notebooks.glued(run.notebook(name)) for name in run.chapters}
-    claims, banner = verdicts.judged(result, ChainMap(*numbers.values())), red(result)
+    executed = {name: nbformat.read(run.notebook(name), as_version=4) for name in run.chapters}
+    numbers = {name: notebooks.glued(notebook) for name, notebook in executed.items()}
+    claims = verdicts.claims_of(judgement, ChainMap(*numbers.values()))
+    banner = red(judgement)
     content = {"references.bib": (BOOK / "references.bib").read_bytes()}
     content |= {str(path.relative_to(BOOK)): path.read_bytes() for path in STATIC.rglob("*") if path.is_file()}
-    drawn, shown = dict[str, figures.Figure](), Evidence()
-    for name in run.chapters:
-        node = chapter.bound(chapter.grafted(name, run.notebook(name)), name, claims)
-        plain, shown = copy.deepcopy(node), chapter.evidence(node.cells) | shown
-        node, figures_of_page = chapter.page(node, name, result, claims, banner)
-        content[f"{name}.ipynb"] = nbformat.writes(node).encode()
+    drawn: dict[str, figures.Figure] = {}
+    shown: Evidence = {}
+    for name, notebook in executed.items():
+        node = chapter.select_findings_in(chapter.grafted(name, notebook), name, claims)
+        download = copy.deepcopy(node)
+        shown = chapter.evidence(node.cells) | shown
+        node, figures_of_page = chapter.page(node, name, judgement, claims, banner)
         drawn |= figures_of_page
-        plain.cells[0].source = chapter.below_title(plain.cells[0].source, banner)
-        download = notebooks.in_plain_words(plain, book.source(name), numbers[name])
+        content[f"{name}.ipynb"] = nbformat.writes(node).encode()
+        download.cells[0].source = chapter.below_title(download.cells[0].source, banner)
+        download = notebooks.in_plain_words(download, book.source(name), numbers[name])
         content[f"executed/{name}.ipynb"] = nbformat.writes(download).encode()
     for figure in drawn.values():
         content |= figure.files()
     content |= claim_pages(claims, shown, drawn)
-    known: dict[str, Any] = {
-        "run": result.run,
-        "records": result.records,
+    for_templates: dict[str, Any] = {
+        "run": judgement.run,
+        "records": judgement.records,
         "claims": claims,
         "figures": drawn,
         "numbers": numbers,
@@ -89,8 +91,9 @@ def staged(run: Run, result: Report, pages: Iterable[Path]) -> dict[str, bytes]:
         "gpu": gpu(),
     }
     for path in pages:
-        text = chapter.below_title(chapter.bind(path.read_text(encoding="utf-8"), claims), banner)
-        content[path.name] = chapter.to_notebooks(filled(path.name, text, known)).encode()
+        text = chapter.select_findings(path.read_text(encoding="utf-8"), claims)
+        text = filled(path.name, chapter.below_title(text, banner), for_templates)
+        content[path.name] = chapter.to_notebooks(text).encode()
     return content
 
 
@@ -98,38 +101,56 @@ def claim_pages(
     claims: Mapping[str, Claim], shown: Evidence, drawn: Mapping[str, figures.Figure]
 ) -> Iterator[tuple[str, bytes]]:
     """Path and content of the page of each claim, which is a link to send, and of all claims for programs."""
-    config, every = book.configuration(), []
+    config = book.configuration()
+    for_programs = []
     for name, claim in claims.items():
         first = claim.listed["chapters"][0]
         figure, code = shown.get(name, ("", ""))
-        known = {"claim": claim, "chapter": first, "title": book.title(first), "code": code, "config": config}
         card = book.card(first)
         if not figure and name in card.get("claims", ())[:1]:
             figure = card.get("figure", "")  # which is of the claim that the card begins with
-        known["figure"] = drawn.get(figure)
-        yield f"claims/{name}.md", render("claim.md.j2", **known).encode()
-        facts = {"id": name, "verdict": claim.verdict, "page": f"claims/{name}.html", "evidence": claim.evidence}
-        facts |= {"finding": claim.finding, "where": book.origin(claim.listed), "version": book.version(claim.listed)}
-        every.append(facts | {key: claim.listed[key] for key in ("statement", "chapters")})
-    yield "files/claims.json", json.dumps(every, indent=1, ensure_ascii=False).encode()
+        page = render(
+            "claim.md.j2",
+            claim=claim,
+            chapter=first,
+            title=book.title(first),
+            code=code,
+            config=config,
+            figure=drawn.get(figure),
+        )
+        yield f"claims/{name}.md", page.encode()
+        for_programs.append(
+            {
+                "id": name,
+                "verdict": claim.verdict,
+                "page": f"claims/{name}.html",
+                "evidence": claim.evidence,
+                "finding": claim.finding,
+                "where": book.origin(claim.listed),
+                "version": book.version(claim.listed),
+                "statement": claim.listed["statement"],
+                "chapters": claim.listed["chapters"],
+            }
+        )
+    yield "files/claims.json", json.dumps(for_programs, indent=1, ensure_ascii=False).encode()
 
 
-def filled(page: str, text: str, known: Mapping[str, Any]) -> str:
+def filled(page: str, text: str, values: Mapping[str, Any]) -> str:
     """A page whose placeholders show what the run says; ``parts.html.j2`` has those that take a name.
 
     Raises:
         ValueError: a placeholder that stands for nothing.
     """
     try:
-        return TEMPLATES.from_string(PARTS + text).render(known)
+        return TEMPLATES.from_string(PARTS + text).render(values)
     except TemplateError as error:
         raise ValueError(f"{page}: {error}") from None
 
 
-def red(result: Report) -> str:
+def red(judgement: Judgement) -> str:
     """The box at the top of every page of a red run, with a link to each check that failed; "" for a green one."""
-    failed = [record for record in result.records if record.fails]
-    return "" if result.run["green"] else render("banner.md.j2", problems=result.problems, failed=failed)
+    failed = [record for record in judgement.records if record.fails]
+    return "" if judgement.run["green"] else render("banner.md.j2", problems=judgement.problems, failed=failed)
 
 
 def write(folder: Path, content: Mapping[str, bytes]) -> None:
@@ -137,11 +158,11 @@ def write(folder: Path, content: Mapping[str, bytes]) -> None:
     for path in folder.rglob("*"):
         if path.is_file() and str(path.relative_to(folder)) not in content:
             path.unlink()
-    for name, made in content.items():
+    for name, data in content.items():
         path = folder / name
-        if not path.exists() or path.read_bytes() != made:
+        if not path.exists() or path.read_bytes() != data:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(made)
+            path.write_bytes(data)
 
 
 def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
@@ -150,19 +171,20 @@ def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
     Raises:
         RuntimeError: there was an error or, with ``-W``, a warning.
     """
-    part, doctrees = folder / "part" / "html", folder / "doctrees"
+    part = folder / "part" / "html"
+    doctrees = folder / "doctrees"
     shutil.rmtree(part, ignore_errors=True)
     command = [sys.executable, "-m", "sphinx", "-a", "-d", str(doctrees), *options, str(folder / "source"), str(part)]
     with open(log, "w", encoding="utf-8") as text:
         dies_too = partial(die_with, os.getpid())
         done = subprocess.run(command, cwd=ROOT, stdout=text, stderr=subprocess.STDOUT, preexec_fn=dies_too)
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = [line for line in lines if "WARNING" in line or "ERROR" in line]
+    warnings = [line for line in lines if "WARNING" in line or "ERROR" in line]
     if done.returncode:
         shutil.rmtree(doctrees, ignore_errors=True)  # what was read with a warning would be taken as read without
-        print("\n".join(found or lines[-30:]), file=sys.stderr)
-        raise RuntimeError(f"not rendered: {(found or lines[-1:] or ['no message'])[0]}")
-    print(*found, sep="\n", end="", file=sys.stderr)
+        print("\n".join(warnings or lines[-30:]), file=sys.stderr)
+        raise RuntimeError(f"not rendered: {(warnings or lines[-1:] or ['no message'])[0]}")
+    print(*warnings, sep="\n", end="", file=sys.stderr)
     old = folder / "old"
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():  # renamed and not deleted, so that there are whole pages whenever this ends
@@ -171,10 +193,10 @@ def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def pages(run: Run) -> None:
+def pages(run: Run, judgement: Judgement) -> None:
     """Render all pages of a run, whose chapters are all there are."""
     others = [path for path in sorted(BOOK.glob("[!_]*.md")) if path.stem not in run.chapters]
-    content = staged(run, report.load(run.reports), others)
+    content = staged(run, judgement, others)
     content |= api.pages()
     content["_toc.yml"] = (ROOT / "_toc.yml").read_bytes()
     content["conf.py"] = configuration().encode()
@@ -183,14 +205,13 @@ def pages(run: Run) -> None:
     sphinx(folder, run.html, folder / "sphinx.log", "-W", "--keep-going", "-n")
 
 
-def page(run: Run, name: str) -> Path:
+def page(run: Run, name: str, judgement: Judgement) -> Path:
     """Render the page of one chapter from its executed notebook alone.
 
     Its links lead to no other, and its figures are counted from 1.
     """
-    alone, folder = replace(run, chapters=(name,)), run.reports / "page"
-    result = report.collect(alone)
-    content = staged(alone, result, [BOOK / "bibliography.md"])
+    folder = run.reports / "page"
+    content = staged(replace(run, chapters=(name,)), judgement, [BOOK / "bibliography.md"])
     toc = {"format": "jb-book", "root": name, "chapters": [{"file": "bibliography"}]}
     content["_toc.yml"] = yaml.safe_dump(toc, sort_keys=False).encode()
     content["conf.py"] = configuration(NOT_THERE).encode()

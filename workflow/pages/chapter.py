@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -14,9 +14,10 @@ from nbformat import NotebookNode
 from nbutils.claims import KINDS, MIME
 from nbutils.claims.records import Record
 from workflow import ROOT, book, notebooks
-from workflow.pages import figures, render, verdicts
+from workflow.judge import Judgement
+from workflow.pages import figures, verdicts
+from workflow.pages.rendering import render
 from workflow.pages.verdicts import Claim
-from workflow.report import Report
 
 SCHEMATICS = ROOT / "book" / "_static" / "schematics"
 Figures = dict[str, figures.Figure]  # by name
@@ -25,21 +26,23 @@ FOLDED = {"hide-input", "hide-cell"}
 LOG = re.compile(r"\[\d{4}-\d\d-\d\d [^]]*\] \[(INFO|WARNING|ERROR)\]")
 
 
-def grafted(chapter: str, executed: Path) -> NotebookNode:
+def grafted(chapter: str, executed: NotebookNode) -> NotebookNode:
     """Today's text of a chapter with the outputs of its executed notebook, code cell by code cell."""
-    node, ran = notebooks.executable(book.source(chapter)), nbformat.read(executed, as_version=4)
-    cells = [cell for cell in node.cells if cell.cell_type == "code"]
-    done = [cell for cell in ran.cells if cell.cell_type == "code" and "injected-parameters" not in _tags(cell)]
-    for cell, old in zip(cells, done, strict=True):
-        cell.outputs, cell.execution_count = old.outputs, old.execution_count
-    node.metadata = {"kernelspec": ran.metadata.kernelspec, "language_info": ran.metadata.get("language_info", {})}
+    node = notebooks.executable(book.source(chapter))
+    empty = [cell for cell in node.cells if cell.cell_type == "code"]
+    run = [cell for cell in executed.cells if cell.cell_type == "code" and "injected-parameters" not in _tags(cell)]
+    for cell, run_cell in zip(empty, run, strict=True):
+        cell.outputs = copy.deepcopy(run_cell.outputs)
+        cell.execution_count = run_cell.execution_count
+    kernel = executed.metadata
+    node.metadata = {"kernelspec": kernel.kernelspec, "language_info": kernel.get("language_info", {})}
     return node
 
 
-def bind(text: str, claims: Mapping[str, Claim]) -> str:
-    """Show each ``:::{finding} claim …`` only if the run bears it; ``claim=verdict`` asks for another verdict.
+def select_findings(text: str, claims: Mapping[str, Claim]) -> str:
+    """Show each ``:::{finding} claim …`` only if the run supports it; ``claim=verdict`` asks for another verdict.
 
-    What the run does not bear is left out with a word in its place, unless the block asks for another verdict.
+    What the run does not support is left out with a word in its place, unless the block asks for another verdict.
 
     Raises:
         ValueError: a claim that ``claims.yml`` does not list.
@@ -51,30 +54,30 @@ def bind(text: str, claims: Mapping[str, Claim]) -> str:
                 raise ValueError(f":::{{finding}} {match[1]}: claims.yml lists no claim {name!r}")
             if asked and claims[name].verdict != asked:
                 return ""
-            if not asked and not claims[name].borne:
+            if not asked and not claims[name].supported:
                 return render("left_out.md.j2", claim=claims[name])
         return match[2]
 
     return notebooks.FINDING.sub(shown, text)
 
 
-def bound(node: NotebookNode, chapter: str, claims: Mapping[str, Claim]) -> NotebookNode:
-    """Leave out of text and captions what the run does not bear."""
-    surprising = [claim for claim in claims.values() if chapter in claim.listed["chapters"] and claim.surprising]
+def select_findings_in(node: NotebookNode, chapter: str, claims: Mapping[str, Claim]) -> NotebookNode:
+    """Leave out of text and captions what the run does not support."""
+    unexpected = [claim for claim in claims.values() if chapter in claim.listed["chapters"] and claim.unexpected]
     for cell in node.cells:
         if cell.cell_type == "markdown":
-            cell.source = bind(cell.source, claims)
-        elif surprising and "figure" in (shown := cell.metadata.get("mystnb", {})):
+            cell.source = select_findings(cell.source, claims)
+        elif unexpected and "figure" in (shown := cell.metadata.get("mystnb", {})):
             drawn, see, _ = shown["figure"]["caption"].partition("What to see")
             if see:
-                shown["figure"]["caption"] = render("caption.md.j2", drawn=drawn, surprising=surprising)
+                shown["figure"]["caption"] = render("caption.md.j2", drawn=drawn, unexpected=unexpected)
     return node
 
 
 def page(
-    node: NotebookNode, chapter: str, result: Report, claims: Mapping[str, Claim], banner: str
+    node: NotebookNode, chapter: str, result: Judgement, claims: Mapping[str, Claim], banner: str
 ) -> tuple[NotebookNode, Figures]:
-    """A chapter as its page shows it, from a notebook of bound text, and its figures.
+    """A chapter as its page shows it, from a notebook with its findings selected, and its figures.
 
     The checks are shown as the workflow judged them; what it alone has seen, at further seeds, stands with the last.
     """
@@ -156,13 +159,13 @@ def below_title(text: str, *boxes: str) -> str:
 
 
 def _card(
-    card: Mapping[str, Any], result: Report, records: list[Record], claims: Mapping[str, Claim], drawn: Figures
+    card: Mapping[str, Any], result: Judgement, records: list[Record], claims: Mapping[str, Claim], drawn: Figures
 ) -> str:
     """What was asked, what was found and why to believe it, on one screen; "" for a chapter without a card."""
     if not card:
         return ""
     rested = [claims[name] for name in card["claims"]]
-    missing = next((claim for claim in rested if not claim.borne), None)
+    missing = next((claim for claim in rested if not claim.supported), None)
     known = {"claim": rested[0], "missing": missing, "figure": drawn.get(card.get("figure", "")), "kinds": KINDS}
     return render("card.md.j2", card=card, run=result.run, records=records, **known)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nbformat import NotebookNode
 
-from workflow.pages import render
+from workflow.pages.rendering import render
 from workflow.phone import STACKED, SVG
 
 # The colours of the book's figures on light pages, and what each is on dark ones; of others see _on_dark.

@@ -9,7 +9,7 @@ from typing import Any
 
 from nbutils.claims.records import Record
 from workflow import book
-from workflow.report import Report
+from workflow.judge import Judgement
 
 ORDER = ("confirmed", "partly confirmed", "refuted", "open", "failed", "undecided")
 ANSWERS = {"confirmed": "yes", "partly confirmed": "in part", "refuted": "no"}
@@ -37,18 +37,18 @@ class Claim:
         return [each for each in self.expected if each != "open"] or ["open"]
 
     @property
-    def borne(self) -> bool:
-        """Whether the run bears what the book says of it. An author who runs one chapter sees it as expected."""
+    def supported(self) -> bool:
+        """Whether the run supports what the book says of it. An author who runs one chapter sees it as expected."""
         return self.verdict in (*self.asserted, UNDECIDED)
 
     @property
-    def surprising(self) -> bool:
+    def unexpected(self) -> bool:
         return self.verdict not in (*self.expected, UNDECIDED)
 
     @property
     def finding(self) -> str:
-        """What we say instead of the paper; nothing where the run does not bear it."""
-        return self.listed.get("corrected", "").strip() if self.borne else ""
+        """What we say instead of the paper; nothing where the run does not support it."""
+        return self.listed.get("corrected", "").strip() if self.supported else ""
 
     @property
     def ours(self) -> bool:
@@ -86,7 +86,7 @@ class Claim:
         return list(dict.fromkeys(given)) if self.verdict == "open" else []
 
 
-def judged(result: Report, numbers: Mapping[str, str] | None = None) -> dict[str, Claim]:
+def claims_of(result: Judgement, numbers: Mapping[str, str] | None = None) -> dict[str, Claim]:
     """All claims, in the order of ``claims.yml``, with the verdicts and checks of a run.
 
     ``numbers`` are those of the prose, by name: ``{name}`` in what a claim rests on stands for one.

@@ -1,0 +1,114 @@
+"""Collect what a run left: of each chapter its records and stats, or why it has no result.
+
+Here, and nowhere else, it is asked whether a result is of today's code: one that is not is removed, and the next run
+makes it again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbutils import shared_runs
+from nbutils.claims.check import records_of
+from nbutils.claims.records import Record
+from workflow import Run, sources
+from workflow.processes import last_words
+
+EDITED = "it, or a module of it, changed while the run went on: run it again"
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a run left, by chapter, in the order of the run."""
+
+    run: Run
+    records: dict[str, list[Record]] = field(default_factory=dict)  # of the chapters that have a result
+    stats: dict[str, dict[str, Any]] = field(default_factory=dict)  # of these, too: time, memory, versions
+    missing: dict[str, str] = field(default_factory=dict)  # why another has none
+
+
+def collect(run: Run) -> Collected:
+    """Read what the executed notebooks of a run say."""
+    outdated = _discard_outdated(run)
+    collected = Collected(run)
+    for chapter in run.chapters:
+        try:
+            stats = json.loads(run.stats(chapter).read_text(encoding="utf-8"))
+            records = _records(run, chapter)
+        except FileNotFoundError:
+            collected.missing[chapter] = EDITED if chapter in outdated else _why_missing(run, chapter)
+        except ValueError as error:
+            collected.missing[chapter] = f"its result is damaged ({error}): run it again"
+            run.notebook(chapter).unlink()
+        else:
+            collected.records[chapter] = records
+            collected.stats[chapter] = stats
+    return collected
+
+
+def _discard_outdated(run: Run) -> set[str]:
+    """Remove the results of chapters and trainings that are of other code, or of another device. Returns their names.
+
+    A chapter whose training is removed goes with it.
+    """
+    today = sources.hashes()
+    outdated: set[str] = set()
+    for training in shared_runs.names():
+        stats = run.training_stats(training)
+        if stats.exists() and not _is_current(stats, today[training], run.device):
+            outdated.add(training)
+            stats.unlink()
+    for chapter in run.chapters:
+        stats = run.stats(chapter)
+        current = _is_current(stats, today[chapter], run.device) and outdated.isdisjoint(sources.trainings_of(chapter))
+        if stats.exists() and not current:
+            outdated.add(chapter)
+            stats.unlink()
+            run.notebook(chapter).unlink(missing_ok=True)
+    return outdated
+
+
+def _is_current(stats: Path, made_from: str, device: str) -> bool:
+    try:
+        kept = json.loads(stats.read_text(encoding="utf-8"))
+        return (kept["made_from"], kept["device"]) == (made_from, device)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _records(run: Run, chapter: str) -> list[Record]:
+    """The records of a chapter, which must be of this run: a notebook may overwrite the parameters it was given."""
+    records = records_of(run.notebook(chapter))
+    for record in records:
+        if (record.chapter, record.profile, record.seed, record.device) != (chapter, run.profile, run.seed, run.device):
+            origin = f"{record.chapter}, profile {record.profile}, seed {record.seed} on {record.device}"
+            raise ValueError(f"a record of {origin}")
+    return records
+
+
+def _why_missing(run: Run, chapter: str) -> str:
+    """Why a chapter has no result: from its failed notebook, or the last line of its log or of its trainings'."""
+    log = run.log(chapter)
+    if log.exists():
+        reason = last_words(log).removeprefix(f"{chapter}: ")
+        raised = reason.startswith("PapermillExecutionError")
+        return _failed_cell(run.logs / f"{chapter}.ipynb") if raised else reason
+    needed = set(sources.trainings_of(chapter))
+    for family in sources.families():
+        log = run.log(family[0])
+        if needed & set(family) and log.exists():
+            return f"not run: in the job of its trainings, {last_words(log)}"
+    return "no result: its job did not start"
+
+
+def _failed_cell(notebook: Path) -> str:
+    """The cell that raised, by its number and first line of code."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    outputs = ((cell, output) for cell in cells for output in cell.get("outputs", ()))
+    cell, error = next((cell, output) for cell, output in outputs if output["output_type"] == "error")
+    code = [line for line in "".join(cell["source"]).splitlines() if line.strip() and not line.startswith("#")]
+    reason = f"cell [{cell['execution_count']}] {code[0]} raised {error['ename']}: {error['evalue']}"
+    return " ".join(reason.split())[:500]
