@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from normgrowth import __version__
 
 if TYPE_CHECKING:
-    from normgrowth.checkpoints import Series
+    from normgrowth.checkpoints import MeasuredSeries
 
 SOURCES = """\
 SOURCE is a folder of checkpoints (step1000, checkpoint-300000, step_20k, …), a repository of the Hugging Face Hub whose
@@ -190,7 +190,7 @@ def _sentences(file: Path | None) -> tuple[list[str], str]:
     return lines, f"{len(lines)} sentences of {file}"
 
 
-def _series(options: argparse.Namespace, by: str, figure: Path | None) -> Series:
+def _series(options: argparse.Namespace, by: str, figure: Path | None) -> MeasuredSeries:
     """Measure, unless it would be in vain: with no folder for what is written, or no package that draws."""
     from normgrowth import checkpoints
 

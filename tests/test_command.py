@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from importlib import import_module
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import torch
 
 from normgrowth import checkpoints
 from normgrowth.__main__ import main
+from normgrowth.checkpoints.store import COLUMNS
 from normgrowth.report.summary import budget, exponents, growth, summarise, undetermined
 from tests.checkpoint_files import save
 
@@ -153,17 +155,20 @@ def test_failures_are_one_message_and_exit_code_2(run, tmp_path, capsys, words, 
 
 
 def test_interrupted(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(checkpoints, "_measure", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(import_module("normgrowth.checkpoints.series"), "_measure", interrupted)
     assert main(["norms", str(run), "--out", str(tmp_path / "norms.csv")]) == 130
     assert "the same command goes on from here" in capsys.readouterr().err
-    monkeypatch.setattr("normgrowth.__main__._check", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert main(["check", "a.ipynb"]) == 130
-    assert capsys.readouterr().err == "nbutils check: stopped\n", "it has no --out to go on from"
+    monkeypatch.setattr("normgrowth.__main__._saturation", interrupted)
+    assert main(["saturation", "runs/mine/step2000"]) == 130
+    assert capsys.readouterr().err == "normgrowth saturation: stopped\n", "it has no --out to go on from"
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [(["norms", "--help"], checkpoints.COLUMNS), (["--help"], ["direction and norm budget along a series"])],
+    [(["norms", "--help"], COLUMNS), (["--help"], ["direction and norm budget along a series"])],
 )
 def test_help_says_what_a_command_does_and_writes(capsys, words, named):
     with pytest.raises(SystemExit) as stop:

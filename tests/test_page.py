@@ -1,4 +1,4 @@
-"""The page that ``nbutils report`` writes: what it says of a series, and that it can be sent."""
+"""The page that ``normgrowth report`` writes: what it says of a series, and that it can be sent."""
 
 import re
 

@@ -1,20 +1,29 @@
 """A series goes on where it stopped, and what is on disk is whole."""
 
+from importlib import import_module
+
 import pandas as pd
 import pytest
 import torch
 from checkpoint_files import assert_is, make, model, save
 
-from normgrowth import checkpoints
 from normgrowth.checkpoints import series
+
+MODULE = import_module("normgrowth.checkpoints.series")  # as an attribute of its package the name is the function
 
 
 @pytest.fixture
 def measured(monkeypatch):
     """Steps of the checkpoints that are read in full."""
-    seen, plain = [], checkpoints._measure
-    monkeypatch.setattr(checkpoints, "_measure", lambda c, *rest: seen.append(c.step) or plain(c, *rest))
-    return seen
+    steps: list[int] = []
+    measure = MODULE._measure
+
+    def counting(checkpoint, *rest):
+        steps.append(checkpoint.step)
+        return measure(checkpoint, *rest)
+
+    monkeypatch.setattr(MODULE, "_measure", counting)
+    return steps
 
 
 @pytest.fixture
@@ -100,7 +109,7 @@ def test_duplicates_are_remembered(tmp_path, measured):
 
 def test_a_run_that_stops_keeps_what_it_and_an_earlier_one_have_done(tmp_path, run, measured, monkeypatch):
     put(run, tmp_path, 5, model(55))
-    counting = checkpoints._measure
+    counting = MODULE._measure
 
     def stopped(checkpoint, *rest):
         if checkpoint.step == 10:
@@ -108,7 +117,7 @@ def test_a_run_that_stops_keeps_what_it_and_an_earlier_one_have_done(tmp_path, r
         return counting(checkpoint, *rest)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(checkpoints, "_measure", stopped)
+        patch.setattr(MODULE, "_measure", stopped)
         series(tmp_path / "run", out=tmp_path / "norms.csv")
     measured.clear()
     assert_is(series(tmp_path / "run", out=tmp_path / "norms.csv").table, run)

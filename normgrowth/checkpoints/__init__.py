@@ -1,7 +1,7 @@
-"""Norms along a series of checkpoints: found, read tensor by tensor, compared, and kept for the next time."""
+"""Norms along a series of checkpoints, which are read tensor by tensor and compared; a later run goes on from there."""
 
 from normgrowth.checkpoints.find import Skip, grouped
 from normgrowth.checkpoints.layouts import ReadError
-from normgrowth.checkpoints.series import Series, series
+from normgrowth.checkpoints.series import MeasuredSeries, series
 
-__all__ = ["ReadError", "Series", "Skip", "grouped", "series"]
+__all__ = ["MeasuredSeries", "ReadError", "Skip", "grouped", "series"]

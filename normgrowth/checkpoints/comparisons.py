@@ -1,8 +1,8 @@
-"""Stored tensors against each other, block by block: equal, tied, and the sums over their difference."""
+"""Comparisons of stored tensors, block by block: which are equal, which are tied, and sums over a difference."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,16 +16,14 @@ from normgrowth.layers import layer_of, originals_first
 def tied(parameters: Mapping[str, Tensor]) -> dict[str, str]:
     """Aliases of tied embeddings and output layers that are stored twice: ``{alias: original}``.
 
-    Only embeddings and output layers are compared, value by value: at the start of training all layer norms are equal
-    and none is tied.
+    Only embeddings and output layers are compared, value by value. At the start of training all layer norms are equal,
+    although none is tied.
     """
     aliases: dict[str, str] = {}
-    names = [n for n in parameters if layer_of(n) in ("embeddings", "head")]
     originals: list[str] = []
-    for name in sorted(names, key=originals_first):
-        vector = parameters[name].dim() < 2  # zero at the start: only a known pair may be tied
-        options = [n for n in originals if not vector or n == name.replace(".decoder.bias", ".bias")]
-        original = next((n for n in options if same(parameters[n], parameters[name])), None)
+    candidates = [name for name in parameters if layer_of(name) in ("embeddings", "head")]
+    for name in sorted(candidates, key=originals_first):
+        original = _original(name, originals, parameters)
         if original:
             aliases[name] = original
         else:
@@ -33,9 +31,17 @@ def tied(parameters: Mapping[str, Tensor]) -> dict[str, str]:
     return aliases
 
 
+def _original(name: str, originals: Sequence[str], parameters: Mapping[str, Tensor]) -> str | None:
+    """The first of ``originals`` that has the values of the tensor ``name``."""
+    tensor = parameters[name]
+    if tensor.dim() < 2:  # biases are zero at the start of training: only a known pair may be tied
+        originals = [original for original in originals if original == name.replace(".decoder.bias", ".bias")]
+    return next((original for original in originals if same(parameters[original], tensor)), None)
+
+
 def same(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors have the same shape and values, whatever their dtypes."""
-    return x.shape == y.shape and all(np.array_equal(a, b) for a, b in blocks(x, y))
+    return x.shape == y.shape and all(np.array_equal(x_block, y_block) for x_block, y_block in blocks(x, y))
 
 
 class Sums(NamedTuple):
@@ -47,18 +53,32 @@ class Sums(NamedTuple):
 
 
 def sums(current: Tensor, previous: Tensor | None = None) -> Sums:
-    """``Sums`` of one tensor, block by block: the difference is taken value by value, so nothing cancels."""
-    square = displacement_sq = dot = 0.0
-    with np.errstate(all="ignore"):  # what is not finite the caller refuses
-        for y, *before in blocks(current) if previous is None else blocks(current, previous):
-            square += _dot(y, y)
-            for x in before:
-                np.subtract(y, x, out=y)
-                displacement_sq += _dot(y, y)
-                dot += _dot(x, y)
+    """``Sums`` of one tensor, block by block. The difference is taken value by value, so nothing cancels."""
+    with np.errstate(all="ignore"):  # the caller refuses values that are not finite
+        if previous is None:
+            return _sums_alone(current)
+        return _sums_against(current, previous)
+
+
+def _sums_alone(current: Tensor) -> Sums:
+    square = 0.0
+    for (theta,) in blocks(current):
+        square += _dot(theta, theta)
+    return Sums(square)
+
+
+def _sums_against(current: Tensor, previous: Tensor) -> Sums:
+    square = 0.0
+    displacement_sq = 0.0
+    dot = 0.0
+    for after, before in blocks(current, previous):
+        square += _dot(after, after)
+        delta = np.subtract(after, before, out=after)  # in place: ``after`` is not needed any more
+        displacement_sq += _dot(delta, delta)
+        dot += _dot(before, delta)
     return Sums(square, displacement_sq, dot)
 
 
 def _dot(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """x·y without BLAS: on blocks of this size its threads cost several times what they do."""
+    """x·y without BLAS, whose threads cost several times the work itself on blocks of this size."""
     return float(np.einsum("i,i->", x, y))

@@ -1,4 +1,4 @@
-"""Layouts of other libraries that hold no weights as such: parts of them, or another format; and what converts them."""
+"""Layouts of other libraries that cannot be read as they are, and the tools that join or convert them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ReadError(ValueError):
 
 _ZERO_3 = "convert it with zero_to_fp32.py of DeepSpeed"
 _MEGATRON = "convert it with tools/checkpoint/convert.py of Megatron-LM, or export it with Megatron-Bridge"
-_LAYOUTS = (  # a pattern of names in a folder, how many match at least, and the refusal
+_LAYOUTS = (  # a pattern for names in a folder, how many names must match it, and the refusal
     (r"\.metadata|.*\.distcp", 1,
      "PyTorch's distributed checkpoint, in parts: convert it with torch.distributed.checkpoint.format_utils."
      "dcp_to_torch_save, or Lightning's with lightning.pytorch.utilities.consolidate_checkpoint, or Megatron's with "
@@ -31,20 +31,24 @@ _LAYOUTS = (  # a pattern of names in a folder, how many match at least, and the
 
 
 def why_refused(names: Collection[str]) -> str | None:
-    """Why a folder with such files or folders in it cannot be read; names what joins or converts them."""
-    for pattern, least, sentence in _LAYOUTS:
-        if sum(re.fullmatch(pattern, name.rstrip("/")) is not None for name in names) >= least:
-            return sentence
+    """Why a folder with these files and folders in it cannot be read, and which tool joins or converts them."""
+    for pattern, least, reason in _LAYOUTS:
+        matches = [name for name in names if re.fullmatch(pattern, name.rstrip("/"))]
+        if len(matches) >= least:
+            return reason
     return None
 
 
 def why_empty(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
-    """Why a state dict of such shapes cannot be read: ZeRO-3 has left weights of no elements in it."""
+    """Why a state dict with these shapes cannot be read: ZeRO-3 leaves weights without elements in it."""
     empty = [name for name, shape in shapes.items() if shape == (0,)]
-    weights = [name for name in empty if name.endswith(("weight", "bias"))] or empty[: len(empty) == len(shapes)]
+    weights = [name for name in empty if name.endswith(("weight", "bias"))]
+    if not weights and len(empty) == len(shapes):
+        weights = empty
     return f"{weights[0]} has no elements, as in parts of ZeRO-3: {_ZERO_3}" if weights else None
 
 
 def megatron(names: Collection[str]) -> str:
-    """What a refusal of a file, or of tensors, under such names adds where they are Megatron's; or nothing."""
-    return f" (Megatron's: {_MEGATRON})" if {"language_model", "model0", "model_optim_rng"} & set(names) else ""
+    """An addition to the refusal of a file or of tensors whose names are Megatron's: how to convert them; or ``""``."""
+    is_megatron = not {"language_model", "model0", "model_optim_rng"}.isdisjoint(names)
+    return f" (Megatron's: {_MEGATRON})" if is_megatron else ""

@@ -1,4 +1,4 @@
-"""What ``torch.save`` has written: which of its tensors are the model's weights."""
+"""Files of ``torch.save``: which of the tensors in them are the model's weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from normgrowth.checkpoints.layouts import ReadError, megatron
 
 _WEIGHTS = ("current_model_state", "state_dict", "model_state_dict", "model", "module")
-_TRAINING = re.compile(  # what else a trainer keeps
+_TRAINING = re.compile(  # keys of what a trainer stores beside the weights
     r"optim|sched|scaler|rng|random|loops|callbacks|criterion|loss|metric|history|sampler|hparams|hyper_param|config"
     r"|args|frozen_param|extra_state|task_state|averaging_state|(?:^|_)(?:data|grad|amp|opt)", re.I
 )  # fmt: skip
@@ -25,7 +25,10 @@ _DEPTH = 9  # of dictionaries in dictionaries: one may hold itself
 
 
 def state_dict(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The weights in a file of ``torch.save``, and what is left out beside them and why; training states are not."""
+    """The weights in a file of ``torch.save``, and what is left out beside them and why.
+
+    The state of an optimizer, and what else a trainer needs to go on, is not listed there.
+    """
     mapped = zipfile.is_zipfile(path)  # torch's format before 1.6 cannot be mapped
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -45,63 +48,79 @@ def _why_refused(path: Path, error: Exception) -> str:
     if unsafe:
         names = ", ".join(unsafe[:3])
         return f"unsafe, refused: holds Python objects, {names}, {_CODE}{megatron([path.stem])}; {_ALONE}"
-    first = str(error).strip().partition(". ")[0]
-    kind = type(error).__name__ if not first or first.startswith("Weights only") else first  # a page of advice
-    return f"refused: damaged, not from torch.save, or with Python objects, {_CODE} ({kind}); {_ALONE}"
+    reason = str(error).strip().partition(". ")[0]
+    if not reason or reason.startswith("Weights only"):  # the latter begins a page of advice
+        reason = type(error).__name__
+    return f"refused: damaged, not from torch.save, or with Python objects, {_CODE} ({reason}); {_ALONE}"
 
 
 def _weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """The dictionary of weights, which may lie in other dictionaries, and what is left out beside it and why."""
     left_out: dict[str, str] = {}
-    above = ""
-    while isinstance(loaded, dict) and above.count(".") < _DEPTH:
+    path = ""  # keys of the dictionaries around ``loaded``, each with a dot after it
+    while isinstance(loaded, dict) and path.count(".") < _DEPTH:
         if any(key in loaded for key in ("param_groups", "exp_avg", "momentum_buffer")):
             raise ReadError(f"holds the state of an optimizer, and no weights; {_ALONE}")
-        here = {str(k): v for k, v in loaded.items() if torch.is_tensor(v)}
-        held = {str(k): v for k, v in loaded.items() if str(k) not in here and any(_tensors(v))}
-        if not held:
-            return here, left_out
-        copies = {k for k in [*here, *held] if _COPY.search(k)}
-        if "current_model_state" in held:  # of Lightning, whose state_dict has averages then
+        tensors = {str(key): value for key, value in loaded.items() if torch.is_tensor(value)}
+        others = {str(key): value for key, value in loaded.items() if str(key) not in tensors}
+        containers = {key: value for key, value in others.items() if any(_tensor_names(value))}
+        if not containers:
+            return tensors, left_out
+        copies = {key for key in [*tensors, *containers] if _COPY.search(key)}
+        if "current_model_state" in containers:  # of Lightning, which then keeps averages in state_dict
             copies.add("state_dict")
-        rest = {k: v for k, v in held.items() if k not in copies}
-        likely = {k: v for k, v in rest.items() if not _TRAINING.search(k) and "param_groups" not in v}
-        values = [k for k, v in here.items() if v.is_floating_point() and v.dim()]  # no scalars, no counts
-        key = _chosen(likely, bool(values), above)
-        if key is None:
-            names = ", ".join([*held][:4]) + (f" in {above.rstrip('.')}" if above else "")
-            hold = "holds" if len(held) == 1 else "hold"
-            beside, tool = f", beside {values[0]}" if values else "", megatron({*held, *above.split(".")})
-            raise ReadError(f"{names} {hold} tensors{beside}, and which are the weights is unclear{tool}; {_ALONE}")
-        for other in [*here, *held]:
-            if other in copies:
-                left_out[above + other] = f"an average of the weights, beside {above}{key}"
-            elif other in here or (other != key and (other in likely or _named(held[other]))):
-                left_out[above + other] = f"stored beside {above}{key}"
-        loaded, above = held[key], f"{above}{key}."
+        originals = {key: value for key, value in containers.items() if key not in copies}
+        likely = {
+            key: value for key, value in originals.items() if not _TRAINING.search(key) and "param_groups" not in value
+        }
+        chosen = _key_of_weights(tensors, containers, likely, path)
+        for key in [*tensors, *containers]:
+            if key in copies:
+                left_out[path + key] = f"an average of the weights, beside {path}{chosen}"
+            elif key in tensors or (key != chosen and (key in likely or _has_names_of_weights(containers[key]))):
+                left_out[path + key] = f"stored beside {path}{chosen}"
+        loaded = containers[chosen]
+        path = f"{path}{chosen}."
     return {}, left_out
 
 
-def _chosen(likely: Mapping[str, Any], values: bool, above: str) -> str | None:
-    """The key of the weights: a known one that nothing rivals, or that of the one dictionary; None if it is unclear."""
-    known = next((key for key in _WEIGHTS if isinstance(likely.get(key), dict)), None)
-    rivals = any(_named(value) for key, value in likely.items() if key != known)
-    if known and not rivals and not (above and values):
-        return known
-    alone = next(iter(likely), "")
-    return alone if len(likely) == 1 and not values and isinstance(likely[alone], dict) else None
+def _key_of_weights(
+    tensors: Mapping[str, torch.Tensor], containers: Mapping[str, Any], likely: Mapping[str, Any], path: str
+) -> str:
+    """The key, among the ``likely`` ones, of the container that holds the weights.
+
+    That is a usual name for weights, if nothing rivals it, or else the one likely dictionary.
+
+    Raises:
+        ReadError: which container holds them is unclear.
+    """
+    beside = [key for key, value in tensors.items() if value.is_floating_point() and value.dim()]  # values, not counts
+    usual = next((key for key in _WEIGHTS if isinstance(likely.get(key), dict)), None)
+    has_rivals = any(_has_names_of_weights(value) for key, value in likely.items() if key != usual)
+    if usual and not has_rivals and not (path and beside):
+        return usual
+    only = next(iter(likely), "")
+    if len(likely) == 1 and not beside and isinstance(likely[only], dict):
+        return only
+    names = ", ".join([*containers][:4])
+    place = f" in {path.rstrip('.')}" if path else ""
+    hold = "holds" if len(containers) == 1 else "hold"
+    rival = f", beside {beside[0]}" if beside else ""
+    tool = megatron({*containers, *path.split(".")})
+    raise ReadError(f"{names}{place} {hold} tensors{rival}, and which are the weights is unclear{tool}; {_ALONE}")
 
 
-def _tensors(value: Any, name: str = "", seen: set[int] | None = None) -> Iterator[str]:
-    """A name for each tensor in nested containers, which may hold themselves; never an empty one."""
-    seen = set() if seen is None else seen
+def _tensor_names(value: Any, name: str = "", visited: set[int] | None = None) -> Iterator[str]:
+    """A name, never empty, for each tensor in nested containers, which may hold themselves."""
+    visited = set() if visited is None else visited
     if torch.is_tensor(value):
         yield name or "."
-    elif isinstance(value, dict | list | tuple | set) and id(value) not in seen:
-        seen.add(id(value))
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _tensors(inner, f"{name}.{key}", seen)
+    elif isinstance(value, dict | list | tuple | set) and id(value) not in visited:
+        visited.add(id(value))
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, inner in items:
+            yield from _tensor_names(inner, f"{name}.{key}", visited)
 
 
-def _named(value: Any) -> bool:
-    """Whether tensors have the names of weights."""
-    return any(name.endswith(("weight", "bias")) for name in _tensors(value))
+def _has_names_of_weights(value: Any) -> bool:
+    return any(name.endswith(("weight", "bias")) for name in _tensor_names(value))

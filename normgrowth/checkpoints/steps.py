@@ -1,4 +1,4 @@
-"""The training step in a name."""
+"""The training step in the name of a checkpoint, or why a name has none."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ _END = r"(?=$|[^A-Za-z0-9.]|\.(?!\d)|tokens)"
 _WORDS = ("(?:global_?|train_?)?step", "checkpoint(?!\\d+$)|ckpt|iteration|iter|it", "ba")
 _MARKERS = [re.compile(rf"(?<![A-Za-z])(?i:{words})s?[-_= ]?{_AMOUNT}{_END}") for words in _WORDS]
 _MARKERS.insert(1, re.compile(rf"(?<![A-Za-z0-9.,]){_AMOUNT}(?i:[-_ ]?steps|step)(?![A-Za-z0-9])"))  # 1000steps
-_FAIRSEQ = re.compile(r"checkpoint_\d+_([1-9]\d*)()")  # of an epoch and an update, the second
+_FAIRSEQ = re.compile(r"checkpoint_\d+_([1-9]\d*)()")  # epoch and update: the update is the step
 _PLAIN = re.compile(rf"(?i:model[-_](?=\d+$))?{_AMOUNT}")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 
 
 def step_of(name: str) -> int | None:
-    """The training step in a name, or None where there is none, or two.
+    """The training step in a name, or None for a name without a step, or with two.
 
-    >>> [step_of(n) for n in ("step1000-tokens4B", "checkpoint-300000", "step_20k", "step-1.5M", "iter_0001000", "64")]
+    >>> names = ("step1000-tokens4B", "checkpoint-300000", "step_20k", "step-1.5M", "iter_0001000", "64")
+    >>> [step_of(name) for name in names]
     [1000, 300000, 20000, 1500000, 1000, 64]
     >>> step_of("step1_000_000"), step_of("step1,000")
     (1000000, 1000)
@@ -28,22 +29,24 @@ def step_of(name: str) -> int | None:
     if fairseq := _FAIRSEQ.fullmatch(name):
         return _number(*fairseq.groups())
     for marker in _MARKERS:
-        found = {_number(*match.groups()) for match in marker.finditer(name)}
-        if found:
-            return found.pop() if len(found) == 1 else None
+        steps = {_number(*match.groups()) for match in marker.finditer(name)}
+        if steps:
+            return steps.pop() if len(steps) == 1 else None
     plain = _PLAIN.fullmatch(name)
     return _number(*plain.groups()) if plain else None
 
 
 def _number(digits: str, unit: str) -> int | None:
+    """The whole number that digits and a unit stand for, as 1500 for ``1.5`` and ``k``; None for a fraction."""
     whole, _, decimals = re.sub("[_,]", "", digits).partition(".")
-    value, rest = divmod(int(whole + decimals) * _UNITS[unit.lower()], 10 ** len(decimals))
-    return value if rest == 0 else None
+    number, fraction = divmod(int(whole + decimals) * _UNITS[unit.lower()], 10 ** len(decimals))
+    return number if fraction == 0 else None
 
 
 def no_step(names: Iterable[str]) -> str:
-    """Why a checkpoint of such names is in no series."""
-    if any("epoch" in name.lower() or re.fullmatch(r"checkpoint\d+|ep\d+", name) for name in names):
+    """Why a checkpoint with these names has no place in a series."""
+    has_epoch = any("epoch" in name.lower() or re.fullmatch(r"checkpoint\d+|ep\d+", name) for name in names)
+    if has_epoch:
         return "no step (epochs are not steps; rename, such as step500, or give --step)"
     return "no step in its name, or two; --step takes a pattern that finds it"
 
@@ -52,10 +55,12 @@ StepOf = Callable[[str], int | None]  # from a name to its step
 
 
 def by_pattern(pattern: str | None) -> StepOf:
-    r"""``step_of``, or what a regular expression with one group finds in a name, with its unit such as k.
+    r"""A function that reads the step in a name by a regular expression; without one, ``step_of``.
+
+    The one group of the expression is the step, with its unit such as k.
 
     Raises:
-        ValueError: no regular expression, or not one group.
+        ValueError: the pattern is not a regular expression, or has not exactly one group.
 
     >>> by_pattern(r"phase2_(\d+k)")("phase2_30k-best")
     30000
@@ -69,9 +74,9 @@ def by_pattern(pattern: str | None) -> StepOf:
     if compiled.groups != 1:
         raise ValueError(f"--step {pattern!r}: put ( ) around the number of the step, once")
 
-    def step(name: str) -> int | None:
-        found = compiled.search(name)
-        number = re.fullmatch(_AMOUNT, found[1]) if found and found[1] else None
-        return _number(*number.groups()) if number else None
+    def step_by_pattern(name: str) -> int | None:
+        match = compiled.search(name)
+        amount = re.fullmatch(_AMOUNT, match[1]) if match and match[1] else None
+        return _number(*amount.groups()) if amount else None
 
-    return step
+    return step_by_pattern

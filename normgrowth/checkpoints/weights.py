@@ -1,10 +1,10 @@
-"""The weights of one checkpoint: tensors of torch, mapped from its files. No model is built, no code of a file runs."""
+"""The weights of one checkpoint: tensors of torch, mapped from its files. No model is built; stored code never runs."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from normgrowth.checkpoints import layouts, pickles
 from normgrowth.checkpoints.layouts import ReadError
 from normgrowth.layers import originals_first
 
-BLOCK = 1 << 15  # values in float64 at once: those of two tensors then stay in the processor's cache
+BLOCK = 1 << 15  # values converted to float64 at a time: blocks of two tensors fit into the processor's cache
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 MERGE = "merge it into its model first (merge_and_unload)"
@@ -47,13 +47,13 @@ _BUFFER = re.compile(  # of transformers' models, and of PyTorch's modules
     r"|(?:weight|bias)_integer|(?:weight|fc|act|norm)_scaling_factor|(?:x|input|output)_(?:min|max)|LayerNorm\.shift"
     r"|global_(?:mean|invstd)|norm_(?:mean|std)|vocoder\.(?:mean|scale))$"  # of the data
 )
-_MASK = re.compile(r"(?:^|\.)(?:mask|tril|triu)$")  # and not mask_token, which is trained
+_MASK = re.compile(r"(?:^|\.)(?:mask|tril|triu)$")  # but not mask_token, which is trained
 _POSITIONS = re.compile(r"(?:^|\.)(?:pe|pos(?:ition(?:al)?)?_enc(?:odings?)?|position_embedding)$")
 
 
 @dataclass
 class Weights:
-    """The parameters of one checkpoint, by name without wrappers' prefixes; and what is stored and is none, and why."""
+    """Parameters of one checkpoint, by name without wrappers' prefixes, and stored tensors left out, with reasons."""
 
     parameters: dict[str, Tensor] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -64,32 +64,37 @@ class Weights:
 
 
 def read(place: Path) -> Weights:
-    """The weights of a checkpoint: of a file, or of a folder with one or several files.
+    """The weights of a checkpoint, which is one file or a folder with one or several files.
 
     Raises:
-        ReadError: nothing is there, or not all of it, or what cannot be read, or must not be, or may be no weights.
+        ReadError: no weights are there, or not all of them; they cannot be read, or not safely; or a tensor may be a
+            weight or not.
     """
-    found, at = Weights(), place
+    weights = Weights()
+    path = place  # the file that an error names
     try:
-        for at in _files(place):
-            state, beside = _stored(at)
-            found.left_out |= beside
-            seen: dict[object, str] = {}  # of this file: the storage of one that is closed may be another's later
-            for name in sorted(state, key=originals_first):
-                _add(found, _WRAPPER.sub("", name), state[name].detach(), seen)
-        at = place
-        _leave_out_averages(found)
-        if why := "holds no parameters" if not found.parameters else layouts.why_empty(found.shapes):
+        for path in _files(place):
+            stored, left_out = _stored(path)
+            weights.left_out |= left_out
+            # Names by storage, of this file alone: a later file may use the storage of one that is closed again.
+            names: dict[object, str] = {}
+            for name in sorted(stored, key=originals_first):
+                _add(weights, _WRAPPER.sub("", name), stored[name].detach(), names)
+        path = place
+        _leave_out_averages(weights)
+        if not weights.parameters:
+            raise ReadError("holds no parameters")
+        if why := layouts.why_empty(weights.shapes):
             raise ReadError(why)
     except ReadError as error:
-        raise ReadError(f"{at}: {error}") from error.__cause__
+        raise ReadError(f"{path}: {error}") from error.__cause__
     except OSError as error:
-        raise ReadError(f"{error.filename or at}: {error.strerror or error}") from error
-    return found
+        raise ReadError(f"{error.filename or path}: {error.strerror or error}") from error
+    return weights
 
 
 def _stored(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The tensors in a file, and what beside them is left out."""
+    """The tensors in a file, and which others in it are left out and why."""
     with path.open("rb") as file:
         if file.read(8) == b"version ":
             raise ReadError("a Git LFS pointer, not the weights (git lfs pull fetches them)")
@@ -105,21 +110,31 @@ def _stored(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise ReadError(f"cannot be mapped; save it in shards (max_shard_size=…): {error}") from error
 
 
-def _add(found: Weights, name: str, tensor: Tensor, seen: dict[object, str]) -> None:
-    """A stored tensor as a parameter, or as left out; what shares storage is tied."""
+def _add(weights: Weights, name: str, tensor: Tensor, names: dict[object, str]) -> None:
+    """Add a stored tensor to ``weights``, as a parameter or as left out.
+
+    ``names`` has the first name of each storage in the file: a second tensor in the same storage is tied to it.
+    """
+    _refuse_unusable(weights, name, tensor)
+    original = name
+    if tensor.numel():
+        original = names.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), name)
+    if original != name:
+        weights.left_out[name] = f"tied to {original}"
+    elif why := why_left_out(name, tensor):
+        weights.left_out[name] = why
+    else:
+        weights.parameters[name] = tensor
+
+
+def _refuse_unusable(weights: Weights, name: str, tensor: Tensor) -> None:
+    """Raise ReadError for a tensor that cannot be read, occurs twice, or belongs to an adapter."""
     if why := _why_unreadable(tensor):
         raise ReadError(f"tensor {name} {why}")
-    if name in found.parameters or name in found.left_out:
+    if name in weights.parameters or name in weights.left_out:
         raise ReadError(f"tensor {name} is there twice")
     if _ADAPTER.search(name):
         raise ReadError(f"{name} belongs to an adapter that is not merged: {MERGE}")
-    original = seen.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), name) if tensor.numel() else name
-    if original != name:
-        found.left_out[name] = f"tied to {original}"
-    elif why := why_left_out(name, tensor):
-        found.left_out[name] = why
-    else:
-        found.parameters[name] = tensor
 
 
 def _why_unreadable(tensor: Tensor) -> str | None:
@@ -133,52 +148,78 @@ def _why_unreadable(tensor: Tensor) -> str | None:
 
 
 def why_left_out(name: str, tensor: Tensor) -> str | None:
-    """Why a stored tensor is no trainable parameter, from its name, type, shape and values; or None if it is one.
+    """Why a stored tensor is not a trainable parameter, from its name, dtype, shape and values; None for a parameter.
 
-    A causal mask ``(…, n, n)`` is one under any name: 1 and 0, or 0 and a large negative number, with nothing else on
-    either side of the diagonal; the identity, which weights may start from, is none. Position sinusoids have names such
-    as ``pe``, which learned ones have too: position 0 has sin 0 and cos 0, exactly.
+    A causal mask ``(…, n, n)`` is recognised under any name: 1 and 0, or 0 and a large negative number, with one value
+    on each side of the diagonal. The identity, from which weights may start, has zeros on both sides. Position
+    sinusoids have names such as ``pe``, as learned positions may; they are recognised by position 0, which has sin 0
+    and cos 0 exactly.
 
     Raises:
-        ReadError: it may be one, and its type is unknown, or that of a quantised model.
+        ReadError: the tensor may be a parameter, and its dtype is unknown or that of a quantised model.
     """
-    dtype, shape = tensor.dtype, tensor.shape
+    dtype = tensor.dtype
     if not (dtype.is_floating_point or dtype.is_complex):
-        if dtype != torch.bool and name.endswith(("weight", "weight_packed")):
-            raise ReadError(f"{name} is {dtype}: a quantised model; its norm cannot be read from the file")
-        if name.endswith("n_averaged"):
-            return "counts averages: the weights beside it are averages (AveragedModel)"
-        return "not floating point"
-    square = len(shape) > 1 and shape[-1] == shape[-2]
-    if square and (_MASK.search(name) or (name.endswith("bias") and len(shape) == 4 and shape[:2] == (1, 1))):
+        return _why_not_floating(name, dtype)
+    if _is_square(tensor) and (_MASK.search(name) or _is_bias_mask(name, tensor)):
         return "attention mask"
     if _BUFFER.search(name):
         return "buffer"
     if dtype not in FLOATS:
         raise ReadError(f"tensor {name} has dtype {dtype}; known are {', '.join(map(str, FLOATS))}")
-    if square and _is_causal(tensor):
+    if _is_square(tensor) and _is_causal(tensor):
         return "attention mask"
-    if _POSITIONS.search(name) and len(shape) > 1 and tensor.numel():
-        first, place = tensor[(0,) * (len(shape) - 1)], torch.arange(shape[-1])
-        odd, later = place % 2, place >= len(place) / 2  # sines and cosines in turn, or one after the other
-        if torch.equal(first, odd.to(first)) or torch.equal(first, later.to(first)):
-            return "position sinusoids"
+    if _POSITIONS.search(name) and _starts_like_sinusoids(tensor):
+        return "position sinusoids"
     return None
 
 
+def _why_not_floating(name: str, dtype: torch.dtype) -> str:
+    if dtype != torch.bool and name.endswith(("weight", "weight_packed")):
+        raise ReadError(f"{name} is {dtype}: a quantised model; its norm cannot be read from the file")
+    if name.endswith("n_averaged"):
+        return "counts averages: the weights beside it are averages (AveragedModel)"
+    return "not floating point"
+
+
+def _is_square(tensor: Tensor) -> bool:
+    return tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2]
+
+
+def _is_bias_mask(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is GPT-2's causal mask: a ``bias`` of shape ``(1, 1, n, n)``."""
+    return name.endswith("bias") and tensor.dim() == 4 and tensor.shape[:2] == (1, 1)
+
+
 def _is_causal(tensor: Tensor) -> bool:
+    """Whether a square tensor has one value on and below the diagonal and another one above, as a causal mask has."""
     n = tensor.shape[-1]
     if n < 2 or not tensor.numel():
         return False
     seen, unseen = tensor[(0,) * (tensor.dim() - 1)][:2]  # on the diagonal, and above it
-    if (seen, unseen) not in ((1, 0), (0, 1)) and not (seen == 0 and unseen <= -1e3):  # to −∞, as added to scores
-        return False  # nearly all weights: two values are read of them
+    is_added_to_scores = seen == 0 and unseen <= -1e3  # the large negative number stands for −∞
+    if (seen, unseen) not in ((1, 0), (0, 1)) and not is_added_to_scores:
+        return False  # nearly all weights leave here, after two of their values are read
     expected = torch.where(torch.ones(n, n, dtype=torch.bool).tril(), seen, unseen)
     return bool((tensor == expected).all())
 
 
+def _starts_like_sinusoids(tensor: Tensor) -> bool:
+    """Whether position 0 has sin 0 and cos 0: in turn, or all sines before all cosines."""
+    if tensor.dim() < 2 or not tensor.numel():
+        return False
+    first = tensor[(0,) * (tensor.dim() - 1)]
+    channel = torch.arange(len(first))
+    in_turn = channel % 2
+    one_after_the_other = channel >= len(channel) / 2
+    return torch.equal(first, in_turn.to(first)) or torch.equal(first, one_after_the_other.to(first))
+
+
 def blocks(*tensors: Tensor) -> Iterator[NDArray[np.float64]]:
-    """Flat values of tensors of one size in float64, a row a tensor, block by block; the memory is used again."""
+    """Values of tensors of one size, flat and in float64, block by block: arrays ``(tensors, values)``.
+
+    Each block is overwritten by the next.
+    """
     flat = [tensor.reshape(-1) for tensor in tensors]
     size = flat[0].numel()
     room = torch.empty(len(flat), min(BLOCK, size), dtype=torch.float64)
@@ -189,54 +230,79 @@ def blocks(*tensors: Tensor) -> Iterator[NDArray[np.float64]]:
         yield block.numpy()
 
 
-def _leave_out_averages(found: Weights) -> None:
-    """Averages of weights that are there too, named as these after ``ema.`` or so; some without dots."""
-    sizes = found.shapes
-    copies = {name: _AVERAGE.sub("", name).replace(".", "") for name in sizes if _AVERAGE.match(name)}
-    others = [name.split(".") for name in sizes if name not in copies]
-    ends: dict[str, set[tuple[str, tuple[int, ...]]]] = {}  # by what the names begin with: the rest, and the shape
-    for parts in others:
-        for i in range(len(parts)):
-            ends.setdefault(".".join(parts[:i]), set()).add(("".join(parts[i:]), sizes[".".join(parts)]))
-    wanted = [(copy, sizes[name]) for name, copy in copies.items() if sizes[name]]
-    there = any(each.issuperset(wanted) for each in ends.values())
-    if wanted and not (there and 2 * len(wanted) >= len(others)):
-        first = next(iter(copies))
+def _leave_out_averages(weights: Weights) -> None:
+    """Leave out averages of weights: tensors with the names and shapes of others, after a prefix such as ``ema.``.
+
+    Raises:
+        ReadError: a name has such a prefix, but the weights that it would be an average of are not there.
+    """
+    shapes = weights.shapes
+    # Some trainers write the names of averages without dots.
+    averages = {name: _AVERAGE.sub("", name).replace(".", "") for name in shapes if _AVERAGE.match(name)}
+    if not averages:
+        return
+    originals = {name: shape for name, shape in shapes.items() if name not in averages}
+    wanted = [(name_without_dots, shapes[name]) for name, name_without_dots in averages.items() if shapes[name]]
+    has_originals = any(rest.issuperset(wanted) for rest in _rests_by_prefix(originals).values())
+    covers_half = 2 * len(wanted) >= len(originals)
+    if wanted and not (has_originals and covers_half):
+        first = next(iter(averages))
         raise ReadError(f"{first} may be an average of weights or a weight: save model.state_dict() alone")
-    for name in copies:
-        del found.parameters[name]
-        found.left_out[name] = "an average of the weights"
+    for name in averages:
+        del weights.parameters[name]
+        weights.left_out[name] = "an average of the weights"
+
+
+def _rests_by_prefix(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, set[tuple[str, tuple[int, ...]]]]:
+    """For each prefix of the names: what follows it in each name, without dots, with the shape of the tensor."""
+    rests: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
+    for name, shape in shapes.items():
+        parts = name.split(".")
+        for i in range(len(parts)):
+            prefix = ".".join(parts[:i])
+            rests.setdefault(prefix, set()).add(("".join(parts[i:]), shape))
+    return rests
 
 
 def listing(place: Path) -> list[str]:
-    """Names in a folder, those of folders with a ``/`` at their end."""
-    return sorted(inside.name + "/" * inside.is_dir() for inside in place.iterdir())
+    """Names in a folder, sorted; those of folders end with a ``/``."""
+    return sorted(f"{inside.name}/" if inside.is_dir() else inside.name for inside in place.iterdir())
 
 
 def _files(place: Path) -> list[Path]:
+    """The files with the weights of a checkpoint."""
     if place.is_file():
         if why := layouts.why_refused([place.name]):
             raise ReadError(why)
         return [place]
     names = weight_files(listing(place))
     if names[0].endswith(".index.json"):
-        index, names = names[0], shards_of(place / names[0])
-        if missing := [shard for shard in names if not (place / shard).is_file()]:
+        index = names[0]
+        names = shards_of(place / index)
+        missing = [shard for shard in names if not (place / shard).is_file()]
+        if missing:
             count = f"{len(missing)} of {len(names)} missing"
             raise ReadError(f"{index} names {missing[0]}, which is not there ({count})")
     return [place / name for name in names]
 
 
 def weight_files(names: Collection[str]) -> list[str]:
-    """Of the names in a folder its weights, or their index: safetensors before pickles, one file before shards."""
+    """The names of the weights among those in a folder, or that of their index.
+
+    safetensors come before pickles, and one file with all weights before shards.
+
+    Raises:
+        ReadError: no weights are there, an adapter alone, several files without an index, or another library's layout.
+    """
     whole = {"model.safetensors", "pytorch_model.bin"} & set(names)
     indices = {"model.safetensors.index.json", "pytorch_model.bin.index.json"} & set(names)
-    if not whole | indices and (why := layouts.why_refused(names)):
+    why = layouts.why_refused(names)
+    if why and not whole and not indices:
         raise ReadError(why)
-    mine = sorted(name for name in names if "/" not in name and not OTHER_FILES.search(name))
+    candidates = sorted(name for name in names if "/" not in name and not OTHER_FILES.search(name))
     for suffix in (".safetensors", *PICKLES):
-        files = [name for name in mine if name.endswith(suffix)]
-        index = [name for name in mine if name.endswith(f"{suffix}.index.json")]
+        files = [name for name in candidates if name.endswith(suffix)]
+        index = [name for name in candidates if name.endswith(f"{suffix}.index.json")]
         if single := whole & set(files):
             return list(single)
         if index:
@@ -251,7 +317,7 @@ def weight_files(names: Collection[str]) -> list[str]:
 
 
 def shards_of(index: Path) -> list[str]:
-    """Names of the shards in an index, which are files of its folder."""
+    """Names of the shards in an index; raises ReadError unless all are files of its folder."""
     with suppress(ValueError, TypeError, KeyError, AttributeError):
         shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         if shards and all(shard == Path(shard).name for shard in shards):

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from normgrowth import __version__, style
-from normgrowth.checkpoints import Series
+from normgrowth.checkpoints import MeasuredSeries
 from normgrowth.report.summary import exponents, noise, square_root, summarise
 
 Draw = Callable[[pd.DataFrame, pd.DataFrame], None]  # of the total and of the rows of layers
@@ -36,7 +36,7 @@ def lead(total: pd.DataFrame) -> str:
     return f"{text}. Noise of the same lengths, which learns nothing, would have ended at {noise(total)[-1]:.4g}."
 
 
-def write(result: Series, source: str, path: Path) -> None:
+def write(result: MeasuredSeries, source: str, path: Path) -> None:
     """Write the page, self-contained. The figures need matplotlib.
 
     Raises:
@@ -57,7 +57,7 @@ def write(result: Series, source: str, path: Path) -> None:
     path.write_text(Template(TEMPLATE.read_text(encoding="utf-8")).substitute(known), encoding="utf-8")
 
 
-def plot(result: Series, path: Path) -> None:
+def plot(result: MeasuredSeries, path: Path) -> None:
     """The norm as on the page, by layer where the table has layers, as a file of its own."""
     import matplotlib.pyplot as plt
 

@@ -12,13 +12,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from normgrowth import fits
-from normgrowth.checkpoints import Series, Skip, grouped
+from normgrowth.checkpoints import MeasuredSeries, Skip, grouped
 
 Array = NDArray[np.float64]
 UNDETERMINED = "not determined by this series"
 
 
-def as_json(result: Series) -> str:
+def as_json(result: MeasuredSeries) -> str:
     """The table as a list of rows, and what did not count with its reasons."""
     rows = json.loads(result.table.to_json(orient="records", double_precision=15))
     skips = {kind: [skip._asdict() for skip in getattr(result, kind)] for kind in ("duplicates", "skipped")}
@@ -26,7 +26,7 @@ def as_json(result: Series) -> str:
     return json.dumps(found, indent=1, ensure_ascii=False)
 
 
-def summarise(result: Series) -> str:
+def summarise(result: MeasuredSeries) -> str:
     """What the series shows, in lines: growth with intervals, local exponents, norm budget, and what did not count."""
     table = result.table
     total = table[table.layer == "total"]
