@@ -29,7 +29,7 @@ def test_the_loss_of_a_margin_is_its_logarithm(q):
 
 
 def test_gradient_survives_where_the_loss_underflows():
-    ell, grad, q = flows.gradient(lambda theta: theta, torch.tensor([[1e5, 2e5]], dtype=F64))
+    ell, grad, q = flows.log_loss_gradient(lambda theta: theta, torch.tensor([[1e5, 2e5]], dtype=F64))
     assert q.shape == (1, 2) and ell.item() == pytest.approx(-1e5 - math.log(2))
     torch.testing.assert_close(grad, torch.tensor([[-1.0, 0.0]], dtype=F64))
 
@@ -43,7 +43,7 @@ def test_mlp_margins_are_those_of_the_networks():
 
 
 def test_separable_points_are_moved_from_a_plane_through_the_middle():
-    near, far = (flows.separable(1, 400, 3, gap=gap, generator=generator(4, "cpu")) for gap in (0.0, 2.0))
+    near, far = (flows.separable_data(1, 400, 3, gap=gap, generator=generator(4, "cpu")) for gap in (0.0, 2.0))
     moved = (far[0] - near[0])[0] * near[1][0][:, None]  # the same vector for all, of the length of the gap
     torch.testing.assert_close(moved, moved[:1].expand(400, 3))
     assert moved[0].norm() == pytest.approx(2) and (near[0][0] @ moved[0] * near[1][0] > 0).all()
@@ -111,8 +111,8 @@ def test_networks_that_flow_together_flow_as_alone():
 
 
 def test_a_start_is_there_where_the_mean_loss_is_log_2_over_twice_the_examples():
-    margins = flows.mlp_margins((2, 16, 1), *flows.separable(6, 8, 2, gap=0.5, generator=generator(2, "cpu")))
+    margins = flows.mlp_margins((2, 16, 1), *flows.separable_data(6, 8, 2, gap=0.5, generator=generator(2, "cpu")))
     theta, done = flows.separated_start((2, 16, 1), 6, margins, generator=generator(3, "cpu"))
-    reached = flows.gradient(margins, theta)[0][done]
+    reached = flows.log_loss_gradient(margins, theta)[0][done]
     edge = math.log(math.log(2) / 16)
     assert done.any() and (reached < edge).all() and (reached > edge - 0.3).all(), "and not much later"

@@ -49,7 +49,7 @@ def test_a_sum_keeps_its_highest_degree(a, b, c, x):
 @given(st.lists(small, min_size=2, max_size=6), st.lists(small, min_size=6, max_size=6))
 def test_sigmoid_tanh_and_softmax_are_steps_and_argmax(w, x):
     w, x = np.array([w], dtype=float), np.array([x[: len(w)]], dtype=float)
-    z = limits.leading({"w": w})["w"] * x
+    z = limits.leading_terms({"w": w})["w"] * x
     want = w * x
     tie = ((want == 0) & (x != 0)).any()
     for smooth, activation in ((STEP.sigmoid, LEADING.sigmoid), (STEP.tanh, LEADING.tanh)):
@@ -60,7 +60,7 @@ def test_sigmoid_tanh_and_softmax_are_steps_and_argmax(w, x):
 
 
 def test_steps_that_cancel_are_an_exact_zero_and_parameters_are_not():
-    w = limits.leading({"w": [[1.0]]})["w"]
+    w = limits.leading_terms({"w": [[1.0]]})["w"]
     up = LEADING.sigmoid(w)
     gone = up + (-1.0) * up
     assert gone.coef == 0 and gone.degree == -np.inf and gone.exact
@@ -71,7 +71,7 @@ def test_steps_that_cancel_are_an_exact_zero_and_parameters_are_not():
 
 
 def test_layer_norm_of_a_constant_is_a_tie_and_lower_degrees_are_dropped():
-    w = limits.leading({"w": [[2.0, 2.0, 2.0]], "v": [[1.0, 3.0, 5.0]], "b": [[7.0, 0.0, 0.0]]})
+    w = limits.leading_terms({"w": [[2.0, 2.0, 2.0]], "v": [[1.0, 3.0, 5.0]], "b": [[7.0, 0.0, 0.0]]})
     assert LEADING.layer_norm(w["w"]).tied.all()
     both = LEADING.layer_norm(w["v"] * w["v"] + w["b"])
     np.testing.assert_allclose(both.coef, limits.layer_norm(np.array([[1.0, 9.0, 25.0]])))
@@ -88,37 +88,37 @@ def test_step_networks_of_one_degree_are_the_limit_and_an_lstm_keeps_its_cells_t
 def test_scores_that_do_not_grow_keep_their_softmax():
     """0 is exact, of degree −∞, and stays a score; one that falls with c counts as 0 beside it."""
     scores = np.array([[0.0, 1.0, -2.0]])
-    constant = limits.leading({"w": scores})["w"] * 0.0 + scores
+    constant = limits.leading_terms({"w": scores})["w"] * 0.0 + scores
     np.testing.assert_allclose(LEADING.softmax(constant).coef, SMOOTH.softmax(scores), rtol=1e-12)
     assert LEADING.softmax(constant).exact.all() and not LEADING.softmax(constant).tied.any()
 
 
 def test_what_a_step_leaves_at_zero_is_an_exact_zero():
     """A weight of softmax where one score is largest, what ReLU cuts off; not what a tie or a parameter leaves."""
-    weights = LEADING.softmax(limits.leading({"w": [[3.0, 1.0, 2.0], [3.0, 3.0, 2.0]]})["w"])
+    weights = LEADING.softmax(limits.leading_terms({"w": [[3.0, 1.0, 2.0], [3.0, 3.0, 2.0]]})["w"])
     np.testing.assert_array_equal(weights.degree, [[0, -np.inf, -np.inf], [0, 0, 0]])
-    cut = LEADING.relu(limits.leading({"w": [-0.5, 0.0, 2.0]})["w"])
+    cut = LEADING.relu(limits.leading_terms({"w": [-0.5, 0.0, 2.0]})["w"])
     np.testing.assert_array_equal(cut.degree, [-np.inf, 1, 1])
 
 
 def test_layer_norm_of_inputs_is_exact_row_by_row():
     """The first row is an input, the second a parameter."""
     x = np.array([[[1.0, 3.0], [0.0, 0.0]]])
-    w = limits.leading({"w": [[[2.0, 5.0]]]})["w"] * np.array([[[0.0], [1.0]]])
+    w = limits.leading_terms({"w": [[[2.0, 5.0]]]})["w"] * np.array([[[0.0], [1.0]]])
     out = LEADING.layer_norm(w + x)
     np.testing.assert_array_equal(out.exact, [[[True, True], [False, False]]])
     np.testing.assert_array_equal(out.coef, [[[-1, 1], [-1, 1]]])
 
 
 def test_a_tie_on_either_side_of_a_sum_or_product_is_kept():
-    w = limits.leading({"w": [[1.0]]})["w"]
+    w = limits.leading_terms({"w": [[1.0]]})["w"]
     tied = LEADING.sigmoid(w + (-1.0) * w)
     for joined in (w + tied, tied + w, w * tied, tied * w):
         assert joined.tied.all()
 
 
 def test_zero_times_a_parameter_is_zero_from_either_side():
-    w, nothing = limits.leading({"w": [[3.0]]})["w"], np.array([[0.0]])
+    w, nothing = limits.leading_terms({"w": [[3.0]]})["w"], np.array([[0.0]])
     for product in (w * nothing, nothing * w):
         assert product.coef == 0 and product.degree == -np.inf and product.exact
 
@@ -126,7 +126,7 @@ def test_zero_times_a_parameter_is_zero_from_either_side():
 def test_matrix_product_is_that_of_numpy():
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(4, 2, 3)), rng.normal(size=(3, 5))
-    w = limits.leading({"b": b})["b"]
+    w = limits.leading_terms({"b": b})["b"]
     np.testing.assert_allclose((a @ w).coef, a @ b)
     np.testing.assert_allclose((w.mT @ (w @ np.ones((5, 1)))).coef, b.T @ (b @ np.ones((5, 1))))
     assert ((w.mT @ w).degree == 2).all()
@@ -151,9 +151,9 @@ def test_the_lstm_is_torch_s():
 def test_what_is_constant_but_for_rounding_is_a_tie_at_every_size(size):
     """A part of 10⁻¹⁴ of the entries is rounding, of 10⁻⁹ is not."""
     for part, tie in ((1e-14, True), (1e-9, False)):
-        z = limits.leading({"w": size * np.array([[1.0, 1.0 + part, 1.0]])})["w"]
+        z = limits.leading_terms({"w": size * np.array([[1.0, 1.0 + part, 1.0]])})["w"]
         assert bool(LEADING.layer_norm(z).tied.all()) is tie, part
-        scores = limits.leading({"w": size * np.array([[1.0, 1.0 + part, 0.5]])})["w"]
+        scores = limits.leading_terms({"w": size * np.array([[1.0, 1.0 + part, 0.5]])})["w"]
         assert bool(LEADING.softmax(scores).tied.all()) is tie, part
 
 

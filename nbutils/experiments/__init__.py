@@ -1,4 +1,4 @@
-"""The book's own material: networks, trainers and measurements that are tested, and too long for a chapter's cell.
+"""What one to four chapters use: networks, trainers and measurements that are tested and too long for a cell.
 
-A formula is not here: it stands in its chapter.
+A formula stays in its chapter.
 """

@@ -1,10 +1,10 @@
-"""How far softmax moves when its input is scaled by c ≥ 1, and what the bounds on it depend on.
+"""How far softmax moves when its input is scaled by c ≥ 1, and what the bounds on this error depend on.
 
-Everything is in natural logarithms, so that errors far below the smallest float64 keep their digits, and written
-without cancellation. A log error of −inf is an error of 0.
+Errors are returned as natural logarithms, so that errors far below the smallest float64 keep their digits, and are
+computed without cancellation. An error of 0 has the logarithm −inf.
 
-With scores x of shape ``(..., n)``: the *depth* of an entry is d = max − x, the m entries of depth 0 are the maxima, S
-is the sum of exp(−d) over the others, and the *gap* is the smallest positive depth (inf if there is none).
+Scores x have shape ``(..., n)``. The *depth* of an entry is d = max − x. The m entries of depth 0 are the maxima, S is
+the sum of exp(−d) over all other entries, and the *gap* is the smallest positive depth (inf if all depths are 0).
 """
 
 from typing import NamedTuple
@@ -17,7 +17,10 @@ Array = NDArray[np.float64]
 
 
 class Gaps(NamedTuple):
-    """What the bounds depend on, shapes ``(...)``."""
+    """The quantities on which the bounds depend, each of shape ``(...)``.
+
+    Used in chapter 8.
+    """
 
     ties: NDArray[np.int64]  # m, the number of maxima
     gap: Array  # from the maximum to the next distinct value; inf if all entries are equal
@@ -27,15 +30,19 @@ class Gaps(NamedTuple):
 def gaps(x: ArrayLike) -> Gaps:
     """Number of maxima, gap to the next distinct value, and ln S of scores ``x``, shape ``(..., n)``.
 
-    Entries may be −inf (masked), but not all of them. Ties are exact ties.
+    Entries may be −inf (masked), but not all of them. Only equal floats count as tied.
+
+    Used in chapter 8.
 
     >>> gaps([3.0, 3.0, 1.0])
     Gaps(ties=array(2), gap=array(2.), log_rest=array(-2.))
     """
     depth = _depth(x)
     below = depth > 0
-    rest = _log_sum(np.where(below, -depth, -np.inf))
-    return Gaps(np.asarray((~below).sum(-1)), np.asarray(np.where(below, depth, np.inf).min(-1)), np.asarray(rest))
+    ties = (~below).sum(-1)
+    gap = np.where(below, depth, np.inf).min(-1)
+    log_rest = _log_sum(np.where(below, -depth, -np.inf))
+    return Gaps(np.asarray(ties), np.asarray(gap), np.asarray(log_rest))
 
 
 def log_softmax_error(x: ArrayLike, c: ArrayLike) -> Array:
@@ -46,21 +53,26 @@ def log_softmax_error(x: ArrayLike, c: ArrayLike) -> Array:
 
     Scales ``c`` of at least 1 are broadcast against the leading shape of ``x``.
 
+    Used in chapter 8.
+
     >>> np.exp(log_softmax_error([1.0, 0.0], np.inf)).round(4)  # softmax is (0.7311, 0.2689), its limit (1, 0)
     array([0.2689, 0.2689])
     """
     depth = _depth(x)
     c = np.asarray(c, dtype=np.float64)[..., None]
     with np.errstate(invalid="ignore", over="ignore"):
-        further = np.where((depth == 0) | (c == 1), 0.0, (c - 1) * depth)  # how much deeper the entry gets
-    depth = np.broadcast_to(depth, further.shape)
-    before, after = _log_sum(-depth)[..., None], _log_sum(-depth - further)[..., None]
-    lost = _log_sum(-depth + _log_one_minus_exp(further))[..., None]  # ln(W(1) − W(c))
-    own = before + _log_one_minus_exp(further)
-    high, low = np.maximum(lost, own), np.minimum(lost, own)
+        added_depth = np.where((depth == 0) | (c == 1), 0.0, (c - 1) * depth)
+    depth = np.broadcast_to(depth, added_depth.shape)
+    log_w_before = _log_sum(-depth)[..., None]  # ln W(1)
+    log_w_after = _log_sum(-depth - added_depth)[..., None]  # ln W(c)
+    log_total_loss = _log_sum(-depth + _log_one_minus_exp(added_depth))[..., None]  # ln(W(1) − W(c))
+    log_own_loss = log_w_before + _log_one_minus_exp(added_depth)
+    larger = np.maximum(log_total_loss, log_own_loss)
+    smaller = np.minimum(log_total_loss, log_own_loss)
     with np.errstate(invalid="ignore"):
-        apart = np.where(np.isneginf(low), np.inf, high - low)
-    return np.where(np.isneginf(high), -np.inf, high + _log_one_minus_exp(apart)) - depth - before - after
+        distance = np.where(np.isneginf(smaller), np.inf, larger - smaller)
+    log_difference = np.where(np.isneginf(larger), -np.inf, larger + _log_one_minus_exp(distance))
+    return log_difference - depth - log_w_before - log_w_after
 
 
 def _depth(x: ArrayLike) -> Array:

@@ -1,4 +1,4 @@
-"""The networks of Figure 1: five sublayers, as §4.2 describes them and as the authors' released code has them."""
+"""The networks of Figure 1: five sublayers, as described in §4.2 and as written in the authors' released code."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from torch import Tensor, nn
 
 from nbutils.sublayers import BIASES, Sublayer
 
-SUBLAYERS = {  # those of Fig. 1: kind, with biases, placement of the layer norm
+SUBLAYERS = {  # those of Fig. 1: kind, whether it has biases, placement of the layer norm
     "attention": ("attention", True, "post"),
     "attention, no biases": ("attention", False, "post"),
     "feed-forward": ("feedforward", True, "post"),
     "feed-forward, no biases": ("feedforward", False, "post"),
     "feed-forward, no biases or residual": ("feedforward", False, "simplified"),
 }
-WIDTH = 10  # and number of classes
+WIDTH = 10  # also the number of classes
+KINDS = ("attention", "feedforward")  # the sublayers of a transformer's layer
 
 
 class Affine(nn.Module):
-    """A random affine layer on top of a sublayer, as part of the loss: its weights are buffers, no parameters.
+    """A sublayer with a random affine layer on top that belongs to the loss: its weights are buffers, not parameters.
+
+    Used in chapters 11 and 14.
 
     >>> top = Affine(nn.Identity(), 4, 3, generator=torch.Generator().manual_seed(0))
     >>> tuple(top(torch.ones(2, 4, dtype=torch.float64)).shape), [*top.parameters()]
@@ -42,78 +45,91 @@ class Affine(nn.Module):
 def figure1(name: str, *, released: bool = False, generator: torch.Generator) -> nn.Module:
     """One of the five sublayers of Fig. 1, with its random parameters, in float64.
 
-    As described in §4.2 a sublayer of BERT (post-norm, two heads, output projection), with a random affine layer on
-    top that belongs to the loss. As ``released`` (``transformer_scale_test.py`` of the authors' repository): one head,
-    no output projection, scores not divided by √d, torch's uniform initialization, ε = 1e-5, and no affine layer.
-    Variants of one kind drawn from the same state of the generator share all weights that they both have.
+    As described in §4.2, it is a sublayer of BERT (post-norm, two heads, output projection), with a random affine layer
+    on top that belongs to the loss. As ``released`` (``transformer_scale_test.py`` of the authors' repository) it has
+    one head, no output projection, scores that are not divided by √d, torch's uniform initialization, ε = 1e-5, and no
+    affine layer. Variants of one kind that are drawn from the same state of the generator agree in all weights that
+    both of them have.
 
-    >>> draw = torch.Generator()
-    >>> nets = [figure1(name, generator=draw.manual_seed(0)) for name in ("feed-forward", "feed-forward, no biases")]
-    >>> [sum(p.numel() for p in net.parameters()) for net in nets]  # 2 · 10 · 20 + 2 · 10, and 20 + 10 more with biases
-    [450, 420]
-    >>> bool((nets[0].body.inner_weight == nets[1].body.inner_weight).all())
+    Used in chapters 11 and 14.
+
+    >>> generator = torch.Generator()
+    >>> net = figure1("feed-forward", generator=generator.manual_seed(0))
+    >>> without_biases = figure1("feed-forward, no biases", generator=generator.manual_seed(0))
+    >>> sum(p.numel() for p in without_biases.parameters())  # 2 · 10 · 20, and a layer norm's 2 · 10
+    420
+    >>> sum(p.numel() for p in net.parameters())  # 20 + 10 more
+    450
+    >>> bool((net.body.inner_weight == without_biases.body.inner_weight).all())
     True
     """
-    kind, biases, placement = SUBLAYERS[name]
+    kind, has_biases, placement = SUBLAYERS[name]
     if released:
-        return _released(kind, WIDTH, WIDTH, biases=biases, placement=placement, generator=generator)
-    body = Sublayer(kind, WIDTH, placement=placement, biases=BIASES[kind] if biases else (), generator=generator)
-    return Affine(body, WIDTH, WIDTH, generator=generator)
+        return _released_sublayer(kind, WIDTH, WIDTH, has_biases=has_biases, placement=placement, generator=generator)
+    biases = BIASES[kind] if has_biases else ()
+    sublayer = Sublayer(kind, WIDTH, placement=placement, biases=biases, generator=generator)
+    return Affine(sublayer, WIDTH, WIDTH, generator=generator)
 
 
-def _released(
+def _released_sublayer(
     kind: str,
     dim: int,
     hidden: int,
     *,
     heads: int = 1,
-    biases: bool = True,
+    has_biases: bool = True,
     placement: str = "post",
     generator: torch.Generator,
 ) -> Sublayer:
-    attention = kind == "attention"
-    project = not attention or heads > 1  # one head is left as it is
-    names = [b for b in BIASES[kind] if project or b != "output"]
+    is_attention = kind == "attention"
+    project = not is_attention or heads > 1  # a single head has no output projection
+    biases = [name for name in BIASES[kind] if project or name != "output"]
     options: dict[str, Any] = {"heads": heads, "hidden": hidden, "eps": 1e-5, "generator": generator}
-    layer = Sublayer(kind, dim, placement=placement, biases=names, project=project, **options)
+    layer = Sublayer(kind, dim, placement=placement, biases=biases, project=project, **options)
     layer.key_dim = 1  # the released scores are not divided by √d
-    for name, value in layer.named_parameters():
-        if name.startswith("norm."):
-            value.data.fill_(1.0 if name == "norm.gain" else 0.0)
+    for name, parameter in layer.named_parameters():
+        if name == "norm.gain":
+            parameter.data.fill_(1.0)
+        elif name.startswith("norm."):
+            parameter.data.fill_(0.0)
         else:
-            fan_in = hidden if name.startswith("output") and not attention else dim
-            value.data = _uniform(value.shape, fan_in, generator)
-    for bias in [] if biases else names:  # drawn all the same: variants share the rest
-        setattr(layer, f"{bias}_bias", None)
+            fan_in = hidden if name.startswith("output") and not is_attention else dim
+            parameter.data = _uniform(parameter.shape, fan_in, generator)
+    if not has_biases:  # they are removed after the draw, so that variants share all other weights
+        for name in biases:
+            setattr(layer, f"{name}_bias", None)
     return layer
 
 
 def _uniform(shape: Sequence[int], fan_in: int, generator: torch.Generator) -> Tensor:
+    """Uniform in ±1/√fan_in, as ``nn.Linear`` draws its weights."""
     return (2 * torch.rand(*shape, generator=generator, dtype=torch.float64) - 1) * fan_in**-0.5
-
-
-KINDS = ("attention", "feedforward")
 
 
 def released_transformer(
     depth: int, dim: int, *, kinds: Sequence[str] = KINDS, generator: torch.Generator
 ) -> nn.Module:
-    """The stacks of ``transformer_scale_test.py``: ``depth`` post-norm layers of attention and feed-forward, biases.
+    """The stacks of ``transformer_scale_test.py``: ``depth`` post-norm layers of width ``dim``, with biases.
 
-    The hidden layer is ten times as wide. ``kinds`` are the sublayers of a layer.
+    Each layer consists of the sublayers ``kinds``. The hidden width of a feed-forward sublayer is 10 · ``dim``.
+
+    Used in chapter 15.
 
     >>> net = released_transformer(1, 4, generator=torch.Generator().manual_seed(0))
     >>> net(torch.eye(3, 4, dtype=torch.float64)).norm(dim=-1).round(decimals=3).tolist()  # a layer norm comes last: √4
     [2.0, 2.0, 2.0]
     """
-    layers = (_released(kind, dim, 10 * dim, generator=generator) for kind in depth * tuple(kinds))
-    return nn.Sequential(*layers)
+    layer = tuple(kinds)
+    sublayers = [_released_sublayer(kind, dim, 10 * dim, generator=generator) for kind in depth * layer]
+    return nn.Sequential(*sublayers)
 
 
 class ReleasedModel(nn.Module):
     """The network of ``transformer_scale_test_softmax.py``: embedding, six layers of width 240, readout.
 
-    Twelve heads, hidden width 50, 100 words, 512 positions, and biases. The input is one sequence of tokens.
+    It has twelve heads, hidden width 50, 100 words, 512 positions, and biases. The input is one sequence of tokens.
+
+    Used in chapter 15.
 
     >>> model = ReleasedModel(24, generator=torch.Generator().manual_seed(0))
     >>> tuple(model(torch.arange(5)).shape), sum(p.numel() for p in model.parameters())
@@ -122,11 +138,13 @@ class ReleasedModel(nn.Module):
 
     def __init__(self, classes: int, *, generator: torch.Generator) -> None:
         super().__init__()
-        dim, rows = 240, {"word": 100, "position": 512}
-        normal = {name: torch.randn(n, dim, generator=generator, dtype=torch.float64) for name, n in rows.items()}
-        self.embedding = nn.ParameterDict(normal.items())  # in this order; a dictionary would be sorted
-        layers = (_released(kind, dim, 50, heads=12, generator=generator) for kind in 6 * KINDS)
-        self.layers = nn.Sequential(*layers)
+        dim = 240
+        word = torch.randn(100, dim, generator=generator, dtype=torch.float64)
+        position = torch.randn(512, dim, generator=generator, dtype=torch.float64)
+        # pairs keep this order; the keys of a dictionary would be sorted
+        self.embedding = nn.ParameterDict([("word", word), ("position", position)])
+        sublayers = [_released_sublayer(kind, dim, 50, heads=12, generator=generator) for kind in 6 * KINDS]
+        self.layers = nn.Sequential(*sublayers)
         self.weight = nn.Parameter(_uniform((classes, dim), dim, generator))
         self.bias = nn.Parameter(_uniform((classes,), dim, generator))
         self.requires_grad_(False)

@@ -1,7 +1,7 @@
-"""Formal languages as data: majority, copying, aⁿbⁿcⁿ and brackets of two kinds.
+"""Formal languages as data: majority, copying, aⁿbⁿcⁿ, and brackets of two kinds.
 
-Symbols: 0 padding (at the right), 3 ``a``, 4 ``b`` and so on. Tokens and labels are int64, on the generator's device;
-rows come in random order.
+Symbol 0 is padding (at the right), 3 is ``a``, 4 is ``b`` and so on. Tokens and labels are int64, on the generator's
+device; rows come in random order.
 """
 
 from __future__ import annotations
@@ -9,22 +9,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-PAD, A, B = 0, 3, 4
-IGNORE = -100  # a target that no loss counts
+PAD = 0
+A = 3
+B = 4
+IGNORE = -100  # a target that the loss leaves out
 
 
 def strings(length: int) -> Tensor:
     """All 2^length strings of ``A`` and ``B``, (2^length, length), in lexicographic order.
 
+    Used in chapter 23.
+
     >>> strings(2).tolist()
     [[3, 3], [3, 4], [4, 3], [4, 4]]
     """
-    places = torch.arange(length - 1, -1, -1)
-    return (torch.arange(2**length)[:, None] >> places) % 2 + A
+    bit_positions = torch.arange(length - 1, -1, -1)
+    bits = (torch.arange(2**length)[:, None] >> bit_positions) % 2
+    return bits + A
 
 
 def is_majority(tokens: Tensor) -> Tensor:
-    """(n,), int64: 1 where ``B`` is the majority of a row of ``tokens`` (n, T), 0 for ``A``, ``IGNORE`` at a tie.
+    """Majority of each row of ``tokens`` (n, T), as int64 (n,): 1 for ``B``, 0 for ``A``, ``IGNORE`` at a tie.
+
+    Used in chapter 23.
 
     >>> is_majority(torch.tensor([[A, B, B, B], [A, A, B, A], [A, B, B, A]])).tolist()
     [1, 0, -100]
@@ -34,76 +41,98 @@ def is_majority(tokens: Tensor) -> Tensor:
 
 
 def majority(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Strings of ``A`` and ``B`` (count, length) and which is the majority (count,): 0 for ``A``, 1 for ``B``.
+    """Strings of ``A`` and ``B`` (count, length), and their majority (count,): 0 for ``A``, 1 for ``B``.
 
-    Uniform over the strings of each class. ``length`` is odd, so that there is no tie. A single position tells the
-    label with accuracy 1/2 + C(T−1, (T−1)/2)/2^T, which cannot be avoided: each symbol is a part of the majority.
+    Strings are uniform in each class. ``length`` is odd, so that ties cannot occur. A single position predicts the
+    label with accuracy 1/2 + C(T−1, (T−1)/2)/2^T. This cannot be avoided: every symbol is part of the count.
+
+    Used in chapter 23.
 
     Raises:
         ValueError: ``length`` is even.
     """
     if length % 2 == 0:
         raise ValueError(f"majority needs an odd length, so that there is no tie; got {length}")
-    bits = _below(2, (count, length), generator)
-    labels = _balanced(count, generator)
-    wrong = (2 * bits.sum(1) > length).long() != labels
-    return A + (bits ^ wrong[:, None].long()), labels  # swapping all symbols maps one class onto the other
+    bits = _random_integers(2, (count, length), generator)
+    labels = _balanced_labels(count, generator)
+    mislabelled = (2 * bits.sum(1) > length).long() != labels
+    bits = bits ^ mislabelled[:, None].long()  # swapping all symbols maps one class onto the other
+    return A + bits, labels
 
 
 def counter(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """aⁿbⁿcⁿ (count, length), n uniform in 1, …, length // 3, padded at the right, and the letter after each.
+    """Strings aⁿbⁿcⁿ (count, length), padded at the right, and at each position the next letter (count, length).
 
-    Letters are 3, 4 and 5, the end is 6. Labels (count, length) are ``IGNORE`` on the a, where n is not known yet.
+    n is uniform in 1, …, length // 3. Letters are 3, 4 and 5, and the end is 6. Labels are ``IGNORE`` at padding and on
+    every a, since n is not yet known there.
+
+    Used in chapter 23.
 
     >>> tokens, labels = counter(1, 3, torch.Generator())
     >>> tokens.tolist(), labels.tolist()
     ([[3, 4, 5]], [[-100, 5, 6]])
     """
-    n = _below(length // 3, (count, 1), generator) + 1
-    place = torch.arange(length, device=generator.device)
-    block = place // n
+    n = _random_integers(length // 3, (count, 1), generator) + 1
+    position = torch.arange(length, device=generator.device)
+    block = position // n
     tokens = torch.where(block < 3, A + block, PAD)
-    return tokens, torch.where((block > 0) & (block < 3), A + (place + 1) // n, IGNORE)
+    next_letter = A + (position + 1) // n
+    labels = torch.where((block > 0) & (block < 3), next_letter, IGNORE)
+    return tokens, labels
 
 
 def dyck2(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Beginnings of well-formed strings of two kinds of brackets, and at each place which one may be closed next.
+    """Prefixes of well-formed strings of two kinds of brackets, and at each position the bracket that may close next.
 
-    ``3 + kind`` opens, ``5 + kind`` closes. Each bracket opens or closes with probability 1/2, and opens where nothing
-    is open. Labels (count, length) are the closing brackets, ``IGNORE`` where nothing is open.
+    ``3 + kind`` opens, ``5 + kind`` closes. A position opens or closes a bracket with probability 1/2 each, and always
+    opens one if none is open. Labels (count, length) are the closing brackets, ``IGNORE`` where no bracket is open.
+
+    Used in chapter 23.
     """
-    opens, kind = _below(2, (count, length), generator) == 1, _below(2, (count, length), generator)
-    stack, depth = kind.new_zeros(count, length + 1), kind.new_zeros(count)
-    rows, tokens, labels = torch.arange(count, device=generator.device), kind.clone(), kind.clone()
-    for place in range(length):
-        push = opens[:, place] | (depth == 0)
-        tokens[:, place] = torch.where(push, 3 + kind[:, place], 5 + stack[rows, depth])
+    opens = _random_integers(2, (count, length), generator) == 1
+    kind = _random_integers(2, (count, length), generator)
+    stack = kind.new_zeros(count, length + 1)
+    depth = kind.new_zeros(count)
+    rows = torch.arange(count, device=generator.device)
+    tokens = kind.clone()
+    labels = kind.clone()
+    for position in range(length):
+        push = opens[:, position] | (depth == 0)
+        tokens[:, position] = torch.where(push, 3 + kind[:, position], 5 + stack[rows, depth])
         depth = depth + torch.where(push, 1, -1)
-        stack[rows, depth] = torch.where(push, kind[:, place], stack[rows, depth])
-        labels[:, place] = torch.where(depth > 0, 5 + stack[rows, depth], IGNORE)
+        stack[rows, depth] = torch.where(push, kind[:, position], stack[rows, depth])
+        labels[:, position] = torch.where(depth > 0, 5 + stack[rows, depth], IGNORE)
     return tokens, labels
 
 
 def copy_first(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Strings of ``A`` and ``B`` (count, length) and which comes first (count,): 0 for ``A``, 1 for ``B``, balanced."""
-    tokens = A + _below(2, (count, length), generator)
-    labels = _balanced(count, generator)
+    """Strings of ``A`` and ``B`` (count, length), and the first symbol (count,): 0 for ``A``, 1 for ``B``, balanced.
+
+    Used in chapter 23.
+    """
+    tokens = A + _random_integers(2, (count, length), generator)
+    labels = _balanced_labels(count, generator)
     tokens[:, 0] = A + labels
     return tokens, labels
 
 
 def copy_previous(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Four letters, random (count, length), and at each place the one before (count, length); at first ``IGNORE``."""
-    tokens = A + _below(4, (count, length), generator)
-    return tokens, torch.nn.functional.pad(tokens[:, :-1], (1, 0), value=IGNORE)
+    """Random strings of four letters (count, length), and at each position the letter before, ``IGNORE`` at the first.
+
+    Used in chapter 23.
+    """
+    tokens = A + _random_integers(4, (count, length), generator)
+    labels = torch.nn.functional.pad(tokens[:, :-1], (1, 0), value=IGNORE)
+    return tokens, labels
 
 
-def _below(high: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _random_integers(high: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Uniform in 0, …, high − 1."""
     return torch.randint(high, shape, generator=generator, device=generator.device)
 
 
-def _balanced(count: int, generator: torch.Generator) -> Tensor:
-    """Labels 0 and 1 (count,) in random order; their numbers differ by at most one, and who has one more is random."""
+def _balanced_labels(count: int, generator: torch.Generator) -> Tensor:
+    """Labels 0 and 1 (count,) in random order, equally many; if ``count`` is odd, a random label has one more."""
     order = torch.randperm(2, generator=generator, device=generator.device)
     labels = order[torch.arange(count, device=generator.device) % 2]
     return labels[torch.randperm(count, generator=generator, device=generator.device)]

@@ -1,4 +1,7 @@
-"""Networks written once for numbers and for leading terms; each returns a logit (batch,), for a sigmoid to follow."""
+"""Networks written once, for numbers and for leading terms: a feed-forward network, an LSTM and a transformer.
+
+Each returns the logits of a batch, ``(batch,)``; the sigmoid that would follow is left to the caller.
+"""
 
 from __future__ import annotations
 
@@ -10,65 +13,108 @@ from nbutils.experiments.limits import LEADING, Activations, Array, Theta
 
 
 def feedforward(theta: Theta, x: Any, act: Activations) -> Any:
-    """Two hidden layers of sigmoids and a readout, all with biases; ``x`` ``(batch, n)``.
+    """Two hidden layers of sigmoids and a readout, all with biases; ``x`` is ``(batch, n)``.
+
+    Used in chapter 17.
 
     >>> from nbutils.experiments.limits import STEP
-    >>> theta = {name: np.ones_like(value) for name, value in draw("feedforward", np.random.default_rng(0)).items()}
-    >>> feedforward(theta, np.ones((1, 3)), STEP)  # eight units at 1, and the bias
+    >>> theta = draw("feedforward", np.random.default_rng(0))
+    >>> ones = {name: np.ones_like(value) for name, value in theta.items()}
+    >>> feedforward(ones, np.ones((1, 3)), STEP)  # eight units at 1, and the bias
     array([9.])
     """
-    for i in (1, 2):
-        x = act.sigmoid(x @ theta[f"W{i}"].mT + theta[f"b{i}"])
-    return (x @ theta["W3"].mT + theta["b3"])[:, 0]
+    h = act.sigmoid(x @ theta["W1"].mT + theta["b1"])
+    h = act.sigmoid(h @ theta["W2"].mT + theta["b2"])
+    return (h @ theta["W3"].mT + theta["b3"])[:, 0]
 
 
 def lstm(theta: Theta, x: Any, act: Activations) -> Any:
-    """One LSTM layer over ``x`` ``(batch, T, n)`` and a readout of its last state.
+    """One LSTM layer over ``x``, ``(batch, T, n)``, and a readout of its last state.
+
+    Used in chapter 17.
 
     >>> from nbutils.experiments.limits import limit
     >>> generator = np.random.default_rng(0)
-    >>> theta, x = draw("lstm", generator), generator.normal(size=(2, 5, 3))
+    >>> theta = draw("lstm", generator)
+    >>> x = generator.normal(size=(2, 5, 3))
     >>> limit(lstm, theta, x).degree  # states are bounded: only the readout grows
     array([1., 1.])
     """
-    gates = {"i": act.sigmoid, "f": act.sigmoid, "o": act.sigmoid, "g": act.tanh}
-    h = cell = np.zeros((x.shape[0], theta["Wi"].coef.shape[0] if act is LEADING else len(theta["Wi"])))
+
+    def preactivation(gate: str, h: Any, x_t: Any) -> Any:
+        return h @ theta[f"W{gate}"].mT + x_t @ theta[f"U{gate}"].mT + theta[f"b{gate}"]
+
+    units = theta["Wi"].coef.shape[0] if act is LEADING else len(theta["Wi"])
+    h = np.zeros((x.shape[0], units))
+    cell = h
     for t in range(x.shape[1]):
-        i, f, o, g = (
-            squash(h @ theta[f"W{n}"].mT + x[:, t] @ theta[f"U{n}"].mT + theta[f"b{n}"]) for n, squash in gates.items()
-        )
+        i = act.sigmoid(preactivation("i", h, x[:, t]))
+        f = act.sigmoid(preactivation("f", h, x[:, t]))
+        o = act.sigmoid(preactivation("o", h, x[:, t]))
+        g = act.tanh(preactivation("g", h, x[:, t]))
         cell = f * cell + i * g
         h = o * act.tanh(cell)
     return (h @ theta["W"].mT + theta["b"])[:, 0]
 
 
 def transformer(theta: Theta, x: Any, act: Activations) -> Any:
-    """One post-norm layer (one head, biases, residuals) on ``x`` ``(batch, T, n)`` and a readout of the first token.
+    """One post-norm layer (one head, biases, residuals) on ``x``, ``(batch, T, n)``, and a readout of the first token.
+
+    Used in chapter 17.
 
     >>> from nbutils.experiments.limits import limit
     >>> generator = np.random.default_rng(0)
-    >>> theta, x = draw("transformer", generator), generator.normal(size=(2, 5, 3))
+    >>> theta = draw("transformer", generator)
+    >>> x = generator.normal(size=(2, 5, 3))
     >>> limit(transformer, theta, x).degree  # gain and readout, after a norm of degree 0
     array([2., 2.])
     """
     e = x @ theta["E"].mT
-    q, k, v = (e @ theta[name].mT for name in ("Q", "K", "V"))
-    y = act.layer_norm(e + act.softmax(q @ k.mT) @ v @ theta["O"].mT) * theta["gain1"] + theta["shift1"]
-    z = y + act.relu(y @ theta["W1"].mT + theta["b1"]) @ theta["W2"].mT + theta["b2"]
+    q = e @ theta["Q"].mT
+    k = e @ theta["K"].mT
+    v = e @ theta["V"].mT
+    attention = act.softmax(q @ k.mT) @ v @ theta["O"].mT
+    y = act.layer_norm(e + attention) * theta["gain1"] + theta["shift1"]
+    inner = act.relu(y @ theta["W1"].mT + theta["b1"])
+    z = y + inner @ theta["W2"].mT + theta["b2"]
     z = act.layer_norm(z) * theta["gain2"] + theta["shift2"]
     return (z[:, 0] @ theta["W"].mT + theta["b"])[:, 0]
 
 
-_GATE = {"W": (8, 8), "U": (8, 3), "b": (8,)}
-SHAPES: dict[str, dict[str, tuple[int, ...]]] = {  # of 3 inputs and 8 units a layer; in the order of the draws
-    "feedforward": {"W1": (8, 3), "b1": (8,), "W2": (8, 8), "b2": (8,), "W3": (1, 8), "b3": (1,)},
-    "lstm": {f"{part}{gate}": shape for gate in "ifog" for part, shape in _GATE.items()} | {"W": (1, 8), "b": (1,)},
-    "transformer": {"E": (8, 3), "Q": (8, 8), "K": (8, 8), "V": (8, 8), "O": (8, 8)}
-    | {"W1": (8, 8), "b1": (8,), "W2": (8, 8), "b2": (8,)}
-    | {"gain1": (8,), "shift1": (8,), "gain2": (8,), "shift2": (8,), "W": (1, 8), "b": (1,)},
+# Shapes of the parameters, for 3 inputs and 8 units a layer, in the order in which they are drawn.
+_READOUT: dict[str, tuple[int, ...]] = {"W": (1, 8), "b": (1,)}
+_FEEDFORWARD: dict[str, tuple[int, ...]] = {
+    "W1": (8, 3),
+    "b1": (8,),
+    "W2": (8, 8),
+    "b2": (8,),
+    "W3": (1, 8),
+    "b3": (1,),
 }
+_LSTM: dict[str, tuple[int, ...]] = {}
+for _gate in ("i", "f", "o", "g"):
+    _LSTM |= {f"W{_gate}": (8, 8), f"U{_gate}": (8, 3), f"b{_gate}": (8,)}
+_TRANSFORMER: dict[str, tuple[int, ...]] = {
+    "E": (8, 3),
+    "Q": (8, 8),
+    "K": (8, 8),
+    "V": (8, 8),
+    "O": (8, 8),
+    "W1": (8, 8),
+    "b1": (8,),
+    "W2": (8, 8),
+    "b2": (8,),
+    "gain1": (8,),
+    "shift1": (8,),
+    "gain2": (8,),
+    "shift2": (8,),
+}
+SHAPES = {"feedforward": _FEEDFORWARD, "lstm": _LSTM | _READOUT, "transformer": _TRANSFORMER | _READOUT}
 
 
 def draw(network: str, generator: np.random.Generator) -> dict[str, Array]:
-    """Normal random parameters of ``feedforward``, ``lstm`` or ``transformer``."""
+    """Standard normal parameters of ``feedforward``, ``lstm`` or ``transformer``, by name.
+
+    Used in chapter 17.
+    """
     return {name: generator.normal(size=shape) for name, shape in SHAPES[network].items()}
