@@ -24,7 +24,7 @@ def save_like_hub(cache, name):
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(revision)
     place = folder / "snapshots" / revision
-    model = pretrained.random_model(pretrained.shape(name, **SMALL), 3)
+    model = pretrained.random_model(pretrained.configuration(name, **SMALL), 3)
     model.save_pretrained(place)
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -66,18 +66,18 @@ def test_base_shapes_are_the_released_ones(name):
     """Twelve blocks of width 768 and inner width 3072, of which T5 has as many in its decoder."""
     import transformers as tf
 
-    config = pretrained.shape(name)
+    config = pretrained.configuration(name)
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (768, 12, 12)
     assert config.vocab_size == 32_000
     with torch.device("meta"):
-        model = tf.AutoModel.from_config(pretrained.shape(name, vocab=100))
+        model = tf.AutoModel.from_config(pretrained.configuration(name, vocab=100))
     inside = sum(p.numel() for key, p in model.named_parameters() if "embed" not in key and p.ndim > 1)
     blocks = (24 if name == "t5-base" else 12) * (4 * 768**2 + 2 * 768 * 3072)
     assert inside == pytest.approx(blocks, rel=0.18)  # cross-attention, relative positions, pooler
 
 
 def test_random_models_are_drawn_from_their_seed_alone():
-    config = pretrained.shape("roberta-base", **SMALL)
+    config = pretrained.configuration("roberta-base", **SMALL)
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -91,7 +91,7 @@ def test_random_models_are_drawn_from_their_seed_alone():
 
 def test_common_part_and_its_bound():
     """S = m·m' + token part, ‖m‖² = A + (1 − A)/n, and Cauchy–Schwarz for the token part: exact, for any model."""
-    model = pretrained.random_model(pretrained.shape("t5-base", **SMALL), 1)
+    model = pretrained.random_model(pretrained.configuration("t5-base", **SMALL), 1)
     found = saturation.similarity(model, SENTENCES, average="tokens", decoder=SENTENCES[::-1])
     n = sum(map(len, SENTENCES))
     lengths = [a + (1 - a) / n for a in (found.anisotropy, found.anisotropy_scaled)]
@@ -105,13 +105,13 @@ def test_common_part_and_its_bound():
 @pytest.mark.parametrize("name", pretrained.HUB)
 def test_scaling_module_by_module_gives_the_same_bits(name):
     """As ``saturation.scaled``, with a decoder and dropout too; the parameters come back, also after an exception."""
-    model = pretrained.random_model(pretrained.shape(name, **SMALL), 2)
+    model = pretrained.random_model(pretrained.configuration(name, **SMALL), 2)
     before = [p.detach().clone() for p in model.parameters()]
     decoder = {"decoder": SENTENCES} if name == "t5-base" else {}
     for options in ({}, {"dropout": True, "seed": 1}):
         whole = saturation.similarity(model, SENTENCES, **decoder, **options)
-        lean = saturation.similarity(model, SENTENCES, scaling=pretrained.scaled_in_passing, **decoder, **options)
+        lean = saturation.similarity(model, SENTENCES, scaling=pretrained.scaled_by_module, **decoder, **options)
         assert all(torch.equal(a, b) for a, b in zip(whole, lean, strict=True))
-    with pytest.raises(IndexError), pretrained.scaled_in_passing(model, 10.0):
+    with pytest.raises(IndexError), pretrained.scaled_by_module(model, 10.0):
         model.get_input_embeddings()(torch.tensor([10**6]))
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))

@@ -79,9 +79,9 @@ def test_mirror_labels_are_the_released_ones():
 def test_many_scales_are_those_one_by_one_and_the_module_is_left_alone():
     net, x, _ = draw("attention")
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    scales = np.linspace(1, 5, 2 * projection.AT_ONCE + 1)
+    scales = np.linspace(1, 5, 2 * projection.SCALES_PER_PASS + 1)
     ray = along_ray(net, x, scales, [0.8], generator=generator(3, "cpu"))
-    np.testing.assert_allclose([ray.at(c)[0, 0] for c in scales], ray.projection[0], rtol=1e-11)
+    np.testing.assert_allclose([ray.projection_at(c)[0, 0] for c in scales], ray.projection[0], rtol=1e-11)
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
 
@@ -93,7 +93,7 @@ def test_right_is_negative_within_its_bound(seed, classes, u):
     ray = fixed(table.tolist(), [0.5], scales=[u])
     bound = lambertw((classes - 1) / math.e).real
     assert (ray.right_part <= 0).all() and (ray.right_part >= -bound - 1e-12).all()
-    margin = u * (table.amax(-1) - table.gather(-1, torch.as_tensor(ray.other[0])[:, None])[:, 0]).numpy()
+    margin = u * (table.amax(-1) - table.gather(-1, torch.as_tensor(ray.wrong_labels[0])[:, None])[:, 0]).numpy()
     assert (ray.wrong_part[0] >= margin - bound - 1e-12).all()
 
 
@@ -103,7 +103,7 @@ def test_wrong_can_be_negative_smallest_example():
     root = math.log(2) / 3
     for seed in range(20):
         ray = fixed([[3.0, 2.0, 0.0]], [0.0], scales=[0.9 * root, 1.1 * root], generator=generator(seed, "cpu"))
-        if ray.other[0, 0] == 1:
+        if ray.wrong_labels[0, 0] == 1:
             signs.append(np.sign(ray.wrong_part[:, 0]))
             assert equilibrium(ray)[0] == pytest.approx(root, rel=1e-8)
     assert signs and all((s == [-1, 1]).all() for s in signs)
@@ -144,7 +144,7 @@ def test_equilibrium_does_not_depend_on_the_grid():
     # a norm: multiply θ so that its norm is the one found, and θ·∇L is 0 there
     ray = along_ray(net, x, [1.0], [0.75, 0.9], generator=generator(2, "cpu"))
     for i, norm in enumerate(found[0]):
-        left, right = (ray.at(near * norm / ray.norm[0])[i, 0] for near in (1 - 1e-6, 1 + 1e-6))
+        left, right = (ray.projection_at(near * norm / ray.norm[0])[i, 0] for near in (1 - 1e-6, 1 + 1e-6))
         assert left < 0 < right
 
 

