@@ -4,6 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+SHAPE, IMAGE, TOKENS = (2, 3, 4), (2, 3, 8, 8), (2, 5, 8)  # of inputs
+INDICES = torch.tensor([[0, 3, 1], [2, 2, 4]])
+
 
 class Net(nn.Module):
     """A network given by a function of (module, *inputs), its parts and its buffers."""
@@ -16,71 +19,41 @@ class Net(nn.Module):
         for name, tensor in (buffers or {}).items():
             self.register_buffer(name, tensor)
 
-    def forward(self, x):
-        return self.function(self, x)
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
 
 
-class Two(Net):
-    def forward(self, x, y):
-        return self.function(self, x, y)
-
-
-def par(*shape):
+def parameter(*shape):
     return nn.Parameter(torch.randn(*shape))
 
 
-def linear(*sizes, bias=False):
-    return nn.Linear(*sizes, bias=bias)
-
-
-def sq():
-    return linear(4, 4)
+def linear(inputs=4, outputs=4, bias=False):
+    return nn.Linear(inputs, outputs, bias=bias)
 
 
 def norm(kind=nn.LayerNorm, **options):
     return kind(4, eps=0.0, **options)
 
 
-def plain():
+def norm_without_gain():
     return norm(elementwise_affine=False)
 
 
-def attention_of_normed(m, x):
-    """Queries and keys normalized without affine: the scores have degree 0, so the softmax is exact."""
-    scores = m.norm(m.q(x)) @ m.norm(m.k(x)).transpose(-1, -2)
-    return scores.softmax(-1) @ m.v(x)
-
-
-def encoder(norm_first=False, bias=True, activation="relu", depth=1, plain=None):
-    """Layers of torch.nn; ``plain`` names a norm that has neither gain nor bias."""
-    torch.manual_seed(1)
-    layer = nn.TransformerEncoderLayer(
-        8, 2, 16, norm_first=norm_first, bias=bias, activation=activation, batch_first=True, layer_norm_eps=0.0
-    )
-    if plain:
-        setattr(layer, plain, nn.LayerNorm(8, eps=0.0, elementwise_affine=False))
-    return layer if depth == 1 else nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
-
-
-def mha(**options):
+def attention(**options):
     return nn.MultiheadAttention(8, 2, batch_first=True, **options)
 
 
-X, IMAGE, TOKENS = (2, 3, 4), (2, 3, 8, 8), (2, 5, 8)  # shapes of inputs
-INDEX = torch.tensor([[0, 3, 1], [2, 2, 4]])
-seq = nn.Sequential
+def encoder(**options):
+    """A layer of torch.nn."""
+    torch.manual_seed(1)
+    return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, layer_norm_eps=0.0, **options)
 
 
-def moved(bn):
-    """A batch norm that has seen data."""
-    bn.running_mean += torch.arange(3) + 1.0
-    bn.running_var *= 2
-    return bn
-
-
-def no_bias(bn):
-    bn.bias = None
-    return bn
+def shifted(batch_norm):
+    """A batch norm whose running mean is not 0."""
+    batch_norm.running_mean += torch.arange(3) + 1.0
+    batch_norm.running_var *= 2
+    return batch_norm
 
 
 def in_place(m, x):
@@ -90,14 +63,13 @@ def in_place(m, x):
     return F.relu(h, inplace=True)
 
 
-def build(make, shapes):
-    """A network in eval mode with all parameters random, and inputs."""
+def build(make, shape):
+    """A network in eval mode with all parameters random, and a tuple of its inputs."""
     torch.manual_seed(0)
     net = make().eval()
     with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.normal_()
-    if isinstance(shapes, torch.Tensor):
-        return net, shapes
-    shapes = shapes if isinstance(shapes[0], tuple) else (shapes,)
-    return net, tuple(torch.randn(*shape) for shape in shapes)
+        for weights in net.parameters():
+            weights.normal_()
+    if isinstance(shape, torch.Tensor):
+        return net, (shape,)
+    return net, (torch.randn(*shape),)
