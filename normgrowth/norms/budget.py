@@ -1,4 +1,4 @@
-"""What the growth of ρ² over an interval is made of, and what an optimizer allows without drift."""
+"""The terms of the growth of ρ² over an interval, and the largest growth that an optimizer allows without drift."""
 
 from __future__ import annotations
 
@@ -32,16 +32,20 @@ def norm_budget(rho: ArrayLike, cos: ArrayLike) -> NormBudget:
     >>> norm_budget([3.0, 5.0], [0.6])
     NormBudget(displacement_sq=array([16.]), inner=array([0.]))
     """
-    rho, cos = np.asarray(rho, dtype=np.float64), np.asarray(cos, dtype=np.float64)
+    rho = np.asarray(rho, dtype=np.float64)
+    cos = np.asarray(cos, dtype=np.float64)
     if rho.ndim != 1 or cos.shape != (len(rho) - 1,):
         raise ValueError(
             f"n norms, shape (n,), need n - 1 neighbour cosines, shape (n - 1,); got shapes {rho.shape} and {cos.shape}"
         )
-    if (bad := ~(np.isfinite(rho) & (rho >= 0))).any():
-        raise ValueError(f"norms must be finite and not negative; got {rho[bad][0]}")
-    if (bad := ~(np.abs(cos) <= 1)).any():  # NaN too
-        raise ValueError(f"cosines must lie in [-1, 1]; got {cos[bad][0]}")
-    before, after = rho[:-1], rho[1:]
+    is_norm = np.isfinite(rho) & (rho >= 0)
+    if not is_norm.all():
+        raise ValueError(f"norms must be finite and not negative; got {rho[~is_norm][0]}")
+    is_cosine = np.abs(cos) <= 1  # false for NaN
+    if not is_cosine.all():
+        raise ValueError(f"cosines must lie in [-1, 1]; got {cos[~is_cosine][0]}")
+    before = rho[:-1]
+    after = rho[1:]
     # (ρ' − ρ)² + 2ρρ'(1 − cos) has no cancellation where ρ' ≈ ρ and cos ≈ 1
     displacement_sq = (after - before) ** 2 + 2 * before * after * (1 - cos)
     return NormBudget(displacement_sq, 2 * before * (after * cos - before))
@@ -52,10 +56,18 @@ def drift_free_cap(steps: ArrayLike, *, warmup: int = 10_000) -> NDArray[np.floa
 
     Adafactor with relative steps and clipping moves each matrix by at most 1/√max(s, warmup) of its own norm at step s
     (Shazeer and Stern 2018, §6 and §8; the schedule is that of T5). Orthogonal steps then multiply ρ² by at most
-    1 + 1/max(s, warmup) each. It holds for every matrix above ε₂, so for any sum of squares over them.
+    1 + 1/max(s, warmup) each. The bound holds for every matrix whose root mean square is above ε₂, and so for any sum
+    of squares over such matrices.
+
+    Args:
+        steps: numbers of successive steps, increasing and not negative, shape ``(n,)``.
+        warmup: steps during which the relative step size is constant.
 
     Returns:
         One number an interval, shape ``(n-1,)``; after warm-up it is ln(t'/t).
+
+    Raises:
+        ValueError: steps that do not increase, or are negative.
 
     >>> drift_free_cap([10_000, 20_000, 80_000]).round(4)  # ln 2 and ln 4
     array([0.6931, 1.3863])

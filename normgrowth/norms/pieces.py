@@ -1,7 +1,8 @@
-"""Parameters as flat pieces beside their last values: what a tracker reads at every step, in few calls."""
+"""Parameters as flat pieces, with a copy of their last values, so that a tracker reads them in few calls."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,92 +13,97 @@ from normgrowth.norms import kernels, shards
 from normgrowth.norms.kernels import Sums
 from normgrowth.norms.shards import local
 
-SMALL = 1 << 14  # elements: tensors up to here are gathered by layer, since every call of torch has its price
+SMALL = 1 << 14  # elements: tensors up to this size are joined by layer, since every call of torch costs time
 
 
 class Pieces:
-    """Parameters on one device as flat pieces, and a copy of them cut alike: the large one by one, the small by layer.
+    """Parameters on one device as flat pieces, and a copy of each piece; the caller keeps the copy current.
+
+    A large parameter is a piece by itself; small ones of a layer form one piece. All sums are float64 by layer, over
+    all processes, shape ``(…, layers)``. Half types are read as float32.
 
     Args:
-        members: each parameter with its layer; of a DTensor the part here counts.
-
-    What is in the copy is the caller's business. All sums are float64 by layer, over all processes, shape (…, layers).
-    Half types are read as float32.
+        members: each parameter with its layer; of a DTensor, the shard of this process is read.
     """
 
     def __init__(self, members: Sequence[tuple[Tensor, str]]) -> None:
-        self.parameters = [p for p, _ in members]
+        self.parameters = [parameter for parameter, _ in members]
         self.layers = list(dict.fromkeys(layer for _, layer in members))
         self._mesh = shards.mesh_of(self.parameters)
-        runs: dict[tuple[Any, ...], list[Tensor]] = {}
-        for p, layer in members:
-            alone = id(p) if local(p).numel() > SMALL else None
-            runs.setdefault((layer, shards.weight(p, self._mesh), p.dtype, alone), []).append(p)
-        self._runs = list(runs.values())
-        self._copy = [torch.empty_like(now) for now in self._now()]
-        self._kept = [copy[:0] for copy in self._copy]
+        groups: dict[tuple[Any, ...], list[Tensor]] = {}
+        for parameter, layer in members:
+            alone = id(parameter) if local(parameter).numel() > SMALL else None
+            key = (layer, shards.weight(parameter, self._mesh), parameter.dtype, alone)
+            groups.setdefault(key, []).append(parameter)
+        self._groups = list(groups.values())
+        self._copies = [torch.empty_like(piece) for piece in self._pieces()]
+        self._snapshots = [copy[:0] for copy in self._copies]  # empty until there is a snapshot
         device = self.parameters[0].device
-        self._layers = torch.tensor([self.layers.index(layer) for layer, *_ in runs], device=device)
-        self._weights = torch.tensor([weight for _, weight, *_ in runs], dtype=torch.float64, device=device)
+        self._layer_of_piece = torch.tensor([self.layers.index(layer) for layer, *_ in groups], device=device)
+        self._weights = torch.tensor([weight for _, weight, *_ in groups], dtype=torch.float64, device=device)
 
     def refresh(self) -> Tensor:
-        """The copy becomes the parameters as they are. Returns their ‖θ‖²."""
-        for now, copy in zip(self._now(), self._copy, strict=True):
-            copy.copy_(now)
+        """Copy the parameters as they are now. Returns their ‖θ‖²."""
+        for piece, copy in zip(self._pieces(), self._copies, strict=True):
+            copy.copy_(piece)
         return self.squares()
 
     def snapshot(self) -> None:
-        """Keep the copy as it is now, for ``advance``."""
-        self._kept = [copy.clone() for copy in self._copy]
+        """Keep the copy as it is now, for the product in ``advance``."""
+        self._snapshots = [copy.clone() for copy in self._copies]
 
     def advance(self) -> Tensor:
-        """θ·δ, ‖δ‖², ‖θ + δ‖² and the product of θ + δ with the snapshot, if there is one.
+        """θ·δ, ‖δ‖², ‖θ + δ‖² and the product of θ + δ with the snapshot (0 without one).
 
-        θ is in the copy, θ + δ in the parameters. The copy moves on to θ + δ.
+        θ is in the copy, θ + δ in the parameters. Afterwards θ + δ is in the copy as well.
         """
         sums = []
-        for now, copy, kept in zip(self._now(), self._copy, self._kept, strict=True):
+        for piece, copy, snapshot in zip(self._pieces(), self._copies, self._snapshots, strict=True):
             theta = _wide(copy)
-            sums.append(kernels.advance(_wide(now), theta, _wide(kept)))
-            if theta is not copy:  # a float32 form of it moved on
-                copy.copy_(now)
+            sums.append(kernels.advance(_wide(piece), theta, _wide(snapshot)))
+            if theta is not copy:  # the kernel has moved a float32 version of the copy
+                copy.copy_(piece)
         return self._by_layer(sums)
 
     def squares(self) -> Tensor:
-        """‖θ‖² of the parameters as they are, not of the copy."""
-        now = self._now()
-        return self._products(now, now)[1]
+        """‖θ‖² of the parameters as they are now, not of the copy."""
+        pieces = self._pieces()
+        return self._products(pieces, pieces)[1]
 
     def gradient(self) -> Tensor:
         """θ·∇L and ‖∇L‖² with θ in the copy."""
-        return self._products(self._copy, [_flat(map(_gradient, run)) for run in self._runs])
+        return self._products(self._copies, [_flat(map(_gradient, group)) for group in self._groups])
 
-    def _now(self) -> list[Tensor]:
-        return [_flat(map(local, run)) for run in self._runs]
+    def _pieces(self) -> list[Tensor]:
+        """The parameters as they are now, piece by piece."""
+        return [_flat(map(local, group)) for group in self._groups]
 
     def _products(self, left: Iterable[Tensor], right: Iterable[Tensor]) -> Tensor:
         return self._by_layer([kernels.products(_wide(a), _wide(b)) for a, b in zip(left, right, strict=True)])
 
     def _by_layer(self, sums: list[Sums]) -> Tensor:
-        """Sums of each piece to sums of layers."""
-        numbers: list[Any] = [number for each in sums for number in each]
-        flat = torch.stack(numbers) if torch.is_tensor(numbers[0]) else torch.tensor(numbers, dtype=torch.float64)
-        of_pieces = flat.view(len(sums), -1).T
-        zero = of_pieces.new_zeros(len(of_pieces), len(self.layers))
-        return shards.summed(zero.index_add(1, self._layers, of_pieces * self._weights), self._mesh)
+        """Sums by layer from the sums of each piece, shape ``(sums, layers)``."""
+        values: list[Any] = list(itertools.chain.from_iterable(sums))
+        flat = torch.stack(values) if torch.is_tensor(values[0]) else torch.tensor(values, dtype=torch.float64)
+        by_piece = flat.view(len(sums), -1).T  # (sums, pieces)
+        zeros = by_piece.new_zeros(len(by_piece), len(self.layers))
+        by_layer = zeros.index_add(1, self._layer_of_piece, by_piece * self._weights)
+        return shards.summed(by_layer, self._mesh)
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
-    """All elements side by side in one tensor: a view of a single one without gaps, else a copy."""
+    """All elements side by side in one tensor: a view of a single contiguous tensor, otherwise a copy."""
     flat = [tensor.detach().contiguous().view(-1) for tensor in tensors]
     return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def _wide(piece: Tensor) -> Tensor:
-    """The piece itself, or of half types a float32 copy."""
+    """The piece itself, or a float32 copy of half types."""
     return piece.float() if piece.element_size() < 4 else piece
 
 
-def _gradient(p: Tensor) -> Tensor:
-    grad = local(shards.of_same_shards(torch.zeros_like(p) if p.grad is None else p.grad, p))
-    return grad.to_dense() if grad.is_sparse else grad
+def _gradient(parameter: Tensor) -> Tensor:
+    """The gradient of a parameter, dense, of the shard of this process; zeros where there is none."""
+    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    shard = local(shards.sharded_like(gradient, parameter))
+    return shard.to_dense() if shard.is_sparse else shard

@@ -1,4 +1,4 @@
-"""Parameters that are spread over processes: the part that lies here, and sums over all of them."""
+"""Parameters that are spread over processes: the shard of this process, and sums over all processes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ from torch import Tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The shard of a DTensor that this process holds; another tensor as it is."""
+    """The shard of a DTensor that this process holds; a plain tensor itself."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
-def of_same_shards(grad: Any, parameter: Any) -> Tensor:
-    """A gradient cut as its parameter is; under tensor parallelism some come as sums that are still to be taken."""
-    cut = getattr(parameter, "placements", None)
-    return grad if cut is None or grad.placements == cut else grad.redistribute(parameter.device_mesh, cut)
+def sharded_like(gradient: Any, parameter: Any) -> Tensor:
+    """A gradient with the same shards as its parameter.
+
+    Under tensor parallelism some gradients are partial sums, which this completes.
+    """
+    placements = getattr(parameter, "placements", None)
+    if placements is None or gradient.placements == placements:
+        return gradient
+    return gradient.redistribute(parameter.device_mesh, placements)
 
 
 def refuse(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ValueError for parameters that are shards without saying so: FSDP1 and ZeRO-3."""
+    """Raise ValueError for shards that look like whole parameters: those of FSDP1 and ZeRO-3."""
     for name, parameter in named:
         if "_flat_param" in name or "_fsdp_wrapped_module" in name:
             raise ValueError(
@@ -33,10 +38,10 @@ def refuse(named: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def mesh_of(parameters: Iterable[Tensor]) -> Any | None:
-    """The mesh of processes that all DTensors share, or None if there are none.
+    """The mesh of processes that all DTensors share, or None without DTensors.
 
     Raises:
-        ValueError: several meshes, as of experts beside dense layers.
+        ValueError: several meshes, as a model with experts beside dense layers may have.
     """
     meshes = {p.device_mesh for p in parameters if hasattr(p, "device_mesh")}
     if len(meshes) > 1:
@@ -45,16 +50,19 @@ def mesh_of(parameters: Iterable[Tensor]) -> Any | None:
 
 
 def weight(parameter: Tensor, mesh: Any | None) -> float:
-    """1 over the number of processes of the mesh that hold the same values: so that a sum over all counts them once."""
+    """1 over the number of processes that hold the same values, so that a sum over all processes counts them once."""
     if mesh is None:
         return 1.0
-    placements = getattr(parameter, "placements", None) or [None] * mesh.ndim  # a plain tensor is everywhere the same
-    whole = [i for i, placement in enumerate(placements) if placement is None or not placement.is_shard()]
-    return 1 / math.prod(map(mesh.size, whole))
+    placements = getattr(parameter, "placements", None)
+    if not placements:  # a plain tensor is the same in every process
+        replicated = list(range(mesh.ndim))
+    else:
+        replicated = [dimension for dimension, placement in enumerate(placements) if not placement.is_shard()]
+    return 1 / math.prod(map(mesh.size, replicated))
 
 
 def summed(sums: Tensor, mesh: Any | None) -> Tensor:
-    """The sum over all processes of a mesh."""
+    """The sum over all processes of a mesh, in place."""
     if mesh is not None:
         for dimension in range(mesh.ndim):
             dist.all_reduce(sums, group=mesh.get_group(dimension))

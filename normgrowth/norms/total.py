@@ -1,4 +1,4 @@
-"""The norm of all parameters of a model, counted once."""
+"""The norm of all parameters of a model, each counted once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def norm(parameters: nn.Module | Mapping[str, Tensor] | Iterable[Tensor]) -> float:
-    """‖θ‖ of a model, a state dict or any tensors: squares in float64, what comes twice counted once.
+    """‖θ‖ of a model, a state dict or any tensors, with squares in float64; a tensor that comes twice counts once.
 
     >>> import torch
     >>> layer = torch.nn.Linear(2, 1, bias=False)
@@ -21,5 +21,5 @@ def norm(parameters: nn.Module | Mapping[str, Tensor] | Iterable[Tensor]) -> flo
         parameters = parameters.parameters()
     elif isinstance(parameters, Mapping):
         parameters = parameters.values()
-    once = {id(tensor): tensor for tensor in parameters}.values()
-    return math.sqrt(sum(float(tensor.detach().double().square().sum()) for tensor in once))
+    distinct = {id(tensor): tensor for tensor in parameters}.values()
+    return math.sqrt(sum(float(tensor.detach().double().square().sum()) for tensor in distinct))

@@ -1,4 +1,4 @@
-"""What a measured series says: a summary in words, JSON for a program, a page to send."""
+"""Reports of a measured series: a summary in words, JSON for a program, a page to send."""
 
 from normgrowth.report.page import plot, write
 from normgrowth.report.summary import as_json, budget, exponents, growth, noise, square_root, summarise

@@ -1,4 +1,4 @@
-"""What a measured series shows: growth laws with intervals, norm budget, noise of its lengths, what did not count."""
+"""What a measured series shows: growth laws with intervals, norm budget, noise of the same lengths, and skips."""
 
 from __future__ import annotations
 
@@ -19,18 +19,23 @@ UNDETERMINED = "not determined by this series"
 
 
 def as_json(result: MeasuredSeries) -> str:
-    """The table as a list of rows, and what did not count with its reasons."""
-    rows = json.loads(result.table.to_json(orient="records", double_precision=15))
-    skips = {kind: [skip._asdict() for skip in getattr(result, kind)] for kind in ("duplicates", "skipped")}
-    found = {"table": rows, **skips, "left_out": result.left_out, "parameters": result.parameters}
-    return json.dumps(found, indent=1, ensure_ascii=False)
+    """The table as a list of rows, and what was not counted, with reasons."""
+    document = {
+        "table": json.loads(result.table.to_json(orient="records", double_precision=15)),
+        "duplicates": [skip._asdict() for skip in result.duplicates],
+        "skipped": [skip._asdict() for skip in result.skipped],
+        "left_out": result.left_out,
+        "parameters": result.parameters,
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False)
 
 
 def summarise(result: MeasuredSeries) -> str:
-    """What the series shows, in lines: growth with intervals, local exponents, norm budget, and what did not count."""
+    """Lines on growth laws with intervals, local exponents, norm budget, layers, and what was not counted."""
     table = result.table
     total = table[table.layer == "total"]
-    first, last = total.iloc[0], total.iloc[-1]
+    first = total.iloc[0]
+    last = total.iloc[-1]
     lines = [
         f"{len(total)} checkpoint{'s' * (len(total) > 1)}, steps {first.step} to {last.step}; "
         f"{result.parameters:,} parameters",
@@ -39,8 +44,8 @@ def summarise(result: MeasuredSeries) -> str:
         *_by_octave(total),
         *budget(total),
     ]
-    parts = table[table.layer != "total"].groupby("layer", sort=False)
-    lines += _section("by layer", (f"{layer}: {_from_to(rows)}" for layer, rows in parts))
+    layers = table[table.layer != "total"].groupby("layer", sort=False)
+    lines += _section("by layer", (f"{layer}: {_from_to(rows)}" for layer, rows in layers))
     lines += _section("duplicates, not counted", map(str, result.duplicates))
     lines += _section("skipped, not counted", grouped(result.skipped))
     left_out = [Skip(name, why) for name, why in result.left_out.items()]
@@ -49,8 +54,9 @@ def summarise(result: MeasuredSeries) -> str:
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:
-    found = [f"  {line}" for line in lines]
-    return [f"{title}:", *found] if found else []
+    """A title and indented lines below it; nothing if there are no lines."""
+    indented = [f"  {line}" for line in lines]
+    return [f"{title}:", *indented] if indented else []
 
 
 def _from_to(rows: pd.DataFrame) -> str:
@@ -64,9 +70,9 @@ def _from_to(rows: pd.DataFrame) -> str:
 
 
 def _curve(rows: pd.DataFrame) -> tuple[Array, Array]:
-    """Steps above 0 and their norms."""
-    after = rows[(rows.step > 0) & (rows.norm > 0)]
-    return after.step.to_numpy(float), after.norm.to_numpy(float)
+    """Steps above 0 and their norms, as far as these are above 0 as well."""
+    positive = rows[(rows.step > 0) & (rows.norm > 0)]
+    return positive.step.to_numpy(float), positive.norm.to_numpy(float)
 
 
 def growth(total: pd.DataFrame) -> list[str]:
@@ -75,14 +81,14 @@ def growth(total: pd.DataFrame) -> list[str]:
     if len(rho) < 5 or rho.min() == rho.max():
         return [f"no fit: at least 5 norms that differ, at steps above 0, are needed; there are {len(t)}"]
     block = max(2, round(len(t) ** (1 / 2)))
-    forms = ("sqrt", "square", "log", "power", "power_offset")
-    title = f"fits over steps {t[0]:.0f} to {t[-1]:.0f}, with 95 % intervals (residuals in blocks of {block}):"
-    return [title, *(f"  {fits.FORMS[form].label}: {_law(form, t, rho, block)}" for form in forms)]
+    lines = [f"fits over steps {t[0]:.0f} to {t[-1]:.0f}, with 95 % intervals (residuals in blocks of {block}):"]
+    for form in ("sqrt", "square", "log", "power", "power_offset"):
+        lines.append(f"  {fits.FORMS[form].label}: {_law(form, t, rho, block)}")
+    return lines
 
 
 def _law(form: str, t: Array, rho: Array, block: int) -> str:
     """The parameters of one form with their intervals, or why the series does not determine them."""
-
     if form == "power_offset" and len(t) < 7:
         return f"{UNDETERMINED} (7 norms are needed; there are {len(t)})"
 
@@ -91,23 +97,28 @@ def _law(form: str, t: Array, rho: Array, block: int) -> str:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of scipy, where a form fits badly
-            found = fits.fit(form, t, rho)
-            if form == "power_offset" and abs(found.values["p"]) < fits.P_NEAR_0:
+            warnings.simplefilter("ignore")  # scipy warns of forms that fit badly
+            law = fits.fit(form, t, rho)
+            if form == "power_offset" and abs(law.values["p"]) < fits.P_NEAR_0:
                 return f"{UNDETERMINED} (p runs to 0: a logarithm fits as well)"
-            draws = fits.bootstrap(found, t, parameters, block=block, samples=200, seed=0)
+            draws = fits.bootstrap(law, t, parameters, block=block, samples=200, seed=0)
     except RuntimeError:
-        return f"{UNDETERMINED} (no fit, of it or of a resample)"
-    low, high = np.quantile(draws, [0.025, 0.975], axis=0)
-    estimates = {name: (value, low[i], high[i]) for i, (name, value) in enumerate(found.values.items())}
+        return f"{UNDETERMINED} (a fit of the series, or of one of its resamples, did not converge)"
+    lows, highs = np.quantile(draws, [0.025, 0.975], axis=0)
+    estimates = {name: (value, lows[i], highs[i]) for i, (name, value) in enumerate(law.values.items())}
     if why := undetermined(estimates, rho.max()):
         return f"{UNDETERMINED} ({why})"
-    named = (f"{name} = {value:.4g} [{low:.4g}, {high:.4g}]" for name, (value, low, high) in estimates.items())
-    return f"{', '.join(named)}; R² = {found.r2:.4f}"
+    intervals = [f"{name} = {value:.4g} [{low:.4g}, {high:.4g}]" for name, (value, low, high) in estimates.items()]
+    return f"{', '.join(intervals)}; R² = {law.r2:.4f}"
 
 
 def undetermined(estimates: dict[str, tuple[float, float, float]], size: float) -> str:
-    """Why values, each with the ends of its interval, mean nothing, or ``""``; ``size`` is that of the norms."""
+    """Why a series does not determine the parameters of a form, or ``""`` if it does.
+
+    Args:
+        estimates: value, and lower and upper end of its interval, of each parameter.
+        size: the largest norm, to which rounding of an offset ``b`` is compared.
+    """
     p, low, high = estimates.get("p", (1.0, 1.0, 1.0))
     if len(estimates) == 3 and low < fits.P_NEAR_0 and high > -fits.P_NEAR_0:  # a·tᵖ + b
         return f"p = {p:.3g} [{low:.3g}, {high:.3g}] may be 0: a logarithm fits as well"
@@ -119,49 +130,66 @@ def undetermined(estimates: dict[str, tuple[float, float, float]], size: float) 
 
 
 def noise(total: pd.DataFrame) -> Array:
-    """ρ of a walk whose intervals have the lengths ‖Δ‖ of the series and no drift: √(ρ₀² + Σ‖Δ‖²), shape (steps,).
+    """ρ of a walk whose intervals have the lengths ‖Δ‖ of the series, without drift: √(ρ₀² + Σ‖Δ‖²), shape (steps,).
 
     >>> noise(pd.DataFrame({"norm": [3.0, 9.0], "displacement_sq": [None, 16.0]}))
     array([3., 5.])
     """
-    moved = total.displacement_sq.astype(float).fillna(0).to_numpy()
-    return np.sqrt(total.norm.iloc[0] ** 2 + np.cumsum(moved))
+    displacement_sq = total.displacement_sq.astype(float).fillna(0).to_numpy()
+    return np.sqrt(total.norm.iloc[0] ** 2 + np.cumsum(displacement_sq))
 
 
 def square_root(total: pd.DataFrame) -> Array:
     """√(ρ₀² + ct) from the first norm to the last, shape (steps,)."""
-    t, squares = total.step.to_numpy(float), total.norm.to_numpy() ** 2
+    t = total.step.to_numpy(float)
+    squares = total.norm.to_numpy() ** 2
     return np.sqrt(squares[0] + (squares[-1] - squares[0]) * (t - t[0]) / (t[-1] - t[0]))
 
 
 def exponents(total: pd.DataFrame) -> pd.DataFrame:
     """d ln ρ / d ln t of the series and of noise in each whole octave, counted back from the last step.
 
+    Columns: ``middle``, the octave's geometric mean, ``exponent`` of the series and ``noise``. Without a whole octave
+    there are no rows.
+
     >>> total = pd.DataFrame({"step": [1, 2, 4], "norm": [1.0, 2.0, 8.0], "displacement_sq": [None, 3.0, 12.0]})
     >>> exponents(total).exponent.round(6).tolist()
     [1.0, 2.0]
     """
     t, rho = _curve(total)
-    count = int(np.log2(t[-1] / t[0])) if len(t) else 0
-    edges = t[-1:] * 2.0 ** np.arange(-count, 1)
-    found = pd.DataFrame({"middle": np.sqrt(edges[1:] * edges[:-1])})
-    curves = {"exponent": rho, "noise": noise(total)[(total.step > 0) & (total.norm > 0)]}
-    return found.assign(**{name: fits.local_exponents(t, curve, edges) for name, curve in curves.items() if count})
+    octaves = int(np.log2(t[-1] / t[0])) if len(t) else 0
+    edges = t[-1:] * 2.0 ** np.arange(-octaves, 1)
+    table = pd.DataFrame({"middle": np.sqrt(edges[1:] * edges[:-1])})
+    if octaves == 0:
+        return table
+    rho_of_noise = noise(total)[(total.step > 0) & (total.norm > 0)]
+    return table.assign(
+        exponent=fits.local_exponents(t, rho, edges), noise=fits.local_exponents(t, rho_of_noise, edges)
+    )
 
 
 def _by_octave(total: pd.DataFrame) -> list[str]:
-    edges = ((middle / math.sqrt(2), middle * math.sqrt(2), p) for middle, p, *_ in exponents(total).to_numpy())
-    found = ", ".join(f"{start:.0f}–{end:.0f}: {p:.3f}" for start, end, p in edges)
-    return [f"exponent d ln ρ / d ln t by octave (interpolated between steps): {found}"] if found else []
+    """One line with the local exponent of each octave; nothing without a whole octave."""
+    octaves = exponents(total)
+    if octaves.empty:
+        return []
+    named = []
+    for middle, exponent in zip(octaves.middle, octaves.exponent, strict=True):
+        start = middle / math.sqrt(2)
+        end = middle * math.sqrt(2)
+        named.append(f"{start:.0f}–{end:.0f}: {exponent:.3f}")
+    return [f"exponent d ln ρ / d ln t by octave (interpolated between steps): {', '.join(named)}"]
 
 
 def budget(total: pd.DataFrame) -> list[str]:
-    """Shares of the growth of ρ² over all intervals."""
-    moved, inner = total.displacement_sq.sum(), total.inner.sum()
-    grown = moved + inner
+    """One line on the growth of ρ² over all intervals, and the shares of its two terms; nothing for one checkpoint."""
     if len(total) < 2:
         return []
-    shares = f", {moved / grown:.1%} and {inner / grown:.1%}" if grown > 1e-9 * (moved + abs(inner)) > 0 else ""
-    return [
-        f"norm budget: ρ² moved by {grown:.6g} = ‖Δ‖² {moved:.6g} + 2θ·Δ {inner:.6g}{shares} (of intervals, not steps)"
-    ]
+    displacement_sq = total.displacement_sq.sum()
+    inner = total.inner.sum()
+    growth_sq = displacement_sq + inner
+    shares = ""
+    if growth_sq > 1e-9 * (displacement_sq + abs(inner)) > 0:  # otherwise the two terms cancel
+        shares = f", {displacement_sq / growth_sq:.1%} and {inner / growth_sq:.1%}"
+    terms = f"‖Δ‖² {displacement_sq:.6g} + 2θ·Δ {inner:.6g}"
+    return [f"norm budget: ρ² moved by {growth_sq:.6g} = {terms}{shares} (of intervals, not steps)"]
