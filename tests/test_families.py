@@ -6,8 +6,7 @@ import pytest
 import torch
 import transformers as hf
 
-from nbutils import text
-from normgrowth import heads, homogeneity, saturation
+from normgrowth import heads, homogeneity, models, saturation
 
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 40,
          "max_position_embeddings": 32, "attn_implementation": "eager"}  # fmt: skip
@@ -138,4 +137,4 @@ def test_made_up_tokenizers_are_found(tmp_path, family):
     """A folder without a tokenizer, for which `transformers` makes one up."""
     made(MADE_UP[family]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="this tokenizer knows no word"):
-        text.check_knows_words(hf.AutoTokenizer.from_pretrained(tmp_path), ["The norm grows.", "And so on, and on."])
+        models.check_knows_words(hf.AutoTokenizer.from_pretrained(tmp_path), ["The norm grows.", "And so on, and on."])

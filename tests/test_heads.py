@@ -195,7 +195,7 @@ def test_an_encoder_comes_before_its_decoder():
 def test_no_attention_is_named():
     with pytest.raises(ValueError, match='BertModel gives no attention: load it with attn_implementation="eager"'):
         heads.attention_scores(tiny("bert", "sdpa"), BATCH)
-    with pytest.raises(TypeError, match=r"Linear is no model of transformers.*attentions\(tokens\)"):
+    with pytest.raises(TypeError, match=r"Linear is not a model of transformers.*attentions\(tokens\)"):
         heads.attention_scores(nn.Linear(1, 1), BATCH)
 
 

@@ -212,13 +212,13 @@ ONES = torch.ones(3, 3, dtype=torch.long)
     ("call", "error", "message"),
     [
         (lambda m: raw(m, {"input_ids": ONES, "attention_mask": torch.tril(ONES)}), ValueError, "no attention mask"),
-        (lambda m: raw(nn.Linear(2, 2), {"input_ids": ONES}), TypeError, r"Linear is no model .*hidden_states\(tokens"),
+        (lambda m: raw(nn.Linear(2, 2), {"input_ids": ONES}), TypeError, r"Linear is not a model .*hidden_states\(tokens"),
         (lambda m: saturation.similarity(m, [[1]], average="words"), ValueError, "unknown average 'words'"),
         (lambda m: saturation.similarity(m, []), ValueError, "no sentence"),
         (
             lambda m: saturation.similarity(m, [[1], []]),
             ValueError,
-            r"sentence 1 has no token \(has the folder a tokenizer\?\)",
+            r"sentence 1 has no token \(does the folder have a tokenizer\?\)",
         ),
         (lambda m: saturation.similarity(m, [[1], [2]], decoder=[[1], []]), ValueError, "sentence 1 has no token"),
     ],

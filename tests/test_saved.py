@@ -125,14 +125,14 @@ def broken(folders, tmp_path, monkeypatch):
         (["beside"], "beside: an adapter that is not merged: merge it into its model first"),
         (["part"], f"GPT2LMHeadModel needs {GONE}, which is not among the saved weights"),
         (["runs/step1", "--text", "empty.txt"], "empty.txt: no sentence in it"),
-        (["runs/step1", "--text", "none.txt"], "nbutils saturation: none.txt: No such file or directory"),
+        (["runs/step1", "--text", "none.txt"], "normgrowth saturation: none.txt: No such file or directory"),
         (["runs/step1", "--c", "1e300"], "times c = 1e+300 is beyond 3.4e+38. Take a smaller c"),
     ],
 )
 def test_a_first_try_is_answered_in_one_line(broken, capsys, monkeypatch, words, why):
     monkeypatch.setitem(os.environ, "HF_HUB_OFFLINE", "1")
     assert main(["saturation", *words]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("nbutils")]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("normgrowth")]
     assert why in line, line
 
 
@@ -140,9 +140,8 @@ def test_another_tokenizer_and_no_transformers(broken, capsys, monkeypatch):
     assert main(["saturation", "words", "--tokenizer", "runs/step1"]) == 0
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert main(["heads", "runs/step1"]) == 2
-    assert (
-        "nbutils heads: a saved model needs transformers: pip install 'transformers[torch]'" in capsys.readouterr().err
-    )
+    expected = "normgrowth heads: a saved model needs transformers: pip install 'transformers[torch]'"
+    assert expected in capsys.readouterr().err
 
 
 class Trap:

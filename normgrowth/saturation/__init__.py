@@ -1,4 +1,4 @@
-"""A network against its saturated counterpart: what all parameters times c do to its representations."""
+"""A network against its saturated counterpart: how its representations change when all parameters are scaled by c."""
 
 from normgrowth.saturation.batches import Batch, batches_by_length, check_unpadded, forward, real_tokens
 from normgrowth.saturation.scaling import mode, scaled

@@ -1,4 +1,4 @@
-"""What a model reads: batches of sentences, the real tokens in them, and the forward pass of models of transformers."""
+"""Batches of sentences, the real tokens in them, and the forward pass of models of ``transformers``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Batch = Mapping[str, Tensor]
 
 
 def real_tokens(batch: Batch) -> Tensor:
-    """Which tokens of ``input_ids`` are no padding, bool, ``(batch, T)``."""
+    """Which tokens of ``input_ids`` are not padding, bool, ``(batch, T)``."""
     return batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
 
 
@@ -24,27 +24,34 @@ def check_unpadded(batch: Batch) -> None:
 
 
 def forward(model: nn.Module, batch: Batch, **outputs: bool) -> Any:
-    """Output of a model of ``transformers``; of an encoder–decoder without ``decoder_input_ids``, of its encoder.
+    """Output of a model of ``transformers``.
+
+    An encoder–decoder runs its encoder alone, unless the batch has ``decoder_input_ids``. ``outputs`` are the model's
+    own switches, such as ``output_hidden_states=True``.
 
     Raises:
         ValueError: a token has no row in the embedding.
-        TypeError: another model.
+        TypeError: the model is not one of ``transformers``.
     """
-    part: Any = model
     if not hasattr(model, "get_input_embeddings"):
         raise TypeError(
-            f"{type(model).__name__} is no model of transformers: for saturation give it a method "
+            f"{type(model).__name__} is not a model of transformers: for saturation give it a method "
             "hidden_states(tokens), for heads attentions(tokens)"
         )
-    rows = getattr(part.get_input_embeddings(), "num_embeddings", None)
+    network: Any = model
+    vocabulary = getattr(network.get_input_embeddings(), "num_embeddings", None)
     for name in ("input_ids", "decoder_input_ids"):
-        if rows is not None and name in batch and (largest := int(batch[name].max())) >= rows:
+        if vocabulary is None or name not in batch:
+            continue
+        largest = int(batch[name].max())
+        if largest >= vocabulary:
             raise ValueError(
-                f"token {largest} is beyond the {rows} rows of the embedding: the tokenizer is not that of this model"
+                f"token {largest} is beyond the {vocabulary} rows of the embedding: the tokenizer is not that of this "
+                "model"
             )
-    if part.config.is_encoder_decoder and "decoder_input_ids" not in batch:
-        part = part.get_encoder()
-    return part(**batch, **outputs, return_dict=True)
+    if network.config.is_encoder_decoder and "decoder_input_ids" not in batch:
+        network = network.get_encoder()
+    return network(**batch, **outputs, return_dict=True)
 
 
 def batches_by_length(
@@ -55,35 +62,60 @@ def batches_by_length(
     pad: int = 0,
     device: torch.device | str = "cpu",
 ) -> list[dict[str, Tensor]]:
-    """Pack sentences of token numbers into batches of at most ``max_tokens``, those of like length together.
+    """Pack sentences, sorted by length, into batches of at most ``max_tokens`` tokens.
 
-    Padding is on the right and counts. A sentence longer than ``max_tokens`` is a batch of its own. ``decoder`` has
-    what the decoder of an encoder–decoder reads for each sentence.
+    Padding is on the right, and padding tokens count. A sentence longer than ``max_tokens`` is a batch of its own.
+
+    Args:
+        sentences: token ids of each sentence.
+        decoder: token ids that the decoder of an encoder–decoder reads with each sentence.
+        pad: token id of the padding.
+
+    Returns:
+        Batches with ``input_ids`` and ``attention_mask``, int64, ``(batch, T)``; with ``decoder`` also
+        ``decoder_input_ids`` and ``decoder_attention_mask``.
 
     Raises:
-        ValueError: no sentence, or an empty one.
+        ValueError: there are no sentences, or a sentence is empty.
 
     >>> [batch["input_ids"].shape for batch in batches_by_length([[1, 2, 3], [4], [5, 6]], max_tokens=4)]
     [torch.Size([2, 2]), torch.Size([1, 3])]
     """
     if not sentences:
         raise ValueError("no sentence to batch")
-    texts = {"": sentences} if decoder is None else {"": sentences, "decoder_": decoder}
-    rows = list(zip(*texts.values(), strict=True))
-    if empty := [i for i, row in enumerate(rows) if not all(map(len, row))]:
-        raise ValueError(f"sentence {empty[0]} has no token (has the folder a tokenizer?)")
+    examples: list[tuple[Sequence[int], ...]]
+    if decoder is None:
+        examples = [(sentence,) for sentence in sentences]
+    else:
+        examples = list(zip(sentences, decoder, strict=True))
+    for number, example in enumerate(examples):
+        if not all(len(ids) for ids in example):
+            raise ValueError(f"sentence {number} has no token (does the folder have a tokenizer?)")
+
+    def length(example: tuple[Sequence[int], ...]) -> int:
+        return max(len(ids) for ids in example)
+
     groups: list[list[tuple[Sequence[int], ...]]] = []
-    for row in sorted(rows, key=lambda row: max(map(len, row))):
-        if groups and (len(groups[-1]) + 1) * max(map(len, row)) <= max_tokens:
-            groups[-1].append(row)
+    for example in sorted(examples, key=length):
+        if groups and (len(groups[-1]) + 1) * length(example) <= max_tokens:
+            groups[-1].append(example)
         else:
-            groups.append([row])
+            groups.append([example])
     batches = []
     for group in groups:
-        batch: dict[str, Tensor] = {}
-        for name, column in zip(texts, zip(*group, strict=True), strict=True):
-            ids = pad_sequence([torch.tensor(sentence) for sentence in column], True, pad)
-            real = pad_sequence([torch.ones(len(sentence), dtype=torch.long) for sentence in column], True)
-            batch |= {f"{name}input_ids": ids.to(device), f"{name}attention_mask": real.to(device)}
+        batch = _padded([example[0] for example in group], pad, device)
+        if decoder is not None:
+            of_decoder = _padded([example[1] for example in group], pad, device)
+            batch |= {f"decoder_{name}": tensor for name, tensor in of_decoder.items()}
         batches.append(batch)
     return batches
+
+
+def _padded(sentences: Sequence[Sequence[int]], pad: int, device: torch.device | str) -> dict[str, Tensor]:
+    """One batch of sentences, padded on the right, with its attention mask."""
+    ids = [torch.tensor(sentence) for sentence in sentences]
+    real = [torch.ones(len(sentence), dtype=torch.long) for sentence in sentences]
+    return {
+        "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad).to(device),
+        "attention_mask": pad_sequence(real, batch_first=True).to(device),
+    }

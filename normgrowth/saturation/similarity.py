@@ -1,8 +1,9 @@
-"""A network against its saturated counterpart: what scaling every parameter by c does to representations.
+"""A network against its saturated counterpart: how representations change when every parameter is scaled by c.
 
 Figure 4 of the paper compares each layer's representation f(x; θ) with f(x; cθ), c = 1000, by cosine. A high cosine
-says little where all tokens look alike: :class:`Similarity` carries anisotropy and the mean-centred cosine beside it.
-Works on the models of ``transformers`` and on any model with ``hidden_states(tokens)``, a list of ``(batch, T, dim)``.
+says little where all tokens look alike, so :class:`Similarity` also has the anisotropy and the mean-centred cosine.
+Works on the models of ``transformers`` and on any model with a method ``hidden_states(tokens)`` that returns a list of
+``(batch, T, dim)``.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from normgrowth.saturation.scaling import mode, scaled
 
 
 class Similarity(NamedTuple):
-    """One number a layer, shapes ``(n_layers + 1,)``, float64, on the CPU; the embedding is layer 0."""
+    """Numbers for each layer, shapes ``(n_layers + 1,)``, float64, on the CPU; the embedding is layer 0."""
 
     raw: Tensor  # mean cos(h, h'): h of the network, h' of the scaled one
     common: Tensor  # the part of raw from the common direction: mean of h/‖h‖ times mean of h'/‖h'‖
-    centred: Tensor  # the same after the mean over all tokens is taken from h, and that of h' from h'
-    anisotropy: Tensor  # mean cosine of two different tokens, in h
-    anisotropy_scaled: Tensor  # and in h'
+    centred: Tensor  # mean cos(h, h') after subtracting from h its mean over all tokens, and from h' the mean of h'
+    anisotropy: Tensor  # mean cosine of two different tokens in h
+    anisotropy_scaled: Tensor  # mean cosine of two different tokens in h'
 
 
 class Layer(NamedTuple):
@@ -43,26 +44,28 @@ def layers(model: nn.Module, batch: Batch) -> list[Layer]:
     """Representations of every layer, the embedding first.
 
     An encoder–decoder of ``transformers`` runs its encoder alone, unless the batch has ``decoder_input_ids``: then the
-    decoder's layers, its embedding first, follow those of the encoder; its real tokens are those of
-    ``decoder_attention_mask``, or all. A model with ``hidden_states`` has no attention mask, so its sentences must all
-    have one length.
+    decoder's layers, its embedding first, follow those of the encoder. The decoder's real tokens are those of
+    ``decoder_attention_mask``, or all tokens if the batch does not have it. A model with ``hidden_states`` takes no
+    attention mask, so its sentences must all have one length.
 
     Raises:
-        ValueError: a sentence of padding alone, or padding for a model that takes no mask.
-        TypeError: a model that gives no representations.
+        ValueError: a sentence consists of padding alone, or a batch for a model without a mask is padded.
+        TypeError: the model gives no representations.
     """
     real = real_tokens(batch)
     if not real.any(1).all():
         raise ValueError(f"sentence {int((~real.any(1)).nonzero()[0])} of the batch has no real token")
-    if callable(own := getattr(model, "hidden_states", None)):
+    hidden_states = getattr(model, "hidden_states", None)
+    if callable(hidden_states):
         check_unpadded(batch)
-        return [Layer(states, real) for states in own(batch["input_ids"])]
-    out = forward(model, {"attention_mask": real.long(), **batch}, output_hidden_states=True)
-    if hasattr(out, "hidden_states"):
-        return [Layer(states, real) for states in out.hidden_states]
-    seen = batch.get("decoder_attention_mask", torch.ones_like(batch["decoder_input_ids"])).bool()
-    parts = ((out.encoder_hidden_states, real), (out.decoder_hidden_states, seen))
-    return [Layer(states, which) for part, which in parts for states in part]
+        return [Layer(states, real) for states in hidden_states(batch["input_ids"])]
+    output = forward(model, {"attention_mask": real.long(), **batch}, output_hidden_states=True)
+    if hasattr(output, "hidden_states"):
+        return [Layer(states, real) for states in output.hidden_states]
+    real_in_decoder = batch.get("decoder_attention_mask", torch.ones_like(batch["decoder_input_ids"])).bool()
+    encoder_layers = [Layer(states, real) for states in output.encoder_hidden_states]
+    decoder_layers = [Layer(states, real_in_decoder) for states in output.decoder_hidden_states]
+    return encoder_layers + decoder_layers
 
 
 def pairs(
@@ -76,19 +79,19 @@ def pairs(
     dtype: torch.dtype | None = None,
     scaling: Callable[..., AbstractContextManager[Any]] = scaled,
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Of each layer: weights of the real tokens ``(n,)``, their representations ``(n, dim)``, and those at ``c``.
+    """For each layer: weights of the real tokens ``(n,)``, their representations ``(n, dim)``, and those at scale c.
 
     Args:
-        batches: what the model takes: ``input_ids`` ``(batch, T)`` and ``attention_mask``, on the model's device.
+        batches: inputs of the model: ``input_ids`` ``(batch, T)`` and ``attention_mask``, on the model's device.
         average: ``sentences`` weighs all sentences alike (the paper's "mean over 100 sentences", as we read it),
-            ``tokens`` all tokens. Only ratios of weights matter.
-        dropout: leave it on in both runs, with draws from ``seed``; off by default. The model's mode comes back.
-        dtype: compute in another precision; that of the model if not given.
-        scaling: what multiplies the parameters, with the arguments of ``scaled``, which copies all of them.
+            ``tokens`` weighs all tokens alike. Only ratios of weights matter.
+        dropout: leave dropout on in both runs, with draws from ``seed``; off by default. The model's mode is restored.
+        dtype: compute in another precision; the model's own by default.
+        scaling: the context manager that multiplies the parameters, called as ``scaled`` is, which copies all of them.
 
     Raises:
         OverflowError: a parameter or a representation is not finite at ``c``; names it.
-        ValueError: as ``layers``; another ``average``; a token whose representation is 0.
+        ValueError: as in ``layers``; ``average`` is unknown; the representation of a token is 0.
 
     >>> class Embedding(nn.Embedding):
     ...     def hidden_states(self, tokens):
@@ -104,30 +107,34 @@ def pairs(
         for scale in (1.0, c):
             with scaling(model, scale, dtype=dtype):
                 runs.append([_checked(layers(model, batch), scale) for batch in batches])
-    found = []
-    for plain, saturated in zip(*(zip(*run, strict=True) for run in runs), strict=True):  # layer by layer
-        weights = torch.cat([_weights(layer.real, average) for layer in plain])
-        h, h_scaled = (torch.cat([layer.states[layer.real] for layer in each]) for each in (plain, saturated))
-        found.append((weights, h, h_scaled))
-    return found
+    layers_at_1 = zip(*runs[0], strict=True)  # for each layer, its states in all batches
+    layers_at_c = zip(*runs[1], strict=True)
+    return [
+        (
+            torch.cat([_weights(layer.real, average) for layer in at_1]),
+            torch.cat([layer.states[layer.real] for layer in at_1]),
+            torch.cat([layer.states[layer.real] for layer in at_c]),
+        )
+        for at_1, at_c in zip(layers_at_1, layers_at_c, strict=True)
+    ]
 
 
-def _checked(found: list[Layer], c: float) -> list[Layer]:
-    """The layers again, if every real token has a direction."""
-    for number, (states, real) in enumerate(found):
-        size = states[real].abs().amax(-1)
-        if not size.isfinite().all():
+def _checked(layers: list[Layer], c: float) -> list[Layer]:
+    """The same layers, if every real token has a direction. Raises otherwise."""
+    for number, (states, real) in enumerate(layers):
+        magnitude = states[real].abs().amax(-1)
+        if not magnitude.isfinite().all():
             raise OverflowError(
-                f"layer {number} of {len(found) - 1} is not finite in {states.dtype} at c = {c:g}: "
+                f"layer {number} of {len(layers) - 1} is not finite in {states.dtype} at c = {c:g}: "
                 "take a smaller c, or dtype=torch.float64"
             )
-        if (size == 0).any():
+        if (magnitude == 0).any():
             raise ValueError(f"layer {number} at c = {c:g} has a token whose representation is 0: it has no direction")
-    return found
+    return layers
 
 
 def _weights(real: Tensor, average: str) -> Tensor:
-    """Weight of each real token of a batch, up to a constant, shape ``(n_tokens,)``."""
+    """Weight of each real token of a batch, up to a constant factor, shape ``(n_tokens,)``, float64."""
     lengths = real.sum(1, keepdim=True).expand_as(real)[real].double()
     return 1 / lengths if average == "sentences" else torch.ones_like(lengths)
 
@@ -136,10 +143,10 @@ def _weights(real: Tensor, average: str) -> Tensor:
 
 
 def compare(model: nn.Module, batches: Sequence[Batch], c: float = 1000.0, **options: Any) -> Similarity:
-    """:class:`Similarity` over several batches at once: the model is scaled once. ``options`` as in ``pairs``.
+    """:class:`Similarity` over several batches at once, so that the model is scaled once. ``options`` as in ``pairs``.
 
-    Centres and pairs are over the tokens of all batches, whose representations are held in memory at both scales.
-    Anisotropy is NaN where there is a single token.
+    Means and pairs of tokens are over all batches, whose representations are held in memory at both scales. Anisotropy
+    is NaN if there is a single token.
 
     >>> class Embedding(nn.Embedding):
     ...     def hidden_states(self, tokens):
@@ -151,7 +158,8 @@ def compare(model: nn.Module, batches: Sequence[Batch], c: float = 1000.0, **opt
     """
     rows = []
     for weights, h, h_scaled in pairs(model, batches, c, **options):
-        unit, unit_scaled = _unit(h), _unit(h_scaled)
+        unit = _unit(h)
+        unit_scaled = _unit(h_scaled)
         raw = _mean_cosine(unit, unit_scaled, weights)
         common = ((weights @ unit) @ (weights @ unit_scaled)).cpu() / weights.sum().cpu() ** 2
         centred = _mean_cosine(_unit(_centre(h)), _unit(_centre(h_scaled)), weights)
@@ -160,7 +168,7 @@ def compare(model: nn.Module, batches: Sequence[Batch], c: float = 1000.0, **opt
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Rows in float64 at length 1; float32 magnitudes can be squared there."""
+    """Rows of length 1, in float64, where squares of float32 magnitudes do not overflow."""
     x = x.double()
     return x / x.norm(dim=-1, keepdim=True)
 
@@ -168,22 +176,23 @@ def _unit(x: Tensor) -> Tensor:
 def _pair_cosine(unit: Tensor) -> Tensor:
     """Mean cosine of two different rows, by one sum: Σ_{i≠j} û_i·û_j = ‖Σ û_i‖² − n."""
     n = len(unit)
-    return (unit.sum(0).square().sum().cpu() - n) / (n * (n - 1) or math.nan)
+    number_of_pairs = n * (n - 1)
+    return (unit.sum(0).square().sum().cpu() - n) / (number_of_pairs if number_of_pairs else math.nan)
 
 
 def _centre(x: Tensor) -> Tensor:
-    """Rows of ``(n, dim)`` less their mean in float64; exactly 0 where only the rounding of ``x`` is left."""
-    wide = x.double()
-    rest = wide - wide.mean(0)
-    noise = 8 * torch.finfo(x.dtype).eps * wide.norm(dim=1, keepdim=True)
-    return torch.where(rest.norm(dim=1, keepdim=True) > noise, rest, 0.0)
+    """Rows of ``(n, dim)`` minus their mean, in float64; exactly 0 where the difference is only rounding of ``x``."""
+    rows = x.double()
+    centred = rows - rows.mean(0)
+    rounding = 8 * torch.finfo(x.dtype).eps * rows.norm(dim=1, keepdim=True)
+    return torch.where(centred.norm(dim=1, keepdim=True) > rounding, centred, 0.0)
 
 
 def _mean_cosine(unit: Tensor, other: Tensor, weights: Tensor) -> Tensor:
-    """Weighted mean of the rows' cosines, over those that have a direction in both; NaN without any."""
+    """Weighted mean of the cosines of rows, over rows with a direction in both; NaN if there are none."""
     cosines = (unit * other).sum(-1)
-    good = ~cosines.isnan()
-    return ((weights * cosines)[good].sum() / weights[good].sum()).cpu()
+    has_direction = ~cosines.isnan()
+    return ((weights * cosines)[has_direction].sum() / weights[has_direction].sum()).cpu()
 
 
 def similarity(
@@ -195,16 +204,18 @@ def similarity(
     max_tokens: int = 4096,
     **options: Any,
 ) -> Similarity:
-    """:class:`Similarity` over encoded sentences, in batches by length; ``options`` as in ``pairs``.
+    """:class:`Similarity` over sentences of token ids, in batches by length; ``options`` as in ``pairs``.
 
-    ``decoder`` has what an encoder–decoder's decoder reads for each sentence: then its layers follow. Without it the
-    encoder alone is measured. For a model with ``hidden_states`` all sentences must have one length.
+    ``decoder`` has the token ids that the decoder of an encoder–decoder reads with each sentence; the decoder's layers
+    then follow those of the encoder. Without ``decoder`` the encoder alone is measured. For a model with
+    ``hidden_states`` all sentences must have one length.
     """
+    pad = getattr(getattr(model, "config", None), "pad_token_id", None)
     batches = batches_by_length(
         sentences,
         decoder=decoder,
         max_tokens=max_tokens,
-        pad=getattr(getattr(model, "config", None), "pad_token_id", None) or 0,
+        pad=0 if pad is None else pad,
         device=next(model.parameters()).device,
     )
     return compare(model, batches, c, **options)
