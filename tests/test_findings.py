@@ -1,18 +1,17 @@
-"""Sentences follow verdicts: shown with the one they belong to, left out with a word otherwise; and all markup."""
+"""Sentences follow verdicts: shown with the one they belong to, left out otherwise; what a red run shows."""
 
 import re
-from pathlib import Path
 
 import pytest
+from bs4 import BeautifulSoup
 
 from nbutils.claims.records import Record
 from workflow import book
 from workflow.judge import Judgement, Problem
 from workflow.pages import build, chapter, figures, verdicts
-from workflow.pages.rendering import TEMPLATES, render
+from workflow.pages.rendering import TEMPLATES
 
 CLAIMS = book.claims()
-GOLDEN = Path(__file__).parent / "golden" / "pages.md"
 LISTED = {
     "one": {"chapters": ["01-one"], "expected": "partly confirmed", "corrected": "b < a"},
     "two": {"chapters": ["01-one", "02-two"], "expected": "partly confirmed"},
@@ -108,44 +107,51 @@ def test_a_box_stands_below_the_title():
     assert chapter.below_title("# T\n\ntext", "", "box") == "# T\n\nbox\n\ntext"
 
 
-def pieces(run):
-    """All that pages show of a run, green and red, by name."""
+@pytest.fixture
+def red(run):
+    """A red run with one of everything: checks that hold, failed, are noted and left open; a chapter that raised."""
+    failed = record("one", False, check="c", anchor="failed-one-7")
     noted = record("two", False, check="chance", noted=True, further=({"seed": 7, "measured": 0.25, "holds": True},))
-    left = record("far", None, role="open", reason="no <network>", kind=None)
-    bad = record("one", False, check="c", anchor="failed-one-7")
-    green, red = run(), run(
-        [Problem("02-two", "", "cell [1] raised <E>"), Problem("01-one", "one", "x", "3", "[0, 2]")],
-        [record("one"), bad, noted, left], one="failed", far="open", never="undecided",
-    )  # fmt: skip
-    drawn = {"figures": DRAWN, "numbers": {}, "cards": {"01-one": CARD, "99-none": {}}, "title": lambda name: "One"}
-    facts = {
-        "counts": verdicts.counts,
-        "examples": verdicts.examples,
-        "order": verdicts.ORDER,
-        "kinds": ("exact", "derived"),
-    }
-    for name, result in (("green", green), ("red", red)):
-        claims, mine = verdicts.claims_of(result), [each for each in result.records if each.chapter == "01-one"]
-        known = {"claims": claims, "run": result.run, "records": result.records} | facts | drawn
-        yield f"{name}: card", chapter._card(CARD, result, mine, claims, DRAWN)
-        yield f"{name}: box", chapter._box("01-one", claims)
-        yield f"{name}: checks", chapter._html("checks", records=result.records).source
-        yield f"{name}: banner", build.red(result)
-        tables = "scorecard.html verdict_counts.md chapter_cards.md run_state.md run_table.md"
-        for table in tables.split():
-            yield f"{name}: {table}", TEMPLATES.get_template(f"{table}.j2").render(known)
-    yield "figure", render("figure.html.j2", figure=DRAWN["fig-a"])
+    left_open = record("far", None, role="open", reason="no <network>", kind=None)
+    problems = [Problem("02-two", "", "cell [1] raised <E>"), Problem("01-one", "one", "x", "3", "[0, 2]")]
+    records = [record("one"), failed, noted, left_open]
+    return run(problems, records, one="failed", far="open", never="undecided")
 
 
-def test_pages_say_what_they_said(run):
-    """All markup of pages. Where it is to change, delete tests/golden/pages.md, run this, and read it."""
-    made = "".join(f"===== {name}\n{text.strip()}\n" for name, text in pieces(run))
-    if not GOLDEN.exists():
-        GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text(made, encoding="utf-8")
-        pytest.fail(f"{GOLDEN.name} was not there and is written: read it")
-    assert made == GOLDEN.read_text(encoding="utf-8")
-    assert "<network>" not in made and "<E>" not in made, "what a run says is no markup"
+def rendered(template, result):
+    values = {"claims": verdicts.claims_of(result), "run": result.run, "records": result.records}
+    values |= {"counts": verdicts.counts, "examples": verdicts.examples, "order": verdicts.ORDER}
+    values |= {"kinds": ("exact", "derived"), "cards": {"01-one": CARD, "99-none": {}}, "title": lambda name: "One"}
+    return TEMPLATES.get_template(f"{template}.j2").render(values)
+
+
+def test_a_red_run_names_what_failed_and_shows_no_sentence_that_rests_on_it(run, red):
+    def card(result):
+        mine = [each for each in result.records if each.chapter == "01-one"]
+        return chapter._card(CARD, result, mine, verdicts.claims_of(result), DRAWN)
+
+    sentences = ("found", "remember", "because")
+    assert all(CARD[name] in card(run()) and CARD[name] not in card(red) for name in sentences)
+    assert "the verdict on `one` is *failed*, not *partly confirmed*" in card(red) and "2 of 3 checks" in card(red)
+    assert CARD["remember"] in rendered("chapter_cards.md", run()) and CARD["asks"] in rendered("chapter_cards.md", red)
+    assert "1 partly confirmed, 1 failed" in chapter._box("01-one", verdicts.claims_of(red))
+    banner = build.red(red)
+    assert build.red(run()) == ""
+    assert '<a href="01-one.html#failed-one-7">01-one: one: c</a>' in banner and "raised &lt;E&gt;" in banner
+
+
+def test_checks_and_scorecard_of_a_red_run(red):
+    checks = BeautifulSoup(chapter._html("checks", records=red.records).source, "html.parser")
+    assert checks.summary.get_text() == "✗ 1 check holds, 1 noted, 1 failed, 1 open" and checks.details.has_attr("open")
+    assert [row["id"] for row in checks.select("tbody tr")] == ["claim-one", "failed-one-7", "claim-two", "claim-far"]
+    assert "no <network>" in checks.get_text()
+    rows = BeautifulSoup(rendered("scorecard.html", red), "html.parser").select("tbody tr")
+    assert [row["data-verdict"] for row in rows] == ["failed", "partly confirmed", "open", "undecided"]
+    assert "Open: no <network>" in rows[2].get_text() and "not decided" in rows[3].get_text()
+    counts = rendered("verdict_counts.md", red)
+    assert "**3 claims of the paper:** 1 partly confirmed, 1 failed, 1 undecided." in counts
+    assert "1 left open. 1 noted" in counts and "is no verdict on the paper" in counts
+    assert "This run is **red**" in rendered("run_state.md", red)
 
 
 def test_what_a_claim_rests_on_comes_from_its_checks_and_numbers_of_the_run(run):
