@@ -1,7 +1,7 @@
 """Norms in the logs of a training: for the Trainer of ``transformers`` and for Lightning.
 
-Each puts a ``NormTracker`` on the optimizer that really steps, so accumulation, skipped steps and clipping are right,
-and logs ``NormTracker.latest`` through what the trainer logs with (TensorBoard, W&B, …).
+Both attach a ``NormTracker`` to the optimizer that really steps, so that accumulation, skipped steps and clipping are
+accounted for, and log ``NormTracker.latest`` wherever the trainer logs (TensorBoard, W&B, …).
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from normgrowth.norms import NormTracker
 
 
 def for_trainer(trainer: Any, **options: Any) -> Any:
-    """Add norms to what a ``transformers.Trainer`` logs; before ``train()``. Returns the callback, with ``tracker``.
+    """Add norms to the logs of a ``transformers.Trainer``. Call it before ``train()``.
 
-    The history is in each checkpoint as ``norms.pt``, and a training that is resumed goes on with it.
+    The history is saved with each checkpoint as ``norms.pt``, and a training that is resumed goes on with it.
 
     Args:
+        trainer: the ``transformers.Trainer``.
         options: of ``NormTracker``, such as ``every`` or ``gradients``.
+
+    Returns:
+        The callback. Once training has begun, its attribute ``tracker`` is the ``NormTracker``.
     """
     from transformers import TrainerCallback
 
@@ -45,27 +49,33 @@ def for_trainer(trainer: Any, **options: Any) -> Any:
         def on_train_end(self, *args: Any, **kwargs: Any) -> None:
             self.detach()
 
-    norms, plain = Norms(), trainer.log
+    norms = Norms()
+    log_without_norms = trainer.log
 
-    def log(logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        # not in on_log: the reporters' callbacks come before one that is added, and the trainer's own log before all
-        plain(logs | norms.tracker.latest() if norms.tracker and "loss" in logs else logs, *args, **kwargs)
+    def log_with_norms(logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        if norms.tracker and "loss" in logs:
+            logs = logs | norms.tracker.latest()
+        log_without_norms(logs, *args, **kwargs)
 
-    trainer.log = log
+    # An on_log of the callback would be too late: the trainer and the reporters' callbacks have logged by then.
+    trainer.log = log_with_norms
     trainer.add_callback(norms)
     return norms
 
 
 def for_lightning(**options: Any) -> Any:
-    """A callback for ``Trainer(callbacks=[…])`` of Lightning, with ``tracker``; it logs at the trainer's own steps.
+    """A callback for ``Trainer(callbacks=[…])`` of Lightning, which logs norms at the steps at which the trainer logs.
 
-    The history is in each checkpoint.
+    The history is saved with each checkpoint, and a training that is resumed goes on with it.
 
     Args:
         options: of ``NormTracker``, such as ``every`` or ``gradients``.
 
+    Returns:
+        The callback. Once training has begun, its attribute ``tracker`` is the ``NormTracker``.
+
     Raises:
-        ValueError: at the start of training, for several optimizers.
+        ValueError: at the start of training, if there are several optimizers.
     """
     try:
         from lightning.pytorch import Callback
@@ -74,14 +84,14 @@ def for_lightning(**options: Any) -> Any:
 
     class Norms(Callback):
         tracker: NormTracker | None = None
-        kept: dict[str, Any] | None = None
+        loaded_state: dict[str, Any] | None = None  # from a checkpoint, until training starts
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             if len(trainer.optimizers) != 1:
                 raise ValueError(f"{len(trainer.optimizers)} optimizers: attach a NormTracker of its own to each")
             self.tracker = NormTracker(pl_module, **options)
-            if self.kept:
-                self.tracker.load_state_dict(self.kept)
+            if self.loaded_state:
+                self.tracker.load_state_dict(self.loaded_state)
             self.detach = self.tracker.attach(trainer.optimizers[0])
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
@@ -95,6 +105,6 @@ def for_lightning(**options: Any) -> Any:
             return self.tracker.state_dict() if self.tracker else {}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            self.kept = state_dict
+            self.loaded_state = state_dict
 
     return Norms()

@@ -1,7 +1,8 @@
-"""Growth laws fitted to a norm curve, and how far a curve with correlated residuals can tell them apart."""
+"""Growth laws fitted to a norm curve, and a bootstrap for telling them apart although residuals correlate."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -10,20 +11,20 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import curve_fit
 
 Array = NDArray[np.float64]
-P_NEAR_0 = 0.01  # a·tᵖ + b with p below is (ap) ln t + (a + b), to (p ln t)/2 of the growth
+P_NEAR_0 = 0.01  # for smaller p, a·tᵖ + b is (ap) ln t + (a + b), with an error of (p ln t)/2 of the growth
 
 
 class Form(NamedTuple):
-    """A growth law ρ(t): its formula, the names of its parameters, and where a fit starts (from the data's ends)."""
+    """A growth law ρ(t)."""
 
-    label: str
-    rho: Callable[..., Array]
-    parameters: tuple[str, ...]
-    start: Callable[[Array, Array], tuple[float, ...]]
+    label: str  # its formula
+    rho: Callable[..., Array]  # of t and the parameters
+    parameters: tuple[str, ...]  # names
+    start: Callable[[Array, Array], tuple[float, ...]]  # initial values of a fit, from first and last point of (t, ρ)
 
 
 def _line(x: Callable[[Array], Array]) -> Callable[[Array, Array], tuple[float, ...]]:
-    """Starting values (slope, intercept) of a straight line in x(t) through the first and the last point."""
+    """Initial values (slope, intercept) of a straight line in x(t): the line through the first and the last point."""
 
     def start(t: Array, rho: Array) -> tuple[float, float]:
         slope = (rho[-1] - rho[0]) / (x(t[-1]) - x(t[0]))
@@ -32,7 +33,7 @@ def _line(x: Callable[[Array], Array]) -> Callable[[Array, Array], tuple[float, 
     return start
 
 
-# The two-parameter forms are affine in t or a function of t; `square` is the law of a walk from ρ₀: ρ² = ρ₀² + ct.
+# `square` is the law of a walk from ρ₀: ρ² = ρ₀² + ct.
 FORMS: dict[str, Form] = {
     "sqrt": Form("a√t + b", lambda t, a, b: a * np.sqrt(t) + b, ("a", "b"), _line(np.sqrt)),
     "square": Form(
@@ -60,23 +61,24 @@ class Fit(NamedTuple):
     values: dict[str, float]
     fitted: Array  # (n,)
     residuals: Array  # (n,) data − fit
-    r2: float  # share of the variance of ρ explained; NaN for a curve that does not move: there is none to explain
-    aic: float  # Gaussian AIC, residuals taken as independent: where neighbours correlate, calibrate it by `bootstrap`
+    r2: float  # explained share of the variance of ρ; NaN for a constant curve, which has no variance
+    aic: float  # Gaussian AIC for independent residuals: where neighbours correlate, calibrate it by `bootstrap`
 
 
 def fit(form: str, t: ArrayLike, rho: ArrayLike) -> Fit:
     """Fit one of ``FORMS`` to norms ``rho`` at times ``t`` (both ``(n,)``) by least squares in ρ.
 
-    All forms predict ρ itself, so their R² and AIC may be compared; that of ρ² against t may not.
+    All forms predict ρ itself, so their R² and AIC are comparable; those of a fit to ρ² would not be.
 
     Raises:
-        ValueError: fewer points than parameters + 2, times not increasing.
+        ValueError: fewer points than parameters + 2, or times that do not increase.
 
     >>> t = np.arange(1.0, 50.0)
     >>> {name: round(value, 6) for name, value in fit("sqrt", t, 3 * np.sqrt(t) + 2).values.items()}
     {'a': 3.0, 'b': 2.0}
     """
-    t, rho = np.asarray(t, dtype=np.float64), np.asarray(rho, dtype=np.float64)
+    t = np.asarray(t, dtype=np.float64)
+    rho = np.asarray(rho, dtype=np.float64)
     law = FORMS[form]
     if len(t) != len(rho) or len(t) < len(law.parameters) + 2 or (np.diff(t) <= 0).any():
         raise ValueError(
@@ -85,33 +87,41 @@ def fit(form: str, t: ArrayLike, rho: ArrayLike) -> Fit:
         )
     values = _least_squares(law, t, rho, law.start(t, rho))
     if form == "power_offset" and abs(values[1]) < P_NEAR_0 and t[0] > 0:
-        values = _falling(law, t, rho, values)
+        values = _try_negative_power(law, t, rho, values)
     fitted = law.rho(t, *values)
     residuals = rho - fitted
-    rss, n = float(residuals @ residuals), len(t)
-    variance = float(((rho - rho.mean()) ** 2).sum()) if rho.min() < rho.max() else 0.0  # a mean is rounded
+    n = len(t)
+    squares = float(residuals @ residuals)
+    variance = float(((rho - rho.mean()) ** 2).sum())
+    if rho.min() == rho.max():  # the mean is rounded, and the sum may be above 0
+        variance = 0.0
     return Fit(
-        dict(zip(law.parameters, map(float, values), strict=True)),
-        fitted,
-        residuals,
-        1 - rss / variance if variance > 0 else float("nan"),
-        n * np.log(max(rss, np.finfo(float).tiny) / n) + 2 * (len(values) + 1),  # the variance is a parameter too
+        values=dict(zip(law.parameters, map(float, values), strict=True)),
+        fitted=fitted,
+        residuals=residuals,
+        r2=1 - squares / variance if variance > 0 else float("nan"),
+        aic=n * np.log(max(squares, np.finfo(float).tiny) / n) + 2 * (len(values) + 1),  # the variance is one more
     )
 
 
-def _falling(law: Form, t: Array, rho: Array, values: Array) -> Array:
-    """From p > 0 a search cannot pass p = 0, where a is infinite: begin again at p = −½ and keep what fits better."""
+def _try_negative_power(law: Form, t: Array, rho: Array, values: Array) -> Array:
+    """The better of a·tᵖ + b with ``values`` and a second fit that starts at p = −½.
+
+    A search that starts at p > 0 cannot pass p = 0, where a is infinite.
+    """
     slope, offset = _line(lambda t: t**-0.5)(t, rho)
     try:
-        other = _least_squares(law, t, rho, (slope, -0.5, offset))
+        negative = _least_squares(law, t, rho, (slope, -0.5, offset))
     except RuntimeError:
         return values
-    squares = [float(((rho - law.rho(t, *x)) ** 2).sum()) for x in (values, other)]
-    return other if squares[1] < squares[0] else values
+    squares = float(((rho - law.rho(t, *values)) ** 2).sum())
+    squares_negative = float(((rho - law.rho(t, *negative)) ** 2).sum())
+    return negative if squares_negative < squares else values
 
 
 def _least_squares(law: Form, t: Array, rho: Array, start: Sequence[float]) -> Array:
-    # scale parameters by their starting size: they span ten decades (A against p)
+    """Parameters that minimise the sum of squares; scipy raises RuntimeError if it does not converge."""
+    # parameters are scaled by their initial size, since they span ten decades (A against p)
     scale = np.maximum(np.abs(start), 1e-3)
     values, _ = curve_fit(lambda t, *x: law.rho(t, *(scale * x)), t, rho, p0=start / scale, maxfev=50_000)
     return scale * values
@@ -120,13 +130,24 @@ def _least_squares(law: Form, t: Array, rho: Array, start: Sequence[float]) -> A
 def bootstrap(
     truth: Fit, t: ArrayLike, statistic: Callable[[Array, Array], ArrayLike], *, block: int, samples: int, seed: int
 ) -> Array:
-    """Distribution of a statistic of the curve if ``truth`` were the law: fitted curve + blocks of its residuals.
+    """Distribution of a statistic of the curve if ``truth`` were the law.
 
-    The blocks are whole, and so correlation survives (moving-block bootstrap, Künsch 1989).
-    ``statistic(t, rho)`` returns numbers of any fixed shape; the result has shape ``(samples, *shape)``.
+    Each resample is the fitted curve plus blocks of its residuals. Blocks keep the correlation between neighbours
+    (moving-block bootstrap, Künsch 1989).
+
+    Args:
+        truth: the fit whose curve and residuals are used.
+        t: times of its curve, shape ``(n,)``.
+        statistic: function ``statistic(t, rho)`` that returns numbers of a fixed shape.
+        block: points in a block, from 1 to n.
+        samples: number of resamples.
+        seed: seed of the draws.
+
+    Returns:
+        The statistic of each resample, shape ``(samples, *shape)``.
 
     Raises:
-        ValueError: a block longer than the curve.
+        ValueError: a block longer than the curve, or shorter than one point.
 
     >>> t = np.arange(1.0, 50.0)
     >>> truth = fit("linear", t, 3 * t + np.sin(t))
@@ -134,28 +155,38 @@ def bootstrap(
     >>> slopes.shape, round(float(slopes.mean()), 2)
     ((200,), 3.0)
     """
-    generator, t = np.random.default_rng(seed), np.asarray(t, dtype=np.float64)
-    n, centred = len(t), truth.residuals - truth.residuals.mean()
+    generator = np.random.default_rng(seed)
+    t = np.asarray(t, dtype=np.float64)
+    n = len(t)
+    centred = truth.residuals - truth.residuals.mean()
     if not 1 <= block <= n:
         raise ValueError(f"block = {block}: a block must have between 1 and n = {n} points")
 
-    def draw() -> Array:
-        starts = generator.integers(0, n - block + 1, size=-(-n // block))
-        return truth.fitted + centred[(starts[:, None] + np.arange(block)).ravel()[:n]]
+    def resample() -> Array:
+        starts = generator.integers(0, n - block + 1, size=math.ceil(n / block))
+        points = (starts[:, None] + np.arange(block)).ravel()[:n]
+        return truth.fitted + centred[points]
 
-    return np.array([statistic(t, draw()) for _ in range(samples)])
+    return np.array([statistic(t, resample()) for _ in range(samples)])
 
 
 def local_exponents(t: ArrayLike, rho: ArrayLike, edges: ArrayLike) -> Array:
-    """Slope of ln ρ against ln t between successive ``edges``, ρ interpolated in log–log, shape ``(len(edges)-1,)``.
+    """Slope of ln ρ against ln t between successive ``edges``, shape ``(len(edges)-1,)``.
+
+    Between the times ``t`` (n,), which must increase, ln ρ is interpolated linearly in ln t.
+
+    Raises:
+        ValueError: an edge lies outside the positive times of the series.
 
     >>> local_exponents([1, 10, 100], [2, 20, 2000], [1, 10, 100])
     array([1., 2.])
     """
-    t, rho, edges = (np.asarray(x, dtype=np.float64) for x in (t, rho, edges))
+    t = np.asarray(t, dtype=np.float64)
+    rho = np.asarray(rho, dtype=np.float64)
+    edges = np.asarray(edges, dtype=np.float64)
     positive = t > 0
-    inside = t[positive]
-    if len(inside) == 0 or edges.min() < inside[0] or edges.max() > inside[-1]:
+    times = t[positive]
+    if len(times) == 0 or edges.min() < times[0] or edges.max() > times[-1]:
         raise ValueError(f"edges {edges.min():g} … {edges.max():g} must lie within the positive times of the series")
-    log_rho = np.interp(np.log(edges), np.log(inside), np.log(rho[positive]))
+    log_rho = np.interp(np.log(edges), np.log(times), np.log(rho[positive]))
     return np.diff(log_rho) / np.diff(np.log(edges))

@@ -1,9 +1,9 @@
-"""Which layer of a network a parameter belongs to, from its name: one convention for tables, figures and files."""
+"""The layer of a network that a parameter belongs to, from its name: one convention for tables, figures and files."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 _BLOCK_NUMBER = re.compile(r"(?:^|\.)(?:h|\w*layers?|\w*blocks?)\.(\d+)(?:\.|$)")
 _EMBEDDING = re.compile(
@@ -28,11 +28,11 @@ _TYPES = {
 
 
 def layer_of(name: str) -> str:
-    """Which part of a network a parameter belongs to, from its name.
+    """The layer that a parameter belongs to, from its name.
 
-    ``block 3``, numbered as in the name, from 0; ``embeddings``; ``head`` for an output layer; or ``rest``. Under a
-    module named ``encoder`` or ``decoder`` the blocks are ``encoder 3`` and the rest, such as the final norm,
-    ``encoder rest``.
+    Layers are ``block 3``, with the number in the name, from 0; ``embeddings``; ``head`` for an output layer; and
+    ``rest``. Under a module named ``encoder`` or ``decoder`` a block is ``encoder 3``, and the rest, such as the final
+    norm, is ``encoder rest``.
 
     >>> [layer_of(name) for name in ("transformer.h.3.mlp.c_fc.weight", "decoder.block.11.layer.0.DenseReluDense.wo")]
     ['block 3', 'decoder 11']
@@ -52,11 +52,12 @@ def layer_of(name: str) -> str:
 
 
 def layers(names: Iterable[str]) -> dict[str, str]:
-    """The layer of each parameter of a network, from all of its names: as ``layer_of``, and never shared by two towers.
+    """The layer of each parameter of a network, from the names of all parameters.
 
-    Where numbered blocks lie in several places, as of a text and a vision tower, a tower's layers carry its name:
-    ``text encoder 0``, ``vision embeddings``. Where all lie under one ``encoder``, or one ``decoder``, they are plain
-    blocks, as in the files of some models and in the modules of others.
+    Layers are those of ``layer_of``, with two differences. If numbered blocks lie in several places, as in a text and a
+    vision tower, a tower's layers carry its name, so that two towers never share one: ``text encoder 0``, ``vision
+    embeddings``. If all blocks lie under one ``encoder``, or one ``decoder``, they are plain blocks: some models have
+    the name in their modules, and others only in their files.
 
     >>> towers = ("text_model.encoder.layers.0.fc1", "vision_model.encoder.layers.0.fc1", "logit_scale")
     >>> list(layers(towers).values())
@@ -64,45 +65,66 @@ def layers(names: Iterable[str]) -> dict[str, str]:
     >>> list(layers(["vit.encoder.layer.0.w", "vit.encoder.norm", "classifier.weight"]).values())
     ['block 0', 'rest', 'head']
     """
-    found = {name: layer_of(name) for name in names}
-    places: dict[str, set[str]] = {}  # of each kind of block, where its numbered lists lie
-    for name, layer in found.items():
-        if layer[-1].isdigit() and (number := _BLOCK_NUMBER.search(name)):
-            places.setdefault(layer.rpartition(" ")[0], set()).add(name[: number.start(1)])
-    if len(places) == 1 and not {"encoder", "decoder"}.isdisjoint(places):
-        (side,) = places
-        if len(places[side]) == 1:
-            return {name: layer.replace(f"{side} rest", "rest").replace(side, "block") for name, layer in found.items()}
-    towers = {tower: word for kind in places.values() if len(kind) > 1 for tower, word in _towers(kind).items()}
-    for name, layer in found.items():
-        tower = max((tower for tower in towers if name.startswith(tower)), key=len, default="")
-        found[name] = f"{towers.get(tower, '')} {layer}".strip()
-    return found
+    by_name = {name: layer_of(name) for name in names}
+    stacks = _stacks(by_name)
+    if _is_one_stack(stacks):
+        (side,) = stacks
+        return {name: layer.replace(f"{side} rest", "rest").replace(side, "block") for name, layer in by_name.items()}
+    towers: dict[str, str] = {}
+    for paths in stacks.values():
+        if len(paths) > 1:
+            towers |= _towers(paths)
+    return {name: f"{_tower_of(name, towers)} {layer}".strip() for name, layer in by_name.items()}
 
 
-def _towers(places: Iterable[str]) -> dict[str, str]:
-    """Paths of lists of blocks, cut where they first differ, with the name of each: ``{"text_model.": "text"}``."""
-    paths = [place.split(".") for place in sorted(places)]
-    first = next(i for i in range(min(map(len, paths))) if len({path[i] for path in paths}) > 1)
-    cut = {".".join(path[: first + 1]) + ".": path[first] for path in paths}
-    plain = {
-        tower: re.sub(r"_?(?:model|tower|encoder|layers?|blocks?)$", "", word) or word for tower, word in cut.items()
-    }
-    return plain if len(set(plain.values())) == len(plain) else cut
+def _stacks(by_name: Mapping[str, str]) -> dict[str, set[str]]:
+    """Paths of the stacks of numbered blocks, by their kind: ``{"encoder": {"text_model.encoder.layers."}}``."""
+    stacks: dict[str, set[str]] = {}
+    for name, layer in by_name.items():
+        number = _BLOCK_NUMBER.search(name)
+        if number and layer[-1].isdigit():
+            kind = layer.rpartition(" ")[0]
+            stacks.setdefault(kind, set()).add(name[: number.start(1)])
+    return stacks
+
+
+def _is_one_stack(stacks: Mapping[str, Collection[str]]) -> bool:
+    """Whether all blocks lie in one stack, under an encoder or a decoder."""
+    return set(stacks) in ({"encoder"}, {"decoder"}) and all(len(paths) == 1 for paths in stacks.values())
+
+
+def _towers(paths: Iterable[str]) -> dict[str, str]:
+    """Paths of stacks up to the part in which they first differ, with names: ``{"text_model.": "text", …}``."""
+    parts = [path.split(".") for path in sorted(paths)]
+    shortest = min(map(len, parts))
+    first = next(i for i in range(shortest) if len({path[i] for path in parts}) > 1)
+    words = {".".join(path[: first + 1]) + ".": path[first] for path in parts}
+    short_words = {}
+    for tower, word in words.items():
+        short_words[tower] = re.sub(r"_?(?:model|tower|encoder|layers?|blocks?)$", "", word) or word
+    are_distinct = len(set(short_words.values())) == len(short_words)
+    return short_words if are_distinct else words
+
+
+def _tower_of(name: str, towers: Mapping[str, str]) -> str:
+    """The name of the innermost tower that a parameter lies in, or ``""``."""
+    around = [tower for tower in towers if name.startswith(tower)]
+    return towers[max(around, key=len)] if around else ""
 
 
 def type_of(name: str) -> str:
-    """What a parameter is for, from its name: embeddings, attention, mlp, norm, head, bias or other.
+    """The type of a parameter, from its name: embeddings, attention, mlp, norm, head, bias or other.
 
-    The bias of a normalisation is ``norm``, every other one ``bias``.
+    The bias of a normalisation is ``norm``, every other bias ``bias``.
 
     >>> [type_of(f"h.0.{name}") for name in ("attn.c_attn.weight", "mlp.c_fc.weight", "ln_1.bias", "mlp.c_fc.bias")]
     ['attention', 'mlp', 'norm', 'bias']
     """
     if _NORM.search(name):
         return "norm"
-    if layer_of(name) in ("embeddings", "head") and not _BLOCK_NUMBER.search(name):
-        return layer_of(name)
+    layer = layer_of(name)
+    if layer in ("embeddings", "head") and not _BLOCK_NUMBER.search(name):
+        return layer
     if name.endswith("bias"):
         return "bias"
     return next((kind for kind, pattern in _TYPES.items() if pattern.search(name)), "other")
@@ -115,15 +137,16 @@ def layer_order(layer: str) -> tuple[bool, str, int, int, int]:
     ['embeddings', 'block 9', 'block 10', 'encoder 0', 'encoder rest', 'head', 'rest']
     """
     sides = ("total", "embeddings", "block", "encoder", "decoder", "head", "rest")
-    found = re.fullmatch(rf"(?:(.+) )??({'|'.join(sides)})(?: (\d+|rest))?", layer)
-    if not found:  # a name of the reader's own
+    match = re.fullmatch(rf"(?:(.+) )??({'|'.join(sides)})(?: (\d+|rest))?", layer)
+    if not match:  # a name of the reader's own
         return True, layer, 0, 0, 0
-    tower, side, place = found.groups(default="")
-    return side != "total", tower, sides.index(side), place == "rest", int(place) if place.isdigit() else 0
+    tower, side, block = match.groups(default="")
+    number = int(block) if block.isdigit() else 0
+    return side != "total", tower, sides.index(side), block == "rest", number
 
 
 def originals_first(name: str) -> tuple[bool, int, str]:
-    """Key to sort by: of tied tensors the first counts, T5's ``shared`` and not its copies in encoder and decoder.
+    """Sorting key that puts the original of tied tensors first: T5's ``shared`` before its copies in the two stacks.
 
     >>> sorted(["lm_head.weight", "encoder.embed_tokens.weight", "shared.weight"], key=originals_first)
     ['shared.weight', 'encoder.embed_tokens.weight', 'lm_head.weight']
