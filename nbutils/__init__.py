@@ -1,6 +1,6 @@
-"""What the chapters of the executable book on parameter norm growth share; instruments for models are ``normgrowth``.
+"""Code that the chapters of the book on parameter norm growth share; ``normgrowth`` has the instruments for models.
 
-Import the part that you need, ``from nbutils import training``: this face loads nothing more.
+Import the module that you need, as in ``from nbutils import training``; this file imports none of them.
 """
 
 import sys
@@ -8,7 +8,7 @@ from importlib.abc import MetaPathFinder
 
 from normgrowth import __version__ as __version__
 
-MOVED = {  # where modules of old are now
+MOVED = {  # former module of nbutils → its present name
     "callbacks": "normgrowth.callbacks",
     "chapters": "nbutils.experiments",
     "checkpoints": "normgrowth.checkpoints",
@@ -23,8 +23,8 @@ MOVED = {  # where modules of old are now
 }
 
 
-class _Moved(MetaPathFinder):
-    """Says where a module of old is now. It stands last, so it is asked only for what is not there."""
+class _MovedModules(MetaPathFinder):
+    """Names the present module if a former one is imported. As the last finder, it only gets imports that fail."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         package, _, module = name.partition(".")
@@ -32,4 +32,4 @@ class _Moved(MetaPathFinder):
             raise ImportError(f"{name} is {MOVED[module]} now: import that")
 
 
-sys.meta_path.append(_Moved())
+sys.meta_path.append(_MovedModules())

@@ -1,4 +1,4 @@
-"""Data that the chapters read: the numbers of the paper's published figures, and those of the last run."""
+"""Data files that the chapters read, such as the numbers of the paper's published figures."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _PACKAGE = Path(__file__).resolve().parent
-_PLACES = _PACKAGE.parent / "book", _PACKAGE / "_shipped"  # of a checkout; of a wheel, which carries copies
+_FOLDERS = (_PACKAGE.parent / "book", _PACKAGE / "_shipped")  # of a checkout; of a wheel, which has copies
 
 
 def path(name: str) -> Path:
-    """Path of a shipped file or folder, such as ``data/t5_norm.csv``: in the checkout if there is one, else the wheel.
+    """Path of a shipped file or folder, such as ``data/t5_norm.csv``, in the checkout or in the installed package.
 
     Raises:
-        FileNotFoundError: it is in neither place.
+        FileNotFoundError: neither has the file.
 
     >>> path("data/t5_norm.csv").name
     't5_norm.csv'
     """
-    for place in _PLACES:
-        if (place / name).exists():
-            return place / name
-    raise FileNotFoundError(f"no {name!r} in the checkout (book/) nor in the package")
+    for folder in _FOLDERS:
+        if (folder / name).exists():
+            return folder / name
+    raise FileNotFoundError(f"no {name!r} in the checkout (book/) or in the package")
 
 
 def published(name: str) -> pd.DataFrame:
-    """A table of numbers read off the paper's published figures (``book/data/README.md`` has the provenance).
+    """A table of the paper's published numbers; ``book/data/README.md`` has their provenance.
 
     >>> published("t5_norm")["step"].iloc[-1]
     np.int64(524288)

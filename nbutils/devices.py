@@ -1,4 +1,4 @@
-"""Choice of the device, explicit random generators, and what the machine is."""
+"""The device, explicit random generators, and the hardware and software of the machine."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ def cuda_count() -> int:
 
 
 def resolve(device: str = "auto") -> str:
-    """``cpu`` or ``cuda``; ``auto`` takes CUDA where it is there and never fails for want of it.
+    """``cpu`` or ``cuda``; ``auto`` chooses CUDA if torch can use it, and the CPU otherwise.
 
     Raises:
         ValueError: the device is not one of ``auto``, ``cpu``, ``cuda``.
-        RuntimeError: ``cuda`` was asked for and there is none.
+        RuntimeError: the device is ``cuda``, and torch finds no CUDA device.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"unknown device {device!r}: choose one of auto, cpu, cuda")
-    found = cuda_count() if device != "cpu" else 0
-    if device == "cuda" and not found:
+    if device == "cpu":
+        return "cpu"
+    has_cuda = cuda_count() > 0
+    if device == "cuda" and not has_cuda:
         raise RuntimeError(
             "device 'cuda' was asked for and torch finds no CUDA device here: use device 'auto' or 'cpu'"
         )
-    return "cuda" if found else "cpu"
+    return "cuda" if has_cuda else "cpu"
 
 
 def generator(seed: int, device: str = "auto") -> torch.Generator:
@@ -48,7 +50,7 @@ def generator(seed: int, device: str = "auto") -> torch.Generator:
 
 
 def hardware(device: str = "auto") -> str:
-    """One line that names the processor or GPU and the number of cores in use."""
+    """The name of the GPU and the number of GPUs, or the name of the processor and the number of cores in use."""
     if resolve(device) == "cuda":
         import torch
 
@@ -60,18 +62,20 @@ def hardware(device: str = "auto") -> str:
 def _processor() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
     except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
+        pass  # only Linux has this file
+    return platform.processor() or platform.machine()
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages a result may depend on; what is not installed is left out."""
-    found = {"python": platform.python_version()}
+    """Versions of Python and of the packages that a result may depend on, without those that are not installed."""
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed

@@ -1,4 +1,4 @@
-"""Figures of the chapters: the shared style, bands of independent runs, and populations of trainings."""
+"""Figures of the chapters: style, bands of independent runs, and populations of trainings."""
 
 from __future__ import annotations
 
@@ -16,34 +16,22 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 __all__ = [
-    "BLACK",
-    "BLUE",
-    "COLOURS",
-    "GREEN",
-    "MARKERS",
-    "ORANGE",
-    "PINK",
-    "RED",
-    "SKY",
-    "THEORY",
-    "axes",
-    "population",
-    "spread",
-    "use_style",
-]
+    "BLACK", "BLUE", "COLOURS", "GREEN", "MARKERS", "ORANGE", "PINK", "RED", "SKY", "THEORY", "axes", "population",
+    "spread", "use_style",
+]  # fmt: skip
 
 
 def use_style() -> None:
-    """Apply the style of the book; in a notebook figures become SVG, sharp at any size."""
+    """Apply the style of the book; in a notebook, figures are SVG, sharp at any size."""
     style.use_style()
     if in_notebook():
         from matplotlib_inline.backend_inline import set_matplotlib_formats
 
-        set_matplotlib_formats("svg", metadata={"Date": None})  # the same run gives the same file
+        set_matplotlib_formats("svg", metadata={"Date": None})  # no date: the same run gives the same file
 
 
 def spread(ax: Axes, x: ArrayLike, runs: ArrayLike, colour: str, *, level: float = 0.9) -> None:
-    """Shade where the middle ``level`` of independent runs lie, ``runs`` of shape ``(runs, points)``.
+    """Shade the band with the middle ``level`` of independent runs, given as ``(runs, points)``.
 
     >>> ax = axes("t", "ρ")
     >>> spread(ax, [1, 2], [[0.0, 1.0], [1.0, 3.0], [2.0, 2.0]], BLUE, level=1.0)
@@ -59,45 +47,45 @@ def population(
     xlabel: str,
     *,
     colours: Sequence[str] = COLOURS,
-    at: str,
+    label_group: str,
     sides: Sequence[int],
 ) -> Axes:
-    """A row for each group, in it a line of points for each quantity: small for runs, large for their median.
+    """Points for every run, with the median and its 95 % interval (bootstrap): a row for every group.
 
-    The bar is the median's 95 % interval (bootstrap).
+    Small points are the runs, the large point is their median, and the bar is its interval. Within a row, every
+    quantity has its own line and colour.
 
     Args:
-        values: by quantity and group the values of the runs.
-        at: the group in whose row the quantities' names stand, in place of a legend.
-        sides: for each quantity 1 if its name stands to the right of its points, -1 if to the left.
+        values: quantity → group → values of the runs.
+        label_group: the group in whose row the names of the quantities stand, in place of a legend.
+        sides: for every quantity, 1 if its name stands to the right of its points, −1 if to the left.
 
-    >>> ax = population({"loss": {"SGD": [1, 2, 3], "Adam": [2, 3]}}, "nats", at="SGD", sides=[1])
+    >>> ax = population({"loss": {"SGD": [1, 2, 3], "Adam": [2, 3]}}, "nats", label_group="SGD", sides=[1])
     >>> ax.get_xlabel(), [label.get_text() for label in ax.get_yticklabels()], [text.get_text() for text in ax.texts]
     ('nats', ['SGD', 'Adam'], ['loss'])
     """
     import pandas as pd
     import seaborn as sns
 
-    runs = [(what, group, x) for what, of in values.items() for group, each in of.items() for x in np.asarray(each)]
-    count, groups = len(values), list(dict.fromkeys(group for _, group, _ in runs))
+    rows = []
+    for quantity, samples in values.items():
+        for group, sample in samples.items():
+            rows += [(quantity, group, x) for x in np.asarray(sample)]
+    table = pd.DataFrame(rows, columns=["quantity", "", xlabel])
+    groups = list(dict.fromkeys(table[""]))
+    count = len(values)
     ax = axes("", "", height=1 + 0.2 * (count + 1) * len(groups))
-    table = pd.DataFrame(runs, columns=["what", "", xlabel])
-    same = {
-        "data": table,
-        "x": xlabel,
-        "y": "",
-        "hue": "what",
-        "palette": [*colours[:count]],
-        "legend": False,
-        "ax": ax,
-    }
-    sns.stripplot(**same, dodge=count > 1, jitter=False, size=3, alpha=0.5)
-    centre = {"estimator": "median", "errorbar": ("ci", 95), "seed": 0, "linestyle": "none", "markersize": 6}
-    markers = [*MARKERS[:count]]
-    sns.pointplot(**same, **centre, dodge=0.8 - 0.8 / count, markers=markers, err_kws={"linewidth": 1.5})
-    for line, (what, colour, side) in enumerate(zip(values, colours, sides, strict=False)):
-        x = side * np.nanmax(side * np.asarray(values[what][at]))
-        y = groups.index(at) - 0.4 + 0.8 * (line + 0.5) / count
-        style: dict[str, Any] = {"color": colour, "ha": "left" if side > 0 else "right", "va": "center"}
-        ax.annotate(what, (x, y), (8 * side, 0), textcoords="offset points", fontsize="small", **style)
+    shared: dict[str, Any] = {"data": table, "x": xlabel, "y": "", "hue": "quantity", "legend": False, "ax": ax}
+    shared["palette"] = [*colours[:count]]
+    sns.stripplot(**shared, dodge=count > 1, jitter=False, size=3, alpha=0.5)
+    sns.pointplot(
+        **shared, estimator="median", errorbar=("ci", 95), seed=0, markers=[*MARKERS[:count]], markersize=6,
+        linestyle="none", dodge=0.8 - 0.8 / count, err_kws={"linewidth": 1.5},
+    )  # fmt: skip
+    for line, (quantity, colour, side) in enumerate(zip(values, colours, sides, strict=False)):
+        x = side * np.nanmax(side * np.asarray(values[quantity][label_group]))
+        y = groups.index(label_group) - 0.4 + 0.8 * (line + 0.5) / count
+        alignment: dict[str, Any] = {"ha": "left" if side > 0 else "right", "va": "center"}
+        offset = (8 * side, 0)  # in points
+        ax.annotate(quantity, (x, y), offset, textcoords="offset points", fontsize="small", color=colour, **alignment)
     return ax

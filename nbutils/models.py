@@ -1,26 +1,28 @@
-"""Networks that chapters share and that are not sublayers (``nbutils.sublayers``).
+"""Networks that chapters share: homogeneous networks, and small transformers.
 
-Homogeneous networks, and small transformers whose normalisation, mask, biases and initial values can be chosen.
+The normalisation, mask, biases and initial values of the transformers can be chosen. ``nbutils.sublayers`` has single
+sublayers.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nbutils.sublayers import placed
+from nbutils.sublayers import apply_placement
 from normgrowth.heads import causal_mask, multiplicative_mask
 
-PLACEMENTS = ("post", "pre", "residual-post")
+BLOCK_PLACEMENTS = ("post", "pre", "residual-post")
 MASKS = {"causal": causal_mask, "multiplicative": multiplicative_mask, "none": lambda scores: scores}
 
 
 class HomogeneousMLP(nn.Module):
-    """ReLU network without biases, float64: homogeneous in its parameters, of the number of its layers as degree.
+    """ReLU network without biases, in float64: homogeneous in its parameters, with the number of layers as degree.
 
     Args:
         widths: ``(n_in, hidden…, n_out)``; the degree is ``len(widths) - 1``.
@@ -36,9 +38,10 @@ class HomogeneousMLP(nn.Module):
         self.degree = len(widths) - 1
         self.weights = nn.ParameterList()
         for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(widths), start=1):
-            std = ((2 if layer < self.degree else 1) / fan_in) ** 0.5
-            drawn = torch.randn(fan_out, fan_in, generator=generator, dtype=torch.float64)
-            self.weights.append(nn.Parameter(std * drawn))
+            gain = 2 if layer < self.degree else 1
+            std = (gain / fan_in) ** 0.5
+            standard_normal = torch.randn(fan_out, fan_in, generator=generator, dtype=torch.float64)
+            self.weights.append(nn.Parameter(std * standard_normal))
 
     def forward(self, x: Tensor) -> Tensor:
         """``(..., n_in)`` to ``(..., n_out)``."""
@@ -49,13 +52,13 @@ class HomogeneousMLP(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention with separate query, key and value matrices (T5's, so that Adafactor scales each alone).
+    """Multi-head attention with separate query, key and value matrices, as in T5: Adafactor scales every matrix alone.
 
     Args:
-        mask: ``causal`` (future scores −∞), ``multiplicative`` (future scores times 0: what the paper's released code
-            does; the future is then attended with weight e⁰ / Σ e^s) or ``none``.
+        mask: ``causal`` (future scores are −∞), ``multiplicative`` (future scores are multiplied by 0, as in the
+            paper's released code; the future is then attended to with weight e⁰ / Σ e^s) or ``none``.
 
-    >>> for mask in ("causal", "multiplicative"):  # all scores are 0: what is left of the future?
+    >>> for mask in ("causal", "multiplicative"):  # all scores are 0; how much weight has the future?
     ...     attention = SelfAttention(2, 1, mask=mask, biases=False)
     ...     print(attention.scores(torch.zeros(1, 2, 2)).softmax(-1)[0, 0].tolist())
     [[1.0, 0.0], [0.5, 0.5]]
@@ -66,51 +69,54 @@ class SelfAttention(nn.Module):
         super().__init__()
         if mask not in MASKS:
             raise ValueError(f"unknown mask {mask!r}: choose one of {', '.join(MASKS)}")
-        self.heads, self.mask = heads, mask
+        self.heads = heads
+        self.mask = mask
         self.query = nn.Linear(dim, dim, bias=biases)
         self.key = nn.Linear(dim, dim, bias=biases)
         self.value = nn.Linear(dim, dim, bias=biases)
         self.output = nn.Linear(dim, dim, bias=biases)
 
-    def _split(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)  # (..., T, dim) to (..., heads, T, d)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Scores of the input ``(batch, T, dim)`` as the softmax sees them: ``(batch, heads, T, T)``, queries first."""
-        q, k = self._split(self.query(x)), self._split(self.key(x))
+        """Masked scores before softmax of ``(batch, T, dim)``: ``(batch, heads, T, T)``, queries first."""
+        q = self._split_heads(self.query(x))
+        k = self._split_heads(self.key(x))
         return MASKS[self.mask](q @ k.mT / q.shape[-1] ** 0.5)
 
-    def forward(self, x: Tensor, seen: list[Tensor] | None = None) -> Tensor:
-        """``(batch, T, dim)`` in and out. A list ``seen`` gets the scores, at the cost of the fast kernel."""
-        v = self._split(self.value(x))
-        if seen is None and self.mask != "multiplicative":
-            q, k = self._split(self.query(x)), self._split(self.key(x))
+    def forward(self, x: Tensor, score_log: list[Tensor] | None = None) -> Tensor:
+        """``(batch, T, dim)`` in and out. The scores are appended to ``score_log``, which rules out the fast kernel."""
+        v = self._split_heads(self.value(x))
+        if score_log is None and self.mask != "multiplicative":
+            q = self._split_heads(self.query(x))
+            k = self._split_heads(self.key(x))
             heads = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.mask == "causal")
         else:
             scores = self.scores(x)
-            if seen is not None:
-                seen.append(scores)
+            if score_log is not None:
+                score_log.append(scores)
             heads = scores.softmax(-1) @ v
         return self.output(heads.transpose(-2, -3).flatten(-2))
 
 
 class Block(nn.Module):
-    """Attention and a ReLU layer, each with residual and layer norm.
+    """Attention and a ReLU layer, both with a residual connection and layer norm.
 
     Args:
         dim, heads: sizes; ``heads`` divides ``dim``.
         hidden: width of the ReLU layer.
-        placement: of layer norm, ``post``: LN(x + f(x)); ``pre``: x + f(LN(x)); ``residual-post``: x + LN(f(x)), which
+        placement: of layer norm; ``post``: LN(x + f(x)); ``pre``: x + f(LN(x)); ``residual-post``: x + LN(f(x)), which
             the paper's released code calls pre-norm.
-        mask: as of ``SelfAttention``.
-        biases: of the linear maps; the layer norms keep gain and shift.
-        dropout: acts on f(x).
+        mask: as in ``SelfAttention``.
+        biases: whether the linear maps have biases; the layer norms keep gain and shift.
+        dropout: its rate; it acts on f(x).
 
     Raises:
         ValueError: unknown placement or mask.
 
     >>> block = Block(4, 2, 8, placement="post", mask="none")
-    >>> block(torch.eye(4)[None]).norm(dim=-1).round(decimals=2).tolist()  # a layer norm comes last: √4
+    >>> block(torch.eye(4)[None]).norm(dim=-1).round(decimals=2).tolist()  # layer norm comes last, so the length is √4
     [[2.0, 2.0, 2.0, 2.0]]
     """
 
@@ -126,8 +132,8 @@ class Block(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if placement not in PLACEMENTS:
-            raise ValueError(f"unknown placement {placement!r}: choose one of {', '.join(PLACEMENTS)}")
+        if placement not in BLOCK_PLACEMENTS:
+            raise ValueError(f"unknown placement {placement!r}: choose one of {', '.join(BLOCK_PLACEMENTS)}")
         self.placement = placement
         self.attention = SelfAttention(dim, heads, mask=mask, biases=biases)
         self.attention_norm = nn.LayerNorm(dim)
@@ -136,11 +142,17 @@ class Block(nn.Module):
         self.feedforward_norm = nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, seen: list[Tensor] | None = None) -> Tensor:
+    def forward(self, x: Tensor, score_log: list[Tensor] | None = None) -> Tensor:
         """``(batch, T, dim)`` in and out."""
-        x = placed(self.placement, x, lambda y: self.dropout(self.attention(y, seen)), self.attention_norm)
-        feed = lambda y: self.dropout(self.outer(torch.relu(self.inner(y))))  # noqa: E731
-        return placed(self.placement, x, feed, self.feedforward_norm)
+        attend = partial(self._attend, score_log=score_log)
+        x = apply_placement(self.placement, x, attend, self.attention_norm)
+        return apply_placement(self.placement, x, self._feed_forward, self.feedforward_norm)
+
+    def _attend(self, x: Tensor, score_log: list[Tensor] | None) -> Tensor:
+        return self.dropout(self.attention(x, score_log))
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.outer(torch.relu(self.inner(x))))
 
 
 class Transformer(nn.Module):
@@ -149,15 +161,16 @@ class Transformer(nn.Module):
     Args:
         vocab, dim, depth, heads: sizes.
         length: of the longest input.
-        hidden: width of the ReLU layer, ``4 * dim`` if not given.
+        hidden: width of the ReLU layer; ``4 * dim`` by default.
         positions: False leaves out the position embedding.
-        init_std: of all matrices and embeddings, biases 0; ``"standard"`` draws as torch does by default: embeddings
-            with deviation 1, matrices and biases uniform within ±1/√fan-in.
-        generator: for the initial draw, seed 0 without one. The global generator is neither read nor moved.
-        placement, biases, options: the rest of ``Block``.
+        init_std: standard deviation of all matrices and embeddings, with biases 0; ``"standard"`` draws like torch:
+            embeddings with standard deviation 1, matrices and biases uniform within ±1/√fan-in.
+        generator: of the initial values; by default a new one with seed 0. The global generator is not used.
+        outputs: number of classes of the readout; without it, the logits are inner products with the embedding.
+        placement, biases, options: arguments of ``Block``.
 
     >>> model = Transformer(10, 4, depth=2, heads=2, length=8, biases=False)
-    >>> [sum(p.numel() for p in block.parameters()) for block in model.blocks]  # 12 dim² and two norms of 2 dim
+    >>> [sum(p.numel() for p in block.parameters()) for block in model.blocks]  # 12 dim² + two norms of 2 dim
     [208, 208]
     >>> [tuple(states.shape) for states in model.hidden_states(torch.zeros(3, 8, dtype=torch.long))]
     [(3, 8, 4), (3, 8, 4), (3, 8, 4)]
@@ -191,39 +204,42 @@ class Transformer(nn.Module):
             self.norm = nn.LayerNorm(dim) if placement == "pre" else None
             self.readout = None if outputs is None else nn.Linear(dim, outputs, bias=biases)
         self.to_empty(device="cpu" if generator is None else generator.device)
-        _draw(self, init_std, generator)
+        _initialise(self, init_std, generator)
 
-    def hidden_states(self, tokens: Tensor, seen: list[Tensor] | None = None) -> list[Tensor]:
-        """``depth + 1`` tensors ``(batch, T, dim)``: the embedding, then each block's output.
+    def hidden_states(self, tokens: Tensor, score_log: list[Tensor] | None = None) -> list[Tensor]:
+        """``depth + 1`` tensors ``(batch, T, dim)``: the embedding, then the output of every block.
 
-        The last one is what the unembedding reads, so in pre-norm it is after the final layer norm.
+        The last tensor is the input of the readout: in pre-norm, it is taken after the final layer norm.
         """
         x = self.embedding(tokens)
         if self.position_embedding is not None:
             x = x + self.position_embedding.weight[: tokens.shape[-1]]
         states = [x]
         for block in self.blocks:
-            states.append(block(states[-1], seen))
+            states.append(block(states[-1], score_log))
         if self.norm is not None:
             states[-1] = self.norm(states[-1])
         return states
 
     def read(self, x: Tensor) -> Tensor:
-        """Logits of hidden states: by the readout, or by the embedding where there is none."""
-        return x @ self.embedding.weight.mT if self.readout is None else self.readout(x)
+        """Logits of hidden states ``(..., dim)``, from the readout, or from the embedding if there is no readout."""
+        if self.readout is None:
+            return x @ self.embedding.weight.mT
+        return self.readout(x)
 
     def attentions(self, tokens: Tensor) -> list[Tensor]:
-        """Scores of each layer for ``tokens`` ``(batch, T)``."""
-        seen: list[Tensor] = []
-        self.hidden_states(tokens, seen)
-        return seen
+        """Scores of every layer for ``tokens`` ``(batch, T)``, each ``(batch, heads, T, T)``."""
+        scores: list[Tensor] = []
+        self.hidden_states(tokens, scores)
+        return scores
 
 
 class CausalLM(Transformer):
-    """Language model: logits of the next token at every position. Arguments as ``Transformer``, and
+    """Language model: logits of the next token at every position.
 
     Args:
-        tied: the embedding is the unembedding too (no bias there).
+        vocab, sizes, options: arguments of ``Transformer``.
+        tied: the embedding serves as readout too, without a bias.
 
     >>> model = CausalLM(50, 16, depth=2, heads=2, length=8)
     >>> model(torch.zeros(3, 8, dtype=torch.long)).shape
@@ -239,9 +255,10 @@ class CausalLM(Transformer):
 
 
 @torch.no_grad()
-def _draw(model: nn.Module, init_std: float | str, generator: torch.Generator | None) -> None:
-    """Initial values, module by module; layer norms get gain 1 and shift 0."""
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+def _initialise(model: nn.Module, init_std: float | str, generator: torch.Generator | None) -> None:
+    """Draw initial values, module by module; layer norms get gain 1 and shift 0."""
+    if generator is None:
+        generator = torch.Generator().manual_seed(0)
     std = None if init_std == "standard" else float(init_std)
     for module in model.modules():
         match module:

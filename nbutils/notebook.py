@@ -1,4 +1,4 @@
-"""What a chapter shows in its notebook: data by MIME type, numbers for its prose, the code that it rests on."""
+"""Outputs of a chapter's notebook: data by MIME type, numbers for the prose, and source code."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 
 
 def in_notebook() -> bool:
-    shell = sys.modules.get("IPython")  # a notebook has loaded it
-    return shell is not None and shell.get_ipython() is not None
+    """Whether the code runs in IPython, as in a notebook."""
+    ipython = sys.modules.get("IPython")  # a notebook has imported it
+    return ipython is not None and ipython.get_ipython() is not None
 
 
 def show(bundle: dict[str, Any], **metadata: Any) -> None:
-    """Show data by MIME type in a notebook; elsewhere print the plain text among them.
+    """Show data by MIME type in a notebook; elsewhere, print the plain text.
 
     >>> show({"text/plain": "a line", "text/markdown": "a *line*"})
     a line
@@ -30,15 +31,15 @@ def show(bundle: dict[str, Any], **metadata: Any) -> None:
 
 
 def glue(**numbers: str) -> None:
-    """Keep numbers of the run, already formatted, for the prose of the chapter: it shows them by ``{glue:text}``.
+    """Store formatted numbers of the run for the chapter's prose, which shows them by ``{glue:text}``.
 
-    Writes what ``myst_nb.glue`` writes, without needing it: Colab does not have it. Outside the book it prints, too.
+    The output is that of ``myst_nb.glue``, which Colab does not have. Outside the book, the numbers are printed too.
 
     >>> glue(exponent=f"{-0.5:.2f}")  # with a minus sign, not a hyphen
     exponent = −0.50
     """
-    for name, given in numbers.items():
-        text = re.sub(r"(?<![\w.)])-(?=[\d.]|inf)", "−", str(given))
+    for name, number in numbers.items():
+        text = re.sub(r"(?<![\w.)])-(?=[\d.]|inf)", "−", str(number))
         scrap = {"name": name, "mime_prefix": "application/papermill.record/"}
         show({"application/papermill.record/text/plain": repr(text)}, scrapbook=scrap)
         if not os.environ.get("NBUTILS_BOOK"):
@@ -46,12 +47,12 @@ def glue(**numbers: str) -> None:
 
 
 def listing(*functions: Callable[..., Any]) -> None:
-    """Show the source of functions or classes, so that a chapter's mathematics can be read in the chapter.
+    """Show the source code of functions or classes, so that readers see it in the chapter.
 
     >>> import nbutils.intervals
     >>> listing(nbutils.intervals.rounding)  # doctest: +ELLIPSIS
     def rounding(terms: int, bits: int = 53) -> float:
     ...
     """
-    text = "\n\n".join(inspect.getsource(function).rstrip() for function in functions)
-    show({"text/plain": text, "text/markdown": f"```python\n{text}\n```"})
+    code = "\n\n".join(inspect.getsource(function).rstrip() for function in functions)
+    show({"text/plain": code, "text/markdown": f"```python\n{code}\n```"})

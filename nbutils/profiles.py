@@ -9,7 +9,7 @@ PROFILES = ("smoke", "book", "gpu")
 
 
 def resolve(profile: str = "auto") -> str:
-    """Name of the profile to run; ``auto`` is ``gpu`` where CUDA is there, ``smoke`` on Binder, else ``book``.
+    """Name of the profile to run; ``auto`` is ``gpu`` with CUDA, ``smoke`` on Binder, and ``book`` otherwise.
 
     Raises:
         ValueError: the profile is not one of ``auto``, ``smoke``, ``book``, ``gpu``.
@@ -19,16 +19,19 @@ def resolve(profile: str = "auto") -> str:
     """
     if profile in PROFILES:
         return profile
-    if profile == "auto":
-        from nbutils import devices
+    if profile != "auto":
+        raise ValueError(f"unknown profile {profile!r}: choose one of auto, {', '.join(PROFILES)}")
+    from nbutils import devices
 
-        binder = "BINDER_LAUNCH_HOST" in os.environ  # BinderHub sets it; mybinder.org gives 2 GB and one core or so
-        return "gpu" if devices.cuda_count() else "smoke" if binder else "book"
-    raise ValueError(f"unknown profile {profile!r}: choose one of auto, {', '.join(PROFILES)}")
+    if devices.cuda_count():
+        return "gpu"
+    if "BINDER_LAUNCH_HOST" in os.environ:  # set by BinderHub; mybinder.org has about 2 GB and one core
+        return "smoke"
+    return "book"
 
 
 def choose(profile: str, *, smoke: T, book: T, gpu: T) -> T:
-    """The value of the running profile. All three stand in the notebook, where a reader sees them.
+    """The value for the profile; a notebook shows all three values.
 
     >>> choose("book", smoke=100, book=10_000, gpu=1_000_000)
     10000

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 
 BIASES = {"attention": ("output", "value", "query", "key"), "feedforward": ("output", "inner")}
-PLACEMENTS = ("simplified", "post", "pre", "residual-post", "none")
+SUBLAYER_PLACEMENTS = ("simplified", "post", "pre", "residual-post", "none")
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation over the last axis with a learned affine map; ε = 0 by default, unlike torch's.
+    """Layer normalisation over the last axis, with gain and shift.
+
+    Unlike ``nn.LayerNorm``, ε is 0 by default, and gain (around 1) and shift (around 0) are random and not trained.
 
     >>> norm, x = LayerNorm(4, generator=torch.Generator().manual_seed(0)), torch.tensor([1.0, 2.0, 3.0, 5.0])
     >>> torch.allclose(norm(1000 * x), norm(x))  # degree 0 in its input, since ε = 0
@@ -30,7 +32,7 @@ class LayerNorm(nn.Module):
 
 
 class Sublayer(nn.Module):
-    """One attention or feed-forward sublayer, Definitions 5 to 7 of the preprint and what they leave out.
+    """An attention or feed-forward sublayer: Definitions 5 to 7 of the preprint, and the variants that they leave out.
 
     ==================  =====================================
     placement           output, for the core f
@@ -44,8 +46,9 @@ class Sublayer(nn.Module):
 
     Args:
         kind: ``attention`` (f = W·concat(heads)) or ``feedforward`` (f = W·ReLU(W'x)).
-        dim: width of input and output; ``hidden`` is that of the feed-forward layer, ``2 * dim`` if not given.
-        biases: names out of ``BIASES[kind]``.
+        dim: width of input and output.
+        hidden: width of the feed-forward layer; ``2 * dim`` by default.
+        biases: names from ``BIASES[kind]``.
         project: False leaves out the last W; a feed-forward layer is then as wide as its input.
 
     Raises:
@@ -71,62 +74,73 @@ class Sublayer(nn.Module):
     ) -> None:
         super().__init__()
         biases = set(biases)
-        if placement not in PLACEMENTS:
-            raise ValueError(f"unknown placement {placement!r}: choose one of {', '.join(PLACEMENTS)}")
+        if placement not in SUBLAYER_PLACEMENTS:
+            raise ValueError(f"unknown placement {placement!r}: choose one of {', '.join(SUBLAYER_PLACEMENTS)}")
         if not biases <= set(BIASES[kind]):
             raise ValueError(f"unknown bias {biases - set(BIASES[kind])}: {kind} has {', '.join(BIASES[kind])}")
-        self.kind, self.placement, self.heads = kind, placement, heads
-        inner = dim if kind == "attention" or not project else hidden or 2 * dim
-        names = ("query", "key", "value") if kind == "attention" else ("inner",)
+        self.kind = kind
+        self.placement = placement
+        self.heads = heads
         self.key_dim = dim // heads
-        # every weight and bias is drawn, used or not: switches do not change the rest of a network of the same seed
+        if kind == "attention":
+            names: tuple[str, ...] = ("query", "key", "value")
+            inner = dim
+        else:
+            names = ("inner",)
+            inner = (hidden or 2 * dim) if project else dim
+        # Every weight and bias is drawn, used or not, so that a switch leaves the other draws of a seed unchanged.
         for name in names:
-            self._linear(name, dim, inner, name in biases, generator)
-        self._linear("output", inner, dim, "output" in biases, generator)
+            self._add_linear(name, dim, inner, name in biases, generator)
+        self._add_linear("output", inner, dim, "output" in biases, generator)
         if not project:
             del self.output_weight
         self.norm = nn.Identity() if placement == "none" else LayerNorm(dim, eps=eps, generator=generator)
 
-    def _linear(self, name: str, fan_in: int, fan_out: int, bias: bool, generator: torch.Generator | None) -> None:
-        weight, shift = _normal((fan_out, fan_in), fan_in**-0.5, generator), _normal((fan_out,), 0.5, generator)
+    def _add_linear(self, name: str, fan_in: int, fan_out: int, bias: bool, generator: torch.Generator | None) -> None:
+        weight = _normal((fan_out, fan_in), fan_in**-0.5, generator)
+        shift = _normal((fan_out,), 0.5, generator)
         self.register_parameter(f"{name}_weight", weight)
         self.register_parameter(f"{name}_bias", shift if bias else None)
 
-    def _map(self, name: str, x: Tensor) -> Tensor:
-        weight = getattr(self, f"{name}_weight", None)  # absent: the output projection that is left out
-        x = x if weight is None else x @ weight.mT
+    def _apply_linear(self, name: str, x: Tensor) -> Tensor:
+        weight = getattr(self, f"{name}_weight", None)  # None for an output projection that is left out
         bias = getattr(self, f"{name}_bias")
-        return x if bias is None else x + bias
+        if weight is not None:
+            x = x @ weight.mT
+        if bias is not None:
+            x = x + bias
+        return x
 
     def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scores before softmax ``(..., heads, T, T)`` and values ``(..., heads, T, d)`` of ``(..., T, dim)``."""
-        q, k, v = (
-            self._map(name, x).unflatten(-1, (self.heads, -1)).transpose(-2, -3) for name in ("query", "key", "value")
-        )
+        projections = (self._apply_linear(name, x) for name in ("query", "key", "value"))
+        q, k, v = (projection.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for projection in projections)
         return q @ k.mT / self.key_dim**0.5, v
 
     def head(self, x: Tensor, *, hard: bool = False) -> Tensor:
-        """Concatenated heads H, or the hidden layer of a feed-forward sublayer: what the last W multiplies.
+        """The input of the last W: concatenated heads, or the hidden layer of a feed-forward sublayer.
 
-        ``hard`` puts the argmax in the place of softmax.
+        ``hard`` replaces softmax by argmax.
         """
         if self.kind == "feedforward":
-            return torch.relu(self._map("inner", x))
+            return torch.relu(self._apply_linear("inner", x))
         scores, values = self.attend(x)
-        weights = nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores) if hard else scores.softmax(-1)
+        weights = _argmax_weights(scores) if hard else scores.softmax(-1)
         return (weights @ values).transpose(-2, -3).flatten(-2)
 
     def core(self, x: Tensor, *, hard: bool = False) -> Tensor:
         """The sublayer without normalisation and residual: WH + b."""
-        return self._map("output", self.head(x, hard=hard))
+        return self._apply_linear("output", self.head(x, hard=hard))
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape ``(..., T, dim)`` in and out."""
-        return placed(self.placement, x, self.core, self.norm)
+        return apply_placement(self.placement, x, self.core, self.norm)
 
 
-def placed(placement: str, x: Tensor, core: Callable[[Tensor], Tensor], norm: Callable[[Tensor], Tensor]) -> Tensor:
-    """Core, residual connection and layer norm in the order of one of ``PLACEMENTS``, as the table of ``Sublayer``."""
+def apply_placement(
+    placement: str, x: Tensor, core: Callable[[Tensor], Tensor], norm: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Apply core, residual connection and layer norm in the order of ``placement``; ``Sublayer`` has the table."""
     match placement:
         case "simplified":
             return norm(core(x))
@@ -134,12 +148,16 @@ def placed(placement: str, x: Tensor, core: Callable[[Tensor], Tensor], norm: Ca
             return norm(x + core(x))
         case "pre":
             return x + core(norm(x))
-    return x + norm(core(x))  # residual-post, or none, whose norm is the identity
+    return x + norm(core(x))  # residual-post; or none, where the norm is the identity
+
+
+def _argmax_weights(scores: Tensor) -> Tensor:
+    return nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores)
 
 
 def _normal(shape: Sequence[int], std: float, generator: torch.Generator | None, mean: float = 0.0) -> nn.Parameter:
-    drawn = torch.randn(*shape, generator=generator, dtype=torch.float64)
-    return nn.Parameter(mean + std * drawn, requires_grad=False)
+    standard_normal = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return nn.Parameter(mean + std * standard_normal, requires_grad=False)
 
 
 def standardise(x: Tensor, *, eps: float = 0.0) -> Tensor:
@@ -149,7 +167,6 @@ def standardise(x: Tensor, *, eps: float = 0.0) -> Tensor:
     tensor([-1.,  1.])
     """
     centred = x - x.mean(-1, keepdim=True)
-    # by the largest entry first: outputs of degree 17 and more would overflow when squared
-    size = centred.abs().amax(-1, keepdim=True) if eps == 0 else torch.ones_like(centred[..., :1])
-    centred = centred / size
+    if eps == 0:  # divide by the largest entry first, or outputs of degree 17 and more overflow when squared
+        centred = centred / centred.abs().amax(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()

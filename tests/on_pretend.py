@@ -10,6 +10,7 @@ from torch import nn
 
 from maintenance import pretend
 from nbutils import devices, ensembles, models, optimizers, training
+from nbutils.experiments.ensemble_adamw import EnsembleAdamW
 from normgrowth import heads, homogeneity, norms, saturation
 
 BATCHES = [torch.randint(9, (4, 7), generator=devices.generator(1, "cpu")) for _ in range(8)]
@@ -35,7 +36,7 @@ def train_ensemble(steps, callback=lambda step: None):
     nets = [network(seed).to("cuda") for seed in range(2)]
     fill = ensembles.loss_gradients(nets[0], BATCHES, shared=True)
     run = ensembles.train(
-        ensembles.stack(nets), fill, lambda theta: optimizers.EnsembleAdamW(theta, [0.1, 0.2], [0.0, 0.0]), steps
+        ensembles.stack(nets), fill, lambda theta: EnsembleAdamW(theta, [0.1, 0.2], [0.0, 0.0]), steps
     )
     return [(step.losses, callback(step)) for step in run]
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from nbutils.__main__ import main
 from nbutils.claims import MIME
 from nbutils.claims.records import Record
-from normgrowth.__main__ import main
 
 HOLDS = Record("one", "a number", "stated", kind="exact", measured=1.0, band=(0.0, 2.0), holds=True)
 OPEN = Record("three", "open", "open", reason="no network")
@@ -47,11 +47,11 @@ def test_a_notebook_that_papermill_ran(tmp_path, capsys, records, error, status,
 @pytest.mark.parametrize("killed", [{"count": None}, {"end": None}])
 def test_a_notebook_that_was_killed(tmp_path, capsys, killed):
     assert main(["check", str(notebook(tmp_path, HOLDS, **killed))]) == 1
-    assert "broken off: not all of its cells" in capsys.readouterr().out
+    assert "incomplete: not all of its cells" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("name", "text"), [("none.ipynb", "no such file"), ("README.md", "is no notebook")])
-def test_what_is_no_notebook(tmp_path, capsys, name, text):
+@pytest.mark.parametrize(("name", "text"), [("none.ipynb", "no such file"), ("README.md", "is not a notebook")])
+def test_files_that_are_not_notebooks(tmp_path, capsys, name, text):
     (tmp_path / "README.md").write_text("# none")
     assert main(["check", str(tmp_path / name)]) == 2
     assert f"nbutils check: {tmp_path / name}" in (error := capsys.readouterr().err) and text in error

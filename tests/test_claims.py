@@ -13,7 +13,7 @@ from scipy import stats
 
 from nbutils import claims
 from nbutils.claims import Ledger, verdict
-from nbutils.claims.records import Record, format_band, line
+from nbutils.claims.records import Record, format_band, mark_and_text
 
 INF, NAN = math.inf, math.nan
 PAST, BEFORE = np.nextafter(1, 2), np.nextafter(1, 0)  # the numbers next to 1
@@ -32,7 +32,7 @@ def ledger():
 def shown(monkeypatch):
     """The records that a ledger shows, in order."""
     seen = []
-    monkeypatch.setattr(claims, "_show", seen.append)
+    monkeypatch.setattr("nbutils.claims.ledger._show", seen.append)
     return seen
 
 
@@ -107,8 +107,8 @@ FAULTS = {
     "of none": ("check", [1, (0, 2)], {"kind": "empirical", "n": 0}, "on how many trainings"),
     "nothing claimed": ("check", [0, (0, 0.9)], ONE | {"role": "counterexample"}, "name the value"),
     "no mean claimed": ("check_mean", [TEN], {"expected": 1, "resolution": 1, "role": "counterexample"}, "name the v"),
-    "claimed, at the end": ("check", [0.9, (0.8, 1)], ONE | REFUTES, "has the claimed 1"),
-    "claimed of trainings": ("check_population", [NINE, (1, None)], REFUTES, "has the claimed 1"),
+    "claimed, at the end": ("check", [0.9, (0.8, 1)], ONE | REFUTES, "contains the claimed 1"),
+    "claimed of trainings": ("check_population", [NINE, (1, None)], REFUTES, "contains the claimed 1"),
     "seven": ("check_population", [NINE[:7], (0, 9)], {}, "at least 8"),
     "seven for a mean": ("check_mean", [TEN[:7]], {"expected": 1, "resolution": 1}, "at least 8"),
     "no statistic": ("check_population", [NINE, (0, 9)], {"statistic": "mode"}, "unknown statistic 'mode'.*median"),
@@ -197,7 +197,7 @@ def test_a_record_is_whole_frozen_and_json(ledger, shown):
     ledger.check("c", "number", NAN, (0, 1), expected=0.5, kind="derived")
     ledger.leave_open("d", "no network")
     kept = json.loads(json.dumps(shown[0].as_dict(), allow_nan=False))
-    assert Record.of(kept | {"max_width": 0.1}) == shown[0], "fields of an older book are left out"
+    assert Record.from_dict(kept | {"max_width": 0.1}) == shown[0], "fields of an older book are left out"
     assert (kept["seed"], kept["chapter"], kept["measured"], kept["holds"]) == (0, "01-test", "nan", False)
     assert {"python", "torch", "numpy"} <= set(kept["versions"])
     assert shown[1].holds is None and verdict([shown[1]]) == "open"
@@ -223,7 +223,7 @@ SEEN = {
                    "✗ (stated) a: share of 9: 2, interval [0.5, 1.5]; band [0, 1]"),
     "noted": (FACTS | FURTHER | {"noted": True}, "◐ (stated) a: 2; it does not hold at this seed, and held at two "
               "others: 0.5 at seed 1 and 0.6 at seed 2; band [0, 1]"),
-    "failed thrice": (FACTS | FURTHER, "✗ (stated) a: 2; looked at again: 0.5 at seed 1 "
+    "failed thrice": (FACTS | FURTHER, "✗ (stated) a: 2; rerun at two other seeds: 0.5 at seed 1 "
                       "and 0.6 at seed 2; band [0, 1]"),
     "a reason without being open": (FACTS | {"reason": "because"}, "✗ (stated) a: 2; band [0, 1]"),
     "open": ({"role": "open", "reason": "no network"}, "○ open: no network"),
@@ -232,7 +232,7 @@ SEEN = {
 
 @pytest.mark.parametrize(("facts", "text"), SEEN.values(), ids=SEEN)
 def test_what_a_reader_sees_of_a_check(facts, text):
-    assert " ".join(line(Record("c", "a", **{"role": "stated"} | facts))) == text
+    assert " ".join(mark_and_text(Record("c", "a", **{"role": "stated"} | facts))) == text
     assert format_band(Record("c", "a", "stated", band=None)) == "no band"
 
 
@@ -255,7 +255,7 @@ def test_a_check_shows_one_line_and_in_a_notebook_its_record_with_it(ledger, cap
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout.splitlines()[-1])
     assert data.pop("text/plain") == "✓ c (stated) a < b: 1; band [0, 2]"
-    assert list(data) == [claims.MIME] and Record.of(data[claims.MIME]).key == ("c", "a < b")
+    assert list(data) == [claims.MIME] and Record.from_dict(data[claims.MIME]).key == ("c", "a < b")
 
 
 def test_a_chapter_alone_says_what_runs(monkeypatch, capsys):

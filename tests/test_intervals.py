@@ -15,7 +15,7 @@ from nbutils import intervals
 
 @given(arrays(np.float64, st.integers(2, 20), elements=st.floats(-1e3, 1e3)), st.floats(0.5, 0.9999), st.floats(0, 10))
 def test_mean_is_students_interval(values, level, widen):
-    found = intervals.mean(values, level, widen=widen, least=2)
+    found = intervals.mean(values, level, widen=widen, min_size=2)
     error = stats.sem(values)
     low, high = stats.t.interval(level, len(values) - 1, values.mean(), error) if error > 0 else [values.mean()] * 2
     np.testing.assert_allclose((found.low, found.high), (low - widen, high + widen), rtol=1e-9, atol=1e-9)
@@ -47,7 +47,7 @@ def test_what_is_no_population():
         intervals.share([0.5] * 9)
     assert math.isnan(intervals.mean([math.inf] + [1.0] * 8).value) and math.isnan(intervals.median([math.nan] * 9).low)
     assert intervals.median([math.inf] * 2 + [1.0] * 9).value == 1.0
-    assert intervals.mean([3.0], least=1) == (3.0, -math.inf, math.inf, 1)
+    assert intervals.mean([3.0], min_size=1) == (3.0, -math.inf, math.inf, 1)
 
 
 @pytest.mark.parametrize("bits", [24, 53])

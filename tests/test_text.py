@@ -49,7 +49,7 @@ def test_normalise_is_idempotent(raw):
 def test_a_tenth_of_the_text_is_dev(monkeypatch):
     """The first document is for training, then dev has the next one whenever it has less than its share."""
     documents = [f"document {number:04}\n" for number in range(1000)]
-    monkeypatch.setattr(text, "_files", lambda: iter(documents))
+    monkeypatch.setattr(text, "_documents", lambda: iter(documents))
     assert text.corpus(10**6).dev == tuple(documents[1::10])
     assert text.corpus(28).dev == (documents[1],)
 
@@ -140,7 +140,7 @@ def runs(row):
 
 def test_all_masks_are_equally_likely():
     """24 tokens have 4 of noise in 3 spans: 3 · 171 masks, from kept tokens to noise and back."""
-    masks = Counter(map(tuple, text._span_mask(513 * 200, 24, generator(0, "cpu")).tolist()))
+    masks = Counter(map(tuple, text._noise_mask(513 * 200, 24, generator(0, "cpu")).tolist()))
     assert len(masks) == 3 * 171 and max(abs(count - 200) for count in masks.values()) < 5 * 200**0.5
     for mask in masks:
         assert [value for value, _ in runs(mask)] == [False, True] * 3 and sum(mask) == 4
@@ -189,24 +189,3 @@ def test_windows_of_one_seed_are_the_same_and_differ_from_each_other():
     found, again = (corrupted(torch.arange(2, 900), 6, 64) for _ in range(2))
     assert all(torch.equal(found[name], again[name]) for name in ("input_ids", "labels"))
     assert len({tuple(row) for row in found["input_ids"].tolist()}) == 6
-
-
-def test_a_file_gives_at_most_five_sentences_and_none_comes_twice(monkeypatch):
-    names = ["one", "two", "three", "four", "five", "six", "seven"]
-    good = [f"The sentence {name} has so many words." for name in names]
-    long = " ".join(["word"] * 40)
-    files = [
-        f'"""{" ".join(good)}\n\nThis second paragraph is not read at all."""\n',
-        f'class A:\n    """{good[6]} {good[6]}"""\n    async def f(self):\n        """{good[0]}"""\n',
-        f'def g():\n    """{good[5]}\n    {good[1]}"""\n\n"""{good[2]} No docstring stands at this place."""\n',
-        *(f'"""{other}"""\n' for other in (
-            "lower case begins this short sentence.", "This has no full stop at all", "This one has 2 numbers in it.",
-            "This one ends with a full stop.. ", "This; has a semicolon in its middle.", "It has only five words.",
-            "Here isn't a wrong one, nor an ill-formed one.", f"A {long}.", f"And {long.removesuffix(' word')}.")),
-    ]  # fmt: skip
-    monkeypatch.setattr(text, "_files", lambda: iter(files))
-    others = ["Here isn't a wrong one, nor an ill-formed one.", f"And {long.removesuffix(' word')}."]
-    assert text.sentences(9) == [*good[:5], good[6], good[5], *others]
-    assert text.sentences(5) == good[:5] and text.sentences(2) == good[:2]
-    with pytest.raises(ValueError, match="only 9 sentences; 10 were asked for"):
-        text.sentences(10)

@@ -6,8 +6,8 @@ import torch
 
 from nbutils import ensembles, training
 from nbutils.devices import generator
+from nbutils.experiments.ensemble_adamw import EnsembleAdamW
 from nbutils.models import CausalLM
-from nbutils.optimizers import EnsembleAdamW
 
 BATCHES = [torch.randint(0, 13, (6, 9), generator=generator(i, "cpu")) for i in range(4)]
 RATES, DECAYS = (1e-3, 1e-2, 0.05), (0.0, 0.3, 0.2)

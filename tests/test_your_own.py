@@ -80,14 +80,14 @@ def run(mine, *, tokenizer_from=None):
 @pytest.fixture
 def claimed(monkeypatch):
     """Ids of the claims that the chapter checks."""
-    seen, plain = [], Ledger._keep
+    seen, plain = [], Ledger._enter
 
     def keep(self, record, *holds):
         seen.append(record.claim)
         return plain(self, record, *holds)
 
     monkeypatch.setitem(os.environ, "MPLBACKEND", "Agg")
-    monkeypatch.setattr(Ledger, "_keep", keep)
+    monkeypatch.setattr(Ledger, "_enter", keep)
     return seen
 
 

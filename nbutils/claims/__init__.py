@@ -1,4 +1,4 @@
-"""What a chapter claims: checks with their bands, the records that they leave, and the verdict that follows."""
+"""Claims of a chapter: checks with their bands, the records that checks leave, and the verdict that follows."""
 
 from nbutils.claims.ledger import KINDS, MIME, ROLES, VERDICTS, Ledger, verdict
 

@@ -1,4 +1,4 @@
-"""``nbutils check out.ipynb …``: judge notebooks that plain papermill ran, where a check that fails stops nothing."""
+"""``nbutils check out.ipynb …``: judge notebooks that plain papermill ran, where a failed check stops nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nbutils.claims import MIME
-from nbutils.claims.records import Record, line
+from nbutils.claims.records import Record, mark_and_text
 
 
 def records_of(notebook: Path) -> list[Record]:
@@ -20,21 +20,24 @@ def _outputs(node: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _records(outputs: list[dict[str, Any]]) -> list[Record]:
-    return [Record.of(output["data"][MIME]) for output in outputs if MIME in output.get("data", {})]
+    return [Record.from_dict(output["data"][MIME]) for output in outputs if MIME in output.get("data", {})]
 
 
-def _broken_off(node: dict[str, Any]) -> bool:
-    """Whether a cell was not run, or papermill did not come to its end: killed, out of memory or disconnected."""
-    waiting = [cell for cell in node["cells"] if cell["cell_type"] == "code" and cell.get("execution_count") is None]
+def _incomplete(node: dict[str, Any]) -> bool:
+    """Whether a code cell did not run, or papermill was stopped: killed, out of memory or disconnected."""
+    for cell in node["cells"]:
+        is_code = cell["cell_type"] == "code" and "".join(cell["source"]).strip()
+        if is_code and cell.get("execution_count") is None:
+            return True
     papermill = node.get("metadata", {}).get("papermill", {})
-    return any("".join(cell["source"]).strip() for cell in waiting) or papermill.get("end_time", "") is None
+    return papermill.get("end_time", "") is None  # papermill writes the time when it ends; others have no such entry
 
 
 def judge(notebook: Path) -> tuple[bool, list[str]]:
-    """Whether a chapter ran to its end and its checks hold, and lines that say so: each check that fails, and a count.
+    """Whether a chapter is complete and its checks hold, with lines of text: counts, and every check that fails.
 
     Raises:
-        ValueError: no such file, or no notebook.
+        ValueError: the file does not exist or is not a notebook.
     """
     try:
         node = json.loads(notebook.read_text(encoding="utf-8"))
@@ -42,20 +45,24 @@ def judge(notebook: Path) -> tuple[bool, list[str]]:
     except FileNotFoundError:
         raise ValueError(f"{notebook}: no such file") from None
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{notebook} is no notebook: give what papermill wrote, an .ipynb") from None
+        raise ValueError(f"{notebook} is not a notebook: give an .ipynb that papermill wrote") from None
     records = _records(outputs)
-    stopped = [f"{output['ename']}: {output['evalue']}" for output in outputs if output["output_type"] == "error"]
-    broken_off = not stopped and _broken_off(node)
     failed = [record for record in records if record.fails]
-    lines = [f"  {mark} {record.claim} {text}" for record in failed for mark, text in [line(record)]]
+    left_open = [record for record in records if record.role == "open"]
+    errors = [f"{output['ename']}: {output['evalue']}" for output in outputs if output["output_type"] == "error"]
+    incomplete = not errors and _incomplete(node)
+
+    held = len(records) - len(failed) - len(left_open)
+    lines = [f"{notebook}: {held} checks hold, {len(failed)} fail, {len(left_open)} are left open"]
+    for record in failed:
+        mark, text = mark_and_text(record)
+        lines.append(f"  {mark} {record.claim} {text}")
     if any(record.kind != "exact" for record in failed):
-        lines.append("  chance fails some checks in one run of many, all but exact ones: try other seeds, -p seed 1")
-    if stopped:
-        lines.append(f"  stopped at {stopped[0].splitlines()[0]}")
-    if broken_off:
-        lines.append("  broken off: not all of its cells were run to their end")
+        lines.append("  all but exact checks fail by chance in a few of many runs: try other seeds, -p seed 1")
+    if errors:
+        lines.append(f"  stopped at {errors[0].splitlines()[0]}")
+    if incomplete:
+        lines.append("  incomplete: not all of its cells were run to their end")
     if not records:
-        lines.append("  no check: it was not executed, or is no chapter of the book")
-    left = sum(record.role == "open" for record in records)
-    counts = f"{len(records) - left - len(failed)} checks hold, {len(failed)} fail, {left} are left open"
-    return not (failed or stopped or broken_off) and bool(records), [f"{notebook}: {counts}", *lines]
+        lines.append("  no checks: it was not executed, or is not a chapter of the book")
+    return bool(records) and not (failed or errors or incomplete), lines

@@ -1,7 +1,7 @@
-"""The ledger: a chapter says what it measured and the band it must lie in; verdicts follow from these checks.
+"""The ledger of a chapter's checks: a measured value must lie in its band; verdicts follow from the checks.
 
-A check never stops a notebook. It shows one line and leaves a record in the notebook's output. The scorecard
-and ``metrics.json`` are made from these records.
+A check never stops a notebook. It shows a line and leaves a record in the notebook's output. The scorecard and
+``metrics.json`` are made from these records.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nbutils import devices, intervals, notebook, profiles
-from nbutils.claims.records import Band, Record, finite, line
+from nbutils.claims.records import Band, Record, json_value, mark_and_text
 
 MIME = "application/vnd.nbutils.claim+json"
 ROLES = ("stated", "corrected", "counterexample")
-KINDS = ("exact", "derived", "empirical")  # what a band means; see ``Ledger``
+KINDS = ("exact", "derived", "empirical")  # ``Ledger`` explains them
 VERDICTS = ("confirmed", "partly confirmed", "refuted", "open")
 
 
 class Ledger:
-    """The checks of one chapter in one run. Each is of one kind:
+    """The checks of a chapter in a run. There are three kinds:
 
-    ========= ========================================================= ====================================
-    exact     no chance in it: an identity, a bound, published numbers  rounding, or what is claimed
-    derived   a random quantity with a known law or limit               theory ± the run's own sampling error
-    empirical what trainings do: a statement on a population of them    an interval over n ≥ 8 of them
-    ========= ========================================================= ====================================
+    ========= ======================================================= =========================================
+    kind      statement                                               band
+    ========= ======================================================= =========================================
+    exact     without chance: an identity, a bound, published numbers rounding, or the claimed values
+    derived   on a random quantity with a known law or limit          theory ± the run's own sampling error
+    empirical on a population of trainings                            for an interval over n ≥ 8 trainings
+    ========= ======================================================= =========================================
 
-    Where a derived or an empirical check fails, the workflow runs its chapter at two further seeds.
+    If a derived or an empirical check fails, the workflow runs the chapter again at two further seeds.
 
     Args:
-        chapter: name of the chapter, as in ``book/`` without the ending.
+        chapter: name of the chapter's file in ``book/``, without the suffix.
         profile, seed, device: the notebook's parameters.
 
     >>> claims = Ledger("99-none", profile="smoke", seed=0, device="cpu")
@@ -56,7 +58,7 @@ class Ledger:
             "versions": devices.versions(),
         }
         self._names: set[tuple[str, str]] = set()
-        if not os.environ.get("NBUTILS_BOOK"):  # the workflow says it in its own way
+        if not os.environ.get("NBUTILS_BOOK"):  # the workflow prints its own line
             print(f"{chapter}, profile {self.run['profile']} on {self.run['device']}")
 
     def check(
@@ -72,18 +74,20 @@ class Ledger:
         claimed: float | None = None,
         n: int | None = None,
     ) -> None:
-        """Check that ``measured`` lies in ``band`` (ends included; None is no bound).
+        """Check that ``measured`` lies in ``band``, ends included; the end None is not a bound.
 
-        A counterexample names the value that the paper ``claimed``; its band must exclude that value, so that the check
-        can only hold if the statement fails. An empirical check says how many trainings, ``n``, it rests on; where
-        these are at hand one by one, ``check_population`` is the better one.
+        A counterexample names the value that the paper ``claimed``, and its band must exclude that value: the check can
+        only hold if the statement fails. An empirical check names ``n``, its number of trainings. If their values are
+        available, use ``check_population``.
 
         Raises:
-            ValueError: unknown role or kind, a name used twice, an empty band, a counterexample that the claim would
-                pass, an empirical check that does not name its ``n``.
+            ValueError: unknown role or kind, a name used twice, an empty band, a counterexample whose band contains the
+                claimed value, an empirical check without ``n``.
         """
-        record = Record(claim, name, role, "band", kind, finite(measured), finite(expected), band, claimed=claimed, n=n)
-        self._keep(record, _inside(measured, *band))
+        record = Record(
+            claim, name, role, "band", kind, json_value(measured), json_value(expected), band, claimed=claimed, n=n
+        )
+        self._enter(record, _inside(measured, *band))
 
     def check_all(
         self,
@@ -96,23 +100,28 @@ class Ledger:
         at_least: float | None = None,
         at_most: float | None = None,
     ) -> None:
-        """Check that all of many values lie between ``at_least`` and ``at_most``; measured is the one nearest an edge.
+        """Check that all values lie between ``at_least`` and ``at_most``; the measured value is the one nearest an end.
 
-        Without either the values are margins, right side − left side of an inequality, and at least 0. Leave room for
-        rounding (``intervals.rounding``). An empty set or a NaN does not hold; a value may be infinite where nothing
-        bounds it, as the logarithm of an error that is exactly 0. Exact or derived: ask ``check_population`` of
-        trainings.
+        Without both ends, the values are margins, right side − left side of an inequality, and must be at least 0.
+        Leave room for rounding (``intervals.rounding``). The check fails for an empty set or a NaN. A value may be
+        infinite on a side without a bound, as the logarithm of an error that is exactly 0. The kind is exact or
+        derived; for a population of trainings, use ``check_population``.
         """
         if at_least is None and at_most is None:
             at_least = 0.0
-        form = "smallest" if at_most is None else "largest" if at_least is None else "nearest"
-        low, high = -math.inf if at_least is None else at_least, math.inf if at_most is None else at_most
+        form = "nearest"
+        if at_most is None:
+            form = "smallest"
+        elif at_least is None:
+            form = "largest"
+        low = -math.inf if at_least is None else at_least
+        high = math.inf if at_most is None else at_most
         values = np.asarray(values, dtype=np.float64).ravel()
-        with np.errstate(invalid="ignore"):  # ∞ − ∞ on an open side is no number, and fmin leaves it
+        with np.errstate(invalid="ignore"):  # ∞ − ∞ on a side without a bound is NaN, which fmin ignores
             room = np.fmin(values - low, high - values)
-        worst = float(values[np.argmin(room)]) if values.size else math.nan  # a NaN is the least of all
-        record = Record(claim, name, role, form, kind, finite(worst), band=(low, high), samples=values.size)
-        self._keep(record, low <= worst <= high)
+        worst = float(values[np.argmin(room)]) if values.size else math.nan  # argmin finds a NaN first
+        record = Record(claim, name, role, form, kind, json_value(worst), band=(low, high), samples=values.size)
+        self._enter(record, low <= worst <= high)
 
     def check_mean(
         self,
@@ -125,22 +134,23 @@ class Ledger:
         role: str = "stated",
         claimed: float | None = None,
     ) -> None:
-        """Check that the mean over independent replicates is the one that theory gives, ``expected``; a derived check.
+        """Check that the mean of independent replicates is the ``expected`` value of a theory; a derived check.
 
-        The band is the theory give or take the sampling error that the replicates themselves show: Student's two-sided
-        0.1 % point times their standard error. That may be at most ``resolution``, or the check fails as too vague; as
-        a counterexample it fails, too, if its band has the value that the paper ``claimed``.
+        The band is the expected value ± the sampling error of the replicates: Student's two-sided 0.1 % point times
+        their standard error. If the sampling error exceeds ``resolution``, the check is too vague and fails. A
+        counterexample also fails if its band contains the value that the paper ``claimed``.
 
         Raises:
             ValueError: fewer than 8 replicates, or as ``check``.
         """
-        found = intervals.mean(samples, 1 - intervals.FALSE_ALARM)
-        half = found.value - found.low
-        band = expected - half, expected + half
-        vague = role == "counterexample" and claimed is not None and _inside(claimed, *band)
-        holds = _inside(found.value, *band) and half <= resolution and not vague
-        record = Record(claim, name, role, "mean", "derived", finite(found.value), float(expected), band)
-        self._keep(replace(record, n=found.n, resolution=resolution, claimed=claimed), holds)
+        estimate = intervals.mean(samples, 1 - intervals.FALSE_ALARM)
+        error = estimate.value - estimate.low
+        band = (expected - error, expected + error)
+        precise = error <= resolution
+        allows_claimed = role == "counterexample" and claimed is not None and _inside(claimed, *band)
+        holds = _inside(estimate.value, *band) and precise and not allows_claimed
+        record = Record(claim, name, role, "mean", "derived", json_value(estimate.value), float(expected), band)
+        self._enter(replace(record, n=estimate.n, resolution=resolution, claimed=claimed), holds)
 
     def check_population(
         self,
@@ -155,46 +165,53 @@ class Ledger:
     ) -> None:
         """Check a statement on a population of trainings or networks; an empirical check.
 
-        ``values``: one number a training, or true and false for a ``share``. It holds if the 95 % interval of the
-        ``statistic`` (``median``, ``mean`` or ``share``), not the estimate alone, lies in ``band``.
+        ``values`` has a number for every training, or true and false for a ``share``. The check holds if the whole 95 %
+        interval of the ``statistic`` (``median``, ``mean`` or ``share``) lies in ``band``, not only the estimate.
 
         Raises:
             ValueError: fewer than 8 values, an unknown statistic, or as ``check``.
         """
         if statistic not in intervals.STATISTICS:
             raise ValueError(f"unknown statistic {statistic!r}: choose one of {', '.join(intervals.STATISTICS)}")
-        found = intervals.STATISTICS[statistic](values)
-        interval = finite(found.low), finite(found.high)
-        holds = _inside(found.low, *band) and _inside(found.high, *band)
-        record = Record(claim, name, role, "population", "empirical", finite(found.value), band=band, claimed=claimed)
-        self._keep(replace(record, n=found.n, statistic=statistic, interval=interval), holds)
+        estimate = intervals.STATISTICS[statistic](values)
+        interval = (json_value(estimate.low), json_value(estimate.high))
+        holds = _inside(estimate.low, *band) and _inside(estimate.high, *band)
+        measured = json_value(estimate.value)
+        record = Record(claim, name, role, "population", "empirical", measured, band=band, claimed=claimed)
+        self._enter(replace(record, n=estimate.n, statistic=statistic, interval=interval), holds)
 
     def leave_open(self, claim: str, reason: str) -> None:
-        """Say that this run cannot test the claim, and why. Never counted as passed."""
-        self._keep(Record(claim, "open", "open", "open", reason=reason))
+        """State that this run cannot test the claim, and why; an open claim never counts as passed."""
+        self._enter(Record(claim, "open", "open", "open", reason=reason))
 
-    def _keep(self, record: Record, holds: bool = False) -> None:
+    def _enter(self, record: Record, holds: bool = False) -> None:
         """Complete a record, show it, and leave it in the notebook's output."""
         if record.band:
             low, high = (None if end is None or math.isinf(end) else float(end) for end in record.band)
             record = replace(record, band=(low, high), holds=bool(holds))
-        fault = _fault(record) or ("names are unique in a chapter" if record.key in self._names else None)
+        fault = _fault(record)
+        if record.key in self._names:
+            fault = fault or "names are unique in a chapter"
         if fault:
             raise ValueError(f"check {record.check!r} of claim {record.claim!r}: {fault}")
-        first, anchor = record.claim not in {claim for claim, _ in self._names}, None
+        is_first = record.claim not in {claim for claim, _ in self._names}
         self._names.add(record.key)
-        if first or record.holds is False:
-            anchor = f"claim-{record.claim}" if first else f"failed-{record.claim}-{len(self._names)}"
+        anchor = None
+        if is_first:
+            anchor = f"claim-{record.claim}"
+        elif record.holds is False:
+            anchor = f"failed-{record.claim}-{len(self._names)}"
         _show(replace(record, **self.run, anchor=anchor))
 
 
 def _fault(record: Record) -> str | None:
-    """Why a record is no check, whatever was measured."""
-    if record.band is None:  # open
+    """Why a record is not a valid check, whatever was measured."""
+    if record.band is None:  # an open claim
         return None
-    (low, high), claimed = record.band, record.claimed
-    refutes = record.role == "counterexample" and record.samples is None  # many values may be the premise of one
-    has_it = claimed is not None and record.form != "mean" and _inside(claimed, low, high)  # such a mean does not hold
+    low, high = record.band
+    claimed = record.claimed
+    refutes = record.role == "counterexample" and record.samples is None  # of many values, it may be the premise alone
+    allows_claimed = claimed is not None and record.form != "mean" and _inside(claimed, low, high)  # a mean then fails
     faults = (
         (record.role not in ROLES, f"unknown role {record.role!r}, choose one of {', '.join(ROLES)}"),
         (record.kind not in KINDS, f"unknown kind {record.kind!r}, choose one of {', '.join(KINDS)}"),
@@ -205,30 +222,33 @@ def _fault(record: Record) -> str | None:
         (low is None and high is None, "a band without bounds would pass anything"),
         (low is not None and high is not None and low > high, f"empty band [{low}, {high}]"),
         (refutes and claimed is None, "a counterexample excludes what the paper claimed: name the value, claimed=…"),
-        (refutes and has_it, f"the band of a counterexample, [{low}, {high}], has the claimed {claimed}"),
+        (refutes and allows_claimed, f"the band of a counterexample, [{low}, {high}], contains the claimed {claimed}"),
     )
-    return next((fault for found, fault in faults if found), None)
+    return next((fault for applies, fault in faults if applies), None)
 
 
 def _inside(value: float, low: float | None, high: float | None) -> bool:
-    """Whether a value lies in a band, ends included; None is no bound. What is no finite number lies in none."""
+    """Whether a value lies in a band, ends included; the end None is not a bound.
+
+    Values that are not finite lie in no band.
+    """
     return bool(math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high))
 
 
 def verdict(records: Iterable[Record]) -> str:
-    """The verdict on one claim from the records of its checks; ``failed`` if any check does not hold.
+    """The verdict on a claim from the records of its checks; ``failed`` if a check does not hold.
 
-    A check that failed here and held at two further seeds is ``noted``: it counts as held.
+    A check that failed at this seed and held at two further seeds is ``noted`` and counts as held.
 
     ================ ========================================================================================
-    confirmed        stated checks hold; nothing had to be corrected
+    confirmed        stated checks hold, and no correction is needed
     partly confirmed stated checks hold in a narrower reading, and the corrected statement holds
-    refuted          a counterexample works, no stated check is left, and the corrected statement holds
+    refuted          a counterexample holds, there is no stated check, and the corrected statement holds
     open             this run cannot test the claim
     ================ ========================================================================================
 
-    A counterexample without a corrected statement, or a corrected statement with neither a stated check nor a
-    counterexample, is no verdict: ``failed``.
+    The verdict is ``failed``, too, for a counterexample without a corrected statement, and for a corrected statement
+    with neither a stated check nor a counterexample.
 
     >>> verdict([Record("c", "a", "stated", holds=True), Record("c", "b", "corrected", holds=True)])
     'partly confirmed'
@@ -237,7 +257,7 @@ def verdict(records: Iterable[Record]) -> str:
     tested = [record for record in records if record.role != "open"]
     if not all(record.holds or record.noted for record in tested):
         return "failed"
-    if len(tested) < len(records):  # one open part leaves the whole claim open
+    if len(tested) < len(records):  # an open part leaves the whole claim open
         return "open"
     roles = {record.role for record in tested}
     if roles == {"stated"}:
@@ -250,6 +270,6 @@ def verdict(records: Iterable[Record]) -> str:
 
 
 def _show(record: Record) -> None:
-    """One line for the reader, and the record for the machine, in the notebook's output."""
-    mark, body = line(record)
-    notebook.show({"text/plain": f"{mark} {record.claim} {body}", MIME: record.as_dict()})
+    """Show a line for readers, and the record for the workflow, in the notebook's output."""
+    mark, text = mark_and_text(record)
+    notebook.show({"text/plain": f"{mark} {record.claim} {text}", MIME: record.as_dict()})

@@ -1,4 +1,4 @@
-"""The record that a check leaves in its notebook's output, and how a reader sees it."""
+"""The record that a check leaves in its notebook's output, and its text for readers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 Band = tuple[float | None, float | None]
-Value = float | str | None  # JSON has no NaN: what is not finite is kept as text
+Value = float | str | None  # JSON has no NaN: a value that is not finite is stored as text
 
 
 @dataclass(frozen=True)
 class Record:
-    """One check: what was measured, the band it must lie in, whether it holds, and in which run.
+    """A check: the measured value, the band it must lie in, whether it holds, and the run it belongs to.
 
-    ``form`` is how it was checked (``band``, ``smallest``, ``largest``, ``nearest``, ``mean``, ``population``,
-    ``open``); ``kind`` and ``role`` are those of ``Ledger``. Only some forms have the fields after ``versions``; the
-    last two are the workflow's, which may run the chapter again at two further seeds.
+    ``form`` is the form of the check (``band``, ``smallest``, ``largest``, ``nearest``, ``mean``, ``population``,
+    ``open``); ``kind`` and ``role`` are those of ``Ledger``. Only some forms have the fields after ``versions``. The
+    workflow, which may run the chapter again at two further seeds, fills the last two.
     """
 
     claim: str
@@ -35,48 +35,56 @@ class Record:
     device: str = ""
     versions: Mapping[str, str] | None = None
     claimed: float | None = None  # by the paper
-    n: int | None = None  # trainings or replicates
-    samples: int | None = None  # of which the worst was measured
+    n: int | None = None  # number of trainings or replicates
+    samples: int | None = None  # number of values; the worst is the measured one
     statistic: str | None = None
     interval: tuple[Value, Value] | None = None
     resolution: float | None = None
-    reason: str | None = None  # why it is open
-    anchor: str | None = None  # where pages link to
-    further: tuple[Mapping[str, Any], ...] = ()  # seed, measured, holds
-    noted: bool = False  # failed here, held at both further seeds
+    reason: str | None = None  # why the claim is open
+    anchor: str | None = None  # target of links from other pages
+    further: tuple[Mapping[str, Any], ...] = ()  # seed, measured and holds at further seeds
+    noted: bool = False  # failed at this seed, held at both further seeds
 
     @classmethod
-    def of(cls, kept: Mapping[str, Any]) -> Record:
+    def from_dict(cls, stored: Mapping[str, Any]) -> Record:
         """A record from its JSON; fields of another version are left out."""
-        known = {field.name for field in fields(cls)}
-        facts: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in kept.items() if key in known}
+        facts: dict[str, Any] = {}
+        for name in (field.name for field in fields(cls)):
+            if name in stored:
+                value = stored[name]
+                facts[name] = tuple(value) if isinstance(value, list) else value
         return cls(**facts)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; what only some forms have is left out where it is not there."""
-        always = ("kind", "measured", "expected", "band", "holds")  # 0 is there, too, and equals False
-        return {key: x for key, x in asdict(self).items() if key in always or not (x is None or x is False or x == ())}
+        """The record for JSON, without the fields that its form lacks."""
+        always = ("kind", "measured", "expected", "band", "holds")
+        facts = {}
+        for name, value in asdict(self).items():
+            is_empty = value is None or value is False or value == ()  # a number 0 is not empty
+            if name in always or not is_empty:
+                facts[name] = value
+        return facts
 
     @property
     def key(self) -> tuple[str, str]:
-        """The names of claim and check, which no two checks of a chapter share."""
+        """The names of claim and check; no two checks of a chapter share both."""
         return self.claim, self.check
 
     @property
     def fails(self) -> bool:
-        """Whether it makes its claim fail, since it does not hold and was not noted."""
+        """Whether the check makes its claim fail: it does not hold and is not noted."""
         return self.holds is False and not self.noted
 
 
-def finite(value: float | None) -> Value:
-    """A number as JSON can hold it."""
-    if value is None:
+def json_value(number: float | None) -> Value:
+    """A number in a form that JSON has: a value that is not finite becomes text."""
+    if number is None:
         return None
-    return float(value) if math.isfinite(value) else str(float(value))
+    return float(number) if math.isfinite(number) else str(float(number))
 
 
 def format_number(value: Value) -> str:
-    """A measured value or the end of a band as text; None is no bound."""
+    """A measured value or the end of a band as text; None means that there is no bound."""
     if value is None:
         return "∞"
     return value if isinstance(value, str) else f"{value:.5g}"
@@ -84,33 +92,44 @@ def format_number(value: Value) -> str:
 
 def format_band(record: Record) -> str:
     """The band of a record as text."""
-    return _from_to(*record.band) if record.band else "no band"
+    return _interval_text(*record.band) if record.band else "no band"
 
 
-def _from_to(low: Value, high: Value) -> str:
-    if low is None or high is None:
-        return f"≤ {format_number(high)}" if low is None else f"≥ {format_number(low)}"
+def _interval_text(low: Value, high: Value) -> str:
+    if low is None:
+        return f"≤ {format_number(high)}"
+    if high is None:
+        return f"≥ {format_number(low)}"
     return f"[{format_number(low)}, {format_number(high)}]"
 
 
-WHICH = {"smallest": "smallest ", "largest": "largest ", "nearest": "nearest an end "}  # of many values, the worst
+WORST = {"smallest": "smallest ", "largest": "largest ", "nearest": "nearest an end "}  # of many values, by form
 
 
 def format_measured(record: Record) -> str:
-    """What was measured: of what, the value, its interval, and what further seeds gave where these were run."""
-    text = f"{record.statistic} of {record.n}: " if record.form == "population" else WHICH.get(record.form, "")
+    """The measured value with its statistic, its interval, and the values at further seeds if there are any."""
+    text = WORST.get(record.form, "")
+    if record.form == "population":
+        text = f"{record.statistic} of {record.n}: "
     text += format_number(record.measured)
     if record.interval:
-        text += f", interval {_from_to(*record.interval)}"
+        text += f", interval {_interval_text(*record.interval)}"
     if record.further:
-        text += "; it does not hold at this seed, and held at two others: " if record.noted else "; looked at again: "
-        text += " and ".join(f"{format_number(each['measured'])} at seed {each['seed']}" for each in record.further)
+        if record.noted:
+            text += "; it does not hold at this seed, and held at two others: "
+        else:
+            text += "; rerun at two other seeds: "
+        text += " and ".join(f"{format_number(run['measured'])} at seed {run['seed']}" for run in record.further)
     return text
 
 
-def line(record: Record) -> tuple[str, str]:
-    """What a reader sees of a check: its mark, and the text after the claim's name."""
+def mark_and_text(record: Record) -> tuple[str, str]:
+    """The line of a check for readers: its mark, and the text that follows the claim's name."""
     if record.role == "open":
         return "○", f"open: {record.reason}"
-    body = f"({record.role}) {record.check}: {format_measured(record)}; band {format_band(record)}"
-    return "✓" if record.holds else "◐" if record.noted else "✗", body
+    mark = "✗"
+    if record.holds:
+        mark = "✓"
+    elif record.noted:
+        mark = "◐"
+    return mark, f"({record.role}) {record.check}: {format_measured(record)}; band {format_band(record)}"

@@ -1,4 +1,4 @@
-"""A small series of checkpoints for chapter 24, as any trainer leaves one: a GPT-2 trained on Python's own sources."""
+"""A small series of checkpoints, as a trainer would save it: of a GPT-2 trained on the sources of Python itself."""
 
 from __future__ import annotations
 
@@ -14,21 +14,36 @@ from nbutils.devices import generator
 
 
 def gpt2(vocab: int, width: int, layers: int, seed: int) -> Any:
-    """A ``GPT2LMHeadModel`` of four heads and 64 positions, without dropout; initial values drawn from ``seed``."""
+    """A ``GPT2LMHeadModel`` with four heads and 64 positions, without dropout, at the initial values of ``seed``.
+
+    Used in chapter 24.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    rates: Any = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    ends: Any = {"bos_token_id": 1, "eos_token_id": 1}
+    config = GPT2Config(
+        vocab_size=vocab,
+        n_positions=64,
+        n_embd=width,
+        n_layer=layers,
+        n_head=4,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = GPT2Config(vocab_size=vocab, n_positions=64, n_embd=width, n_layer=layers, n_head=4, **rates, **ends)
         return GPT2LMHeadModel(config)
 
 
 def series(folder: Path, device: str = "cpu", *, width: int, layers: int, steps: int, seed: int) -> pd.DataFrame:
-    """Train the model; save it at step 0 and, doubling up to ``steps``, while the number is whole.
+    """Train a ``gpt2``, save checkpoints, and return the history of every step, as in ``training.TrainingRun``.
 
-    Steps double so that growth like √t is sampled evenly on a logarithmic axis. Returns the history of every step.
+    Checkpoints are saved at step 0 and at ``steps``, half of it, a quarter of it and so on, as long as the number is
+    whole: growth like √t is then sampled evenly on a logarithmic axis.
+
+    Used in chapter 24.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -37,24 +52,30 @@ def series(folder: Path, device: str = "cpu", *, width: int, layers: int, steps:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="</s>")
     model = gpt2(bpe.get_vocab_size(), width, layers, seed).to(device)
 
-    whole = {0, *(s for s in range(1, steps + 1) if steps % s == 0 and (steps // s).bit_count() == 1)}  # 3, 6, 12, …
+    saved_steps = [0, steps]  # 0, 12, 6, 3
+    while saved_steps[-1] % 2 == 0 and saved_steps[-1] > 0:
+        saved_steps.append(saved_steps[-1] // 2)
 
     def save(step: int) -> None:
-        if step not in whole:
+        if step not in saved_steps:
             return
         logging.disable(logging.WARNING)  # where DeepSpeed is installed, saving imports it, and it logs to stdout
         try:
-            for part in (model, tokenizer):
-                part.save_pretrained(folder / f"checkpoint-{step}")
+            model.save_pretrained(folder / f"checkpoint-{step}")
+            tokenizer.save_pretrained(folder / f"checkpoint-{step}")
         finally:
             logging.disable(logging.NOTSET)
 
-    return training.train(
+    def loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
+        return training.batch_loss(lambda ids: model(ids).logits, batch)
+
+    run = training.train(
         model,
         text.random_windows(text.tokens(corpus.train, bpe), 8, 33, generator(seed, "cpu")),
         steps=steps,
         optimizer=torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0),
-        loss=lambda model, batch: training.batch_loss(lambda ids: model(ids).logits, batch),
-        look=save,
+        loss=loss,
+        callback=save,
         device=device,
-    ).history
+    )
+    return run.history

@@ -1,4 +1,4 @@
-"""Trainings that take long or that chapters share: made once by the workflow, or on the spot where there is none."""
+"""Trainings that take long or that several chapters share; the workflow runs each once for all chapters."""
 
 from nbutils.shared_runs.catalogue import RECIPES, load, names
 

@@ -1,8 +1,8 @@
-"""Trainings that take long or that chapters share: run once by the workflow, or on the spot where there is no workflow.
+"""Trainings that take long or that several chapters share, by name.
 
-Each has a name; ``recipes_lm`` and ``recipes_t5`` say what it is. ``python -m workflow`` trains it before the first
-chapter that loads it and keeps the result beside the executed chapters, for one profile and seed. On Colab, ``load``
-trains.
+``recipes_lm`` and ``recipes_t5`` define them. ``python -m workflow`` runs a training before the first chapter that
+loads it and keeps the result beside the executed chapters, for one profile and seed. Without the workflow, as on Colab,
+``load`` trains.
 """
 
 from __future__ import annotations
@@ -18,46 +18,50 @@ from nbutils import devices, profiles
 from nbutils.shared_runs import recipes_lm, recipes_t5
 
 if TYPE_CHECKING:
-    from nbutils.training import Run
+    from nbutils.training import TrainingRun
 
-CODE = Path(__file__).parents[1]  # of nbutils
-RECIPES: Mapping[str, Callable[..., Run]] = {**recipes_lm.RECIPES, **recipes_t5.RECIPES}
+CODE = Path(__file__).parents[1]  # folder of nbutils
+RECIPES: Mapping[str, Callable[..., TrainingRun]] = {**recipes_lm.RECIPES, **recipes_t5.RECIPES}
 
 
 def names(pattern: str = "*") -> list[str]:
-    """Names of the shared trainings that match ``pattern``, with ``*`` for any text.
+    """Names of the shared trainings that match ``pattern``; ``*`` stands for any text.
 
     Raises:
-        ValueError: none does.
+        ValueError: no training matches.
 
     >>> names("lm-pre-*")
     ['lm-pre-text', 'lm-pre-shuffled', 'lm-pre-noise']
     """
-    found = [name for name in RECIPES if fnmatch(name, pattern)]
-    if not found:
+    matching = [name for name in RECIPES if fnmatch(name, pattern)]
+    if not matching:
         raise ValueError(f"no shared training matches {pattern!r}: there are {', '.join(RECIPES)}")
-    return found
+    return matching
 
 
-def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, Run]:
+def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, TrainingRun]:
     """The shared trainings that match ``pattern``, by name.
 
-    The workflow has them ready in the folder ``NBUTILS_TRAININGS``. Without that variable they are trained here and
-    now, with a progress bar each; if ``NBUTILS_RESULTS`` names a folder, such as one in Google Drive, each is kept
-    there as soon as it is done, and read from there by the next session.
+    The workflow has saved them in the folder ``NBUTILS_TRAININGS``. Without that variable they are trained now, each
+    with a progress bar. If ``NBUTILS_RESULTS`` names a folder, such as one in Google Drive, each training is saved
+    there when it is done, and the next session reads it from there.
 
     Raises:
         FileNotFoundError: the workflow did not train one of them.
     """
-    from nbutils.training import FILE, Run
+    from nbutils.training import FILE, TrainingRun
 
-    trained, results, runs = os.environ.get("NBUTILS_TRAININGS"), os.environ.get("NBUTILS_RESULTS"), {}
-    folder = Path(trained) if trained else None
-    if results and not trained:
-        folder = Path(results) / "trainings" / _settings(profile, seed, device)
+    trained = os.environ.get("NBUTILS_TRAININGS")
+    results = os.environ.get("NBUTILS_RESULTS")
+    folder = None
+    if trained:
+        folder = Path(trained)
+    elif results:
+        folder = Path(results) / "trainings" / _folder_name(profile, seed, device)
+    runs = {}
     for name in names(pattern):
         if folder and (trained or (folder / name / FILE).is_file()):
-            runs[name] = Run.load(folder / name)
+            runs[name] = TrainingRun.load(folder / name)
             continue
         runs[name] = RECIPES[name](profile=profile, seed=seed, device=device)
         if folder:
@@ -65,7 +69,8 @@ def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, Run
     return runs
 
 
-def _settings(profile: str, seed: int, device: str) -> str:
-    """What a training depends on, as a folder's name: the code of ``nbutils`` too, by a digest."""
-    digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in sorted(CODE.rglob("*.py")))).hexdigest()[:12]
+def _folder_name(profile: str, seed: int, device: str) -> str:
+    """A name made of all that a training depends on: profile, device, seed, and a digest of the code of ``nbutils``."""
+    files = sorted(CODE.rglob("*.py"))
+    digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
     return f"{profiles.resolve(profile)}-{devices.resolve(device)}-seed-{seed}-{digest}"

@@ -1,14 +1,14 @@
 """Shared trainings of language models: nine networks each, in the recipe of the paper's small ones, of less width.
 
-``lm-P-S`` has layer norm in place P (residual-post, the released code's pre-norm; post; pre) and gradients S: of text,
-of shuffled tokens, or noise. All else is the recipe of the published appendix A and of the released code: twelve layers
-whose ReLU layer is narrower than the stream, torch's initial values, a mask that multiplies scores, AdamW with a decay
-of 0.01, no dropout. ``lm-usual-P`` learns text with the usual mask, scores of −∞.
+``lm-P-S`` has layer norm in placement P (``residual-post``, the released code's pre-norm; ``post``; ``pre``) and
+gradients from source S: of text, of shuffled tokens, or noise. All else is the recipe of the published appendix A and
+of the released code: twelve layers whose ReLU layer is narrower than the stream, torch's initial values, a mask that
+multiplies scores, AdamW with a decay of 0.01, no dropout. ``lm-usual-P`` is trained on text with the usual mask, scores
+of −∞.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
     from nbutils.models import CausalLM
-    from nbutils.training import Run
+    from nbutils.training import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,21 @@ class Size:
     vocab: int
     dim: int
     heads: int
-    length: int  # tokens a window
-    batch: int  # windows a step
+    length: int  # tokens in a window
+    batch: int  # windows in a step
     steps: int
-    dev: int  # windows of the dev text on which is measured
+    dev: int  # windows of dev text for the measurements
     text: int  # bytes of text
-    looks: int  # measurements, about, evenly spaced in log t
+    looks: int  # number of measurements, about; they are evenly spaced in log t
     depth: int = 12
 
 
-PLACEMENTS, SOURCES = ("residual-post", "post", "pre"), ("text", "shuffled", "noise")
-RATE = 0.768  # over the width: the 0.001 of AdamW's defaults at the paper's 768
+LM_PLACEMENTS = ("residual-post", "post", "pre")
+SOURCES = ("text", "shuffled", "noise")
+RATE = 0.768  # learning rate times width: 0.001, the default of AdamW, at the paper's width of 768
 DECAY = 0.01  # AdamW's default
-DRAWS = 9  # networks of a population; other initial values, windows and noise
-NOISE = 500_000  # added to the seed of the noise: the seed that drew the weights would draw noise parallel to them
+DRAWS = 9  # networks in a population, each with its own initial values, windows and noise
+NOISE_SEED = 500_000  # added to the seed for noise: the seed of the weights would draw noise parallel to them
 
 
 def size(profile: str) -> Size:
@@ -60,8 +61,10 @@ def size(profile: str) -> Size:
     )
 
 
-def network(of: Size, placement: str, generator: Generator | None = None, *, mask: str = "multiplicative") -> CausalLM:
-    """One of the shared language models, untrained.
+def network(
+    sizes: Size, placement: str, generator: Generator | None = None, *, mask: str = "multiplicative"
+) -> CausalLM:
+    """An untrained network of the shared language models.
 
     >>> net = network(size("smoke"), "post")
     >>> len(net.blocks), net.blocks[0].inner.out_features / net.blocks[0].inner.in_features  # 512 / 768
@@ -70,19 +73,22 @@ def network(of: Size, placement: str, generator: Generator | None = None, *, mas
     from nbutils.models import CausalLM
 
     return CausalLM(
-        of.vocab, of.dim, of.depth, of.heads, of.length, placement=placement, mask=mask, tied=False,
-        hidden=2 * of.dim // 3, init_std="standard", generator=generator,
+        sizes.vocab, sizes.dim, sizes.depth, sizes.heads, sizes.length, hidden=2 * sizes.dim // 3,
+        placement=placement, mask=mask, tied=False, init_std="standard", generator=generator,
     )  # fmt: skip
 
 
 def population(
     placement: str, source: str, mask: str = "multiplicative", *, profile: str, seed: int, device: str
-) -> Run:
-    """Train nine of the shared language models together.
+) -> TrainingRun:
+    """Train nine of the shared language models as an ensemble.
 
-    Networks of one draw start alike, wherever they are fed from, and read the same places of text and of shuffled text.
-    ``measures``: what ``measured`` returns, a row a network at some steps evenly spaced in log t. Snapshots: the first
-    and the last weights of all, each tensor ``(networks, …)``.
+    Networks of the same draw start from the same weights, whatever the source, and read the same windows of text and
+    of shuffled text.
+
+    Returns:
+        A run whose ``measures`` have a row of ``measure`` for every network, at steps evenly spaced in log t. Its
+        snapshots are the first and the last weights of all networks, each tensor ``(networks, …)``.
 
     >>> run = population("pre", "noise", profile="smoke", seed=0, device="cpu")
     >>> run.measures["network"].nunique(), sorted(run.snapshots), tuple(run.snapshots[60]["embedding.weight"].shape)
@@ -93,82 +99,97 @@ def population(
 
     from nbutils import devices, ensembles, optimizers, text, training
 
-    of, place = size(profile), devices.resolve(device)
-    corpus = text.corpus(of.text)
-    tokenizer = text.bpe(corpus, of.vocab)
-    tokens, dev = (text.tokens(part, tokenizer) for part in (corpus.train, corpus.dev))
-    held = next(text.random_windows(dev, of.dev, of.length + 1, devices.generator(0, "cpu"))).to(place)
-    starts = [seed + 1_000_000 * draw for draw in range(DRAWS)]
-    nets = [network(of, placement, devices.generator(start, "cpu"), mask=mask).to(place) for start in starts]
-    theta, names = ensembles.stacked(nets), [name for name, _ in nets[0].named_parameters()]
+    sizes = size(profile)
+    device = devices.resolve(device)
+    corpus = text.corpus(sizes.text)
+    tokenizer = text.bpe(corpus, sizes.vocab)
+    tokens = text.tokens(corpus.train, tokenizer)
+    dev_tokens = text.tokens(corpus.dev, tokenizer)
+    window = sizes.length + 1  # the inputs and the token after them
+    dev_windows = next(text.random_windows(dev_tokens, sizes.dev, window, devices.generator(0, "cpu"))).to(device)
+    seeds = [seed + 1_000_000 * draw for draw in range(DRAWS)]
+    nets = [network(sizes, placement, devices.generator(s, "cpu"), mask=mask).to(device) for s in seeds]
+    theta = ensembles.stack(nets)
+    names = [name for name, _ in nets[0].named_parameters()]
     if source == "shuffled":
         tokens = tokens[torch.randperm(len(tokens), generator=devices.generator(seed, "cpu"))]
-    windows = [text.random_windows(tokens, of.batch, of.length + 1, devices.generator(x, "cpu")) for x in starts]
-    gradients = ensembles.loss_gradients(nets[0], map(torch.stack, zip(*windows, strict=True)))
+    gradients: ensembles.GradientSource
     if source == "noise":
-        gradients = partial(training.noise_gradients, generator=devices.generator(seed + NOISE, "cpu"))
-    adamw = partial(optimizers.optimizer, "adamw", lr=RATE / of.dim, weight_decay=DECAY)
+        gradients = partial(training.noise_gradients, generator=devices.generator(seed + NOISE_SEED, "cpu"))
+    else:
+        streams = [text.random_windows(tokens, sizes.batch, window, devices.generator(s, "cpu")) for s in seeds]
+        gradients = ensembles.loss_gradients(nets[0], map(torch.stack, zip(*streams, strict=True)))
+    rate = RATE / sizes.dim
+    adamw = partial(optimizers.optimizer, "adamw", lr=rate, weight_decay=DECAY)
     rows: list[dict[str, float]] = []
-    ends: dict[int, dict[str, Tensor]] = {}
+    snapshots: dict[int, dict[str, Tensor]] = {}
 
-    def look(step: int) -> None:
+    def record(step: int) -> None:
         ensembles.unstack(theta, nets)
-        rows.extend({"step": step, "network": i, **measured(net, held)} for i, net in enumerate(nets))
-        if step in (0, of.steps):
-            ends[step] = {name: w.detach().cpu().clone() for name, w in zip(names, theta, strict=True)}
+        for number, net in enumerate(nets):
+            rows.append({"step": step, "network": number, **measure(net, dev_windows)})
+        if step in (0, sizes.steps):
+            snapshots[step] = {name: w.detach().cpu().clone() for name, w in zip(names, theta, strict=True)}
 
-    look(0)
-    kept = set(log_steps(of.steps, of.looks))
-    for t, _ in enumerate(ensembles.train_together(theta, gradients, adamw, of.steps, name="training"), 1):
-        if t in kept:
-            look(t)
-    settings = asdict(of) | {"placement": placement, "mask": mask, "gradients": source, "lr": RATE / of.dim}
+    record(0)
+    measured_steps = set(log_steps(sizes.steps, sizes.looks))
+    for t, _ in enumerate(ensembles.train(theta, gradients, adamw, sizes.steps, name="training"), start=1):
+        if t in measured_steps:
+            record(t)
+    settings = asdict(sizes) | {"placement": placement, "mask": mask, "gradients": source, "lr": rate}
     settings["parameters"] = sum(w[0].numel() for w in theta)
-    return training.Run(snapshots=ends, measures=pd.DataFrame(rows), settings=settings)
+    return training.TrainingRun(snapshots=snapshots, measures=pd.DataFrame(rows), settings=settings)
 
 
-def measured(model: CausalLM, windows: Tensor) -> dict[str, float]:
-    """Of one network on windows ``(n, T + 1)``.
+def measure(model: CausalLM, windows: Tensor) -> dict[str, float]:
+    """Measurements of a network on windows ``(n, T + 1)``.
 
-    ``loss`` and ``accuracy`` of the next token, ``answers`` (how many different tokens it predicts), ``norm`` and
-    ``matrices`` (of all parameters, of the blocks' matrices), and of the last layer, against the network with all
-    parameters times 1000, the ``raw`` and the ``centred`` similarity, beside its ``anisotropy``.
+    ``loss`` and ``accuracy`` are of the next token; ``answers`` is the number of different tokens that the network
+    predicts; ``norm`` is of all parameters, ``matrices`` of the blocks' matrices. ``raw`` and ``centred`` are the
+    similarities of the last layer to that of the network with all parameters times 1000, and ``anisotropy`` is that
+    layer's.
     """
     from nbutils import training
     from normgrowth import saturation
 
     inputs = windows[:, :-1]
+    targets = windows[:, 1:]
     with saturation.mode(model):
-        loss, answers = float(training.batch_loss(model, windows)), model(inputs).argmax(-1)
+        loss = float(training.batch_loss(model, windows))
+        predictions = model(inputs).argmax(-1)
     squares = {name: float(p.detach().double().square().sum()) for name, p in model.named_parameters()}
-    of_matrices = sum(x for name, x in squares.items() if part_of(name).startswith("block "))
-    last = {name: float(x[-1]) for name, x in saturation.compare(model, [{"input_ids": inputs}])._asdict().items()}
+    matrix_squares = [square for name, square in squares.items() if parameter_group(name).startswith("block ")]
+    similarity = saturation.compare(model, [{"input_ids": inputs}])
     return {
         "loss": loss,
-        "accuracy": float((answers == windows[:, 1:]).double().mean()),
-        "answers": len(answers.unique()),
+        "accuracy": float((predictions == targets).double().mean()),
+        "answers": len(predictions.unique()),
         "norm": sum(squares.values()) ** 0.5,
-        "matrices": of_matrices**0.5,
-        **{name: last[name] for name in ("raw", "centred", "anisotropy")},
+        "matrices": sum(matrix_squares) ** 0.5,
+        "raw": float(similarity.raw[-1]),
+        "centred": float(similarity.centred[-1]),
+        "anisotropy": float(similarity.anisotropy[-1]),
     }
 
 
-def part_of(name: str) -> str:
-    """``embeddings``, ``vectors`` (gains, shifts and biases), or the block whose matrix it is.
+def parameter_group(name: str) -> str:
+    """The group of a parameter: ``embeddings``, ``vectors`` (gains, shifts and biases), or the block of a matrix.
 
     At small width the gains, which start at 1, and the embedding would hide how the matrices grow.
 
-    >>> [part_of(f"{name}.weight") for name in ("embedding", "blocks.2.inner", "blocks.2.attention_norm", "norm")]
+    >>> names = ("embedding.weight", "blocks.2.inner.weight", "blocks.2.attention_norm.weight", "norm.weight")
+    >>> [parameter_group(name) for name in names]
     ['embeddings', 'block 2', 'vectors', 'vectors']
     """
     from normgrowth.layers import layer_of
 
     layer = layer_of(name)
-    return "vectors" if layer != "embeddings" and (name.endswith("bias") or "norm" in name) else layer
+    is_vector = name.endswith("bias") or "norm" in name
+    return "vectors" if is_vector and layer != "embeddings" else layer
 
 
 def log_steps(steps: int, count: int) -> list[int]:
-    """0, and about ``count`` steps from 1 to ``steps``, evenly spaced in their logarithm.
+    """Step 0, and about ``count`` steps from 1 to ``steps``, evenly spaced in their logarithm.
 
     >>> log_steps(100, 3)
     [0, 1, 10, 100]
@@ -176,9 +197,10 @@ def log_steps(steps: int, count: int) -> list[int]:
     return sorted({0, *(round(steps ** (i / (count - 1))) for i in range(count))})
 
 
-RECIPES: Mapping[str, Callable[..., Run]] = {
+RECIPES: Mapping[str, Callable[..., TrainingRun]] = {
     f"lm-{placement}-{source}": partial(population, placement, source)
-    for placement, source in itertools.product(PLACEMENTS, SOURCES)
+    for placement in LM_PLACEMENTS
+    for source in SOURCES
     if (placement, source) != ("post", "shuffled")  # post-norm collapses on text as well
 } | {
     f"lm-usual-{placement}": partial(population, placement, "text", "causal") for placement in ("residual-post", "pre")
