@@ -121,6 +121,6 @@ def test_a_card_names_claims_figures_and_a_number_of_its_chapter(name):
 
 
 def test_every_colour_of_the_style_has_one_on_dark_pages():
-    style = (ROOT / "book" / "book.mplstyle").read_text(encoding="utf-8")
+    style = (ROOT / "normgrowth" / "style.mplstyle").read_text(encoding="utf-8")
     cycle = {f"#{each.lower()}" for each in re.findall(r"'([0-9A-F]{6})'", style)}
     assert cycle and cycle <= set(figures.DARK)

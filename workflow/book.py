@@ -52,8 +52,8 @@ def claims(file: Path = CLAIMS) -> dict[str, dict[str, Any]]:
     """The claims that a file lists, by id, in order.
 
     Raises:
-        ValueError: no list, an id that is missing or listed twice, an unknown or missing field, an expected verdict
-            that is none. The message names the claim.
+        ValueError: the file is no list, an id is missing or listed twice, a field is unknown or missing, or an expected
+            verdict does not exist. The message names the claim.
     """
     try:
         entries = yaml.safe_load(file.read_text(encoding="utf-8")) or []
@@ -61,21 +61,21 @@ def claims(file: Path = CLAIMS) -> dict[str, dict[str, Any]]:
         raise ValueError(f"{file.name}: {' '.join(str(error).split())}") from None
     if not isinstance(entries, list):
         raise ValueError(f"{file.name}: a list of entries is expected; got {str(entries)[:80]}")
-    found: dict[str, dict[str, Any]] = {}
+    listed: dict[str, dict[str, Any]] = {}
     for entry in entries:
         name = entry.get("id") if isinstance(entry, dict) else None
         if not name:
             raise ValueError(f"{file.name}: an entry has no id: {entry}")
-        wrong = [f"unknown field {field!r}" for field in sorted(set(entry) - NEEDED - OPTIONAL)]
-        wrong += [f"missing field {field!r}" for field in sorted(NEEDED - set(entry))]
-        if name in found:
-            wrong.append("listed twice")
+        faults = [f"unknown field {field!r}" for field in sorted(set(entry) - NEEDED - OPTIONAL)]
+        faults += [f"missing field {field!r}" for field in sorted(NEEDED - set(entry))]
+        if name in listed:
+            faults.append("listed twice")
         if not {*str(entry.get("expected", "open")).split(" or ")} <= {*VERDICTS}:
-            wrong.append(f"expected is one of {', '.join(VERDICTS)}, or `open or …`; got {entry['expected']!r}")
-        if wrong:
-            raise ValueError(f"{file.name}: claim {name!r}: {', '.join(wrong)}")
-        found[name] = entry
-    return found
+            faults.append(f"expected is one of {', '.join(VERDICTS)}, or `open or …`; got {entry['expected']!r}")
+        if faults:
+            raise ValueError(f"{file.name}: claim {name!r}: {', '.join(faults)}")
+        listed[name] = entry
+    return listed
 
 
 def origin(claim: dict[str, Any]) -> str:

@@ -39,7 +39,8 @@ def collect(run: Run) -> Collected:
             stats = json.loads(run.stats(chapter).read_text(encoding="utf-8"))
             records = _records(run, chapter)
         except FileNotFoundError:
-            collected.missing[chapter] = EDITED if chapter in outdated else _why_missing(run, chapter)
+            did_not_start = EDITED if chapter in outdated else "no result: its job did not start"
+            collected.missing[chapter] = _why_failed(run, chapter) or did_not_start
         except ValueError as error:
             collected.missing[chapter] = f"its result is damaged ({error}): run it again"
             run.notebook(chapter).unlink()
@@ -89,8 +90,8 @@ def _records(run: Run, chapter: str) -> list[Record]:
     return records
 
 
-def _why_missing(run: Run, chapter: str) -> str:
-    """Why a chapter has no result: from its failed notebook, or the last line of its log or of its trainings'."""
+def _why_failed(run: Run, chapter: str) -> str:
+    """Why a chapter failed: from its failed notebook, or the last line of its log or of its trainings'; else ""."""
     log = run.log(chapter)
     if log.exists():
         reason = last_words(log).removeprefix(f"{chapter}: ")
@@ -101,7 +102,7 @@ def _why_missing(run: Run, chapter: str) -> str:
         log = run.log(family[0])
         if needed & set(family) and log.exists():
             return f"not run: in the job of its trainings, {last_words(log)}"
-    return "no result: its job did not start"
+    return ""
 
 
 def _failed_cell(notebook: Path) -> str:

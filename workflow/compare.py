@@ -17,7 +17,7 @@ MOVED = 15  # checks that are shown, of those that moved most
 
 
 class Move(NamedTuple):
-    """One check in two runs, and how far it moved: in halves of its band, or in its room to the one edge of that."""
+    """One check in two runs, and how far it moved: in halves of its band, or in its distance to the only edge."""
 
     a: Record
     b: Record
@@ -35,27 +35,33 @@ class Comparison(NamedTuple):
 
 def compare(a: Judgement, b: Judgement) -> Comparison:
     """What differs between two runs."""
-    of_a, of_b = ({(record.chapter, *record.key): record for record in run.records} for run in (a, b))
-    both = [Move(x, of_b[key], _distance(x, of_b[key])) for key, x in of_a.items() if key in of_b]
+    records_of_a = {(record.chapter, *record.key): record for record in a.records}
+    records_of_b = {(record.chapter, *record.key): record for record in b.records}
+    moves = [
+        Move(record, records_of_b[key], _distance(record, records_of_b[key]))
+        for key, record in records_of_a.items()
+        if key in records_of_b
+    ]
     return Comparison(
         verdicts=[name for name in {**a.verdicts, **b.verdicts} if a.verdicts.get(name) != b.verdicts.get(name)],
-        failing=[move for move in both if move.b.fails and not move.a.fails],
-        lost=[record for key, record in of_a.items() if key not in of_b],
-        moved=sorted((move for move in both if move.distance > 0), key=lambda move: -move.distance),
+        failing=[move for move in moves if move.b.fails and not move.a.fails],
+        lost=[record for key, record in records_of_a.items() if key not in records_of_b],
+        moved=sorted((move for move in moves if move.distance > 0), key=lambda move: -move.distance),
     )
 
 
 def _distance(a: Record, b: Record) -> float:
     """How far a check moved; infinite where it has no scale, or where one run alone has a number."""
-    x, y = _number(a.measured), _number(b.measured)
-    if x == y or (math.isnan(x) and math.isnan(y)):
+    before = _number(a.measured)
+    after = _number(b.measured)
+    if before == after or (math.isnan(before) and math.isnan(after)):
         return 0.0
     low, high = a.band or (None, None)
     if low is None or high is None:
-        step = abs(x - _number(high if low is None else low))
+        scale = abs(before - _number(high if low is None else low))
     else:
-        step = (_number(high) - _number(low)) / 2
-    return abs(y - x) / step if math.isfinite(y - x) and step > 0 else math.inf
+        scale = (_number(high) - _number(low)) / 2
+    return abs(after - before) / scale if math.isfinite(after - before) and scale > 0 else math.inf
 
 
 def _number(value: Value) -> float:
@@ -64,23 +70,31 @@ def _number(value: Value) -> float:
 
 def run(place_a: Path, place_b: Path) -> int:
     """Print the comparison of two runs; 1 where it is red, else 0."""
-    a, b = write.load(place_a), write.load(place_b)
-    found = compare(a, b)
-    for name in found.verdicts:
+    a = write.load(place_a)
+    b = write.load(place_b)
+    comparison = compare(a, b)
+    for name in comparison.verdicts:
         print(f"- verdict on {name}: {a.verdicts.get(name, 'none')} in A, {b.verdicts.get(name, 'none')} in B")
-    for record in found.lost:
+    for record in comparison.lost:
         print(f"- not in B: {_name(record)}")
-    for what, moves in (("fails in B", found.failing), ("moved", found.moved[:MOVED])):
-        for x, y, distance in moves:
-            values = f"{format_number(x.measured)} in A, {format_number(y.measured)} in B, band {format_band(x)}"
-            print(f"- {what}: {_name(x)}: {values}, moved by {distance:.2g}")
-    moved = f"{len(found.moved)} measured value(s) differ"
-    if found.verdicts or found.lost or found.failing:
-        checks = f"{len(found.failing)} check(s) fail in B alone, {len(found.lost)} are not there"
-        print(f"RED: {len(found.verdicts)} verdict(s) differ, {checks}; {moved}")
+    for move in comparison.failing:
+        print(f"- fails in B: {_in_words(move)}")
+    for move in comparison.moved[:MOVED]:
+        print(f"- moved: {_in_words(move)}")
+    moved = f"{len(comparison.moved)} measured value(s) differ"
+    if comparison.verdicts or comparison.lost or comparison.failing:
+        checks = f"{len(comparison.failing)} check(s) fail in B alone, {len(comparison.lost)} are not there"
+        print(f"RED: {len(comparison.verdicts)} verdict(s) differ, {checks}; {moved}")
         return 1
     print(f"GREEN: the same verdicts; {moved}")
     return 0
+
+
+def _in_words(move: Move) -> str:
+    before = format_number(move.a.measured)
+    after = format_number(move.b.measured)
+    band = format_band(move.a)
+    return f"{_name(move.a)}: {before} in A, {after} in B, band {band}, moved by {move.distance:.2g}"
 
 
 def _name(record: Record) -> str:

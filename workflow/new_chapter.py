@@ -11,19 +11,27 @@ def write(name: str, title: str) -> None:
     """Write ``book/<name>.md``, list a claim of its name in ``claims.yml``, and put the chapter into ``_toc.yml``.
 
     Raises:
-        ValueError: a name that is no chapter's, or that is taken.
+        ValueError: the name is not one of a chapter, or is taken.
     """
     if not re.fullmatch(r"\d\d-[a-z][a-z0-9-]*", name):
         raise ValueError(f"{name!r}: a chapter is named by two digits and words, such as 27-my-question")
-    claim, taken = name[3:], [known for known in book.chapters() if known[:2] == name[:2]]
-    if taken or claim in book.claims():
-        what = f"the number {name[:2]} is taken by {taken[0]}" if taken else f"there is a claim {claim!r}"
-        raise ValueError(f"{name}: {what}; choose another name")
+    number = name[:2]
+    claim = name[3:]
+    for other in book.chapters():
+        if other.startswith(number):
+            raise ValueError(f"{name}: the number {number} is taken by {other}; choose another name")
+    if claim in book.claims():
+        raise ValueError(f"{name}: there is a claim {claim!r}; choose another name")
     text = (ROOT / "book" / "_template.md").read_text(encoding="utf-8")
-    glued = claim.replace("-", "_")
-    for word, value in (("CLAIM_end", f"{glued}_end"), ("NUMBER", str(int(name[:2]))), ("TITLE", title),
-                        ("CHAPTER", name), ("CLAIM", claim)):  # fmt: skip
-        text = text.replace(word, value)
+    placeholders = {  # the longer ones first
+        "CLAIM_end": f"{claim.replace('-', '_')}_end",
+        "NUMBER": str(int(number)),
+        "TITLE": title,
+        "CHAPTER": name,
+        "CLAIM": claim,
+    }
+    for placeholder, value in placeholders.items():
+        text = text.replace(placeholder, value)
     book.source(name).write_text(text, encoding="utf-8")
     with open(book.CLAIMS, "a", encoding="utf-8") as lines:
         lines.write(

@@ -48,18 +48,22 @@ def plain(source: Path) -> NotebookNode:
     """
     import nbformat
 
-    kept = json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.exists() else {}
-    numbers = kept.get("chapters", {}).get(source.stem, {})
+    last_run = json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.exists() else {}
+    numbers = last_run.get("chapters", {}).get(source.stem, {})
     notebook = in_plain_words(executable(source), source, numbers)
     title, _, rest = notebook.cells[0].source.partition("\n")
-    notebook.cells[0].source = f"{title}\n\n{_card(source, kept.get('run', ''), numbers)}\n{rest}"
-    tag = f'[*pip, f"{{book}}@v{version("norm-growth")}"], stderr=subprocess.DEVNULL'  # no red line where it is none
-    pinned = f"{tag}) and subprocess.call({INSTALL}"
-    for i in [i for i, cell in enumerate(notebook.cells) if "setup" in cell.metadata.get("tags", ())]:
-        notebook.cells[i].source = notebook.cells[i].source.replace(INSTALL, pinned)
-        if sources.trainings_of(source.stem):
-            form = {"cellView": "form", "tags": ["drive", "hide-cell"]}
-            notebook.cells.insert(i + 1, nbformat.v4.new_code_cell(DRIVE.rstrip(), metadata=form))
+    notebook.cells[0].source = f"{title}\n\n{_card(source, last_run.get('run', ''), numbers)}\n{rest}"
+    # what pip says of a tag that is gone would stand in red, though the newest is installed then
+    tagged = f'[*pip, f"{{book}}@v{version("norm-growth")}"], stderr=subprocess.DEVNULL'
+    cells = []
+    for cell in notebook.cells:
+        cells.append(cell)
+        if "setup" in cell.metadata.get("tags", ()):
+            cell.source = cell.source.replace(INSTALL, f"{tagged}) and subprocess.call({INSTALL}")
+            if sources.trainings_of(source.stem):
+                form = {"cellView": "form", "tags": ["drive", "hide-cell"]}
+                cells.append(nbformat.v4.new_code_cell(DRIVE.rstrip(), metadata=form))
+    notebook.cells = cells
     return numbered(notebook)
 
 
@@ -91,7 +95,8 @@ def glued(executed: NotebookNode) -> dict[str, str]:
 
 def _card(source: Path, run: str, numbers: Mapping[str, str]) -> str:
     """The card of a page in plain words, with a link to it; "why believe it" only where there are numbers of a run."""
-    card, address = book.card(source.stem), book.configuration()["html"]["baseurl"]
+    card = book.card(source.stem)
+    address = book.configuration()["html"]["baseurl"]
     words = {"asks": "Asked", "found": "Found", "remember": "Remember", "because": "Why believe it"}
     if not numbers:
         del words["because"]
@@ -172,13 +177,16 @@ def _bibliography() -> dict[str, Entry]:
 
 
 def _cite(match: re.Match[str]) -> str:
-    entries = []
-    for key in match[2].split(","):
-        entry = _bibliography()[key.strip()]
-        people = [
-            " ".join(str(name) for name in (*person.rich_prelast_names, *person.rich_last_names))
-            for person in entry.persons["author"]
-        ]
-        names = people[0] if len(people) == 1 else " and ".join(people) if len(people) == 2 else f"{people[0]} et al."
-        entries.append(f"[{names}, {entry.fields['year']}]({entry.fields['url']})")
-    return f"({'; '.join(entries)})" if match[1] == "p" else "; ".join(entries)
+    references = "; ".join(_reference(key.strip()) for key in match[2].split(","))
+    return f"({references})" if match[1] == "p" else references
+
+
+def _reference(key: str) -> str:
+    """Authors and year of an entry of the bibliography, with its link."""
+    entry = _bibliography()[key]
+    authors = [
+        " ".join(str(name) for name in (*person.rich_prelast_names, *person.rich_last_names))
+        for person in entry.persons["author"]
+    ]
+    names = " and ".join(authors) if len(authors) <= 2 else f"{authors[0]} et al."
+    return f"[{names}, {entry.fields['year']}]({entry.fields['url']})"

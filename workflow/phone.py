@@ -26,11 +26,11 @@ def drawings(figure: Figure) -> dict[str, str]:
 
     # that of the inline backend would draw the figure again, as it was left
     get_ipython().display_formatter.formatters[SVG].pop(type(figure), None)
-    made = {SVG: print_figure(figure, "svg", metadata={"Date": None})}
+    images = {SVG: print_figure(figure, "svg", metadata={"Date": None})}
     if any((spec := ax.get_subplotspec()) and spec.get_gridspec().ncols > 1 for ax in figure.axes):
         stack(figure)
-        made[STACKED] = print_figure(figure, "svg", metadata={"Date": None})
-    return made
+        images[STACKED] = print_figure(figure, "svg", metadata={"Date": None})
+    return images
 
 
 def stack(figure: Figure) -> None:

@@ -36,12 +36,12 @@ def hash_of(name: str, codes: Mapping[str, str] | None = None) -> str:
         ValueError: a cell of a chapter is no Python, or a training's name in it is no constant.
     """
     codes = codes or modules()
-    files = [path.read_bytes() for pattern in DATA for path in sorted(ROOT.glob(pattern))]
-    common: list[str | bytes] = [*files, _versions()]
-    shared = name in shared_runs.RECIPES
-    used = _closure([_module_of(name)], codes) if shared else used_by(name, codes)
-    modules_of_it = _digest(_hash(codes[each]) for each in sorted(used))
-    return _digest([*common, modules_of_it, *(() if shared else map(_hash, _cells(name)))])
+    is_training = name in shared_runs.RECIPES
+    used = _closure([_module_of(name)], codes) if is_training else used_by(name, codes)
+    cells = [] if is_training else _cells(name)
+    data = [path.read_bytes() for pattern in DATA for path in sorted(ROOT.glob(pattern))]
+    digest_of_modules = _digest(_hash(codes[module]) for module in sorted(used))
+    return _digest([*data, _versions(), digest_of_modules, *map(_hash, cells)])
 
 
 def modules() -> dict[str, str]:
@@ -58,20 +58,23 @@ def used_by(chapter: str, codes: Mapping[str, str] | None = None) -> set[str]:
 
 
 def _closure(names: Iterable[str], codes: Mapping[str, str]) -> set[str]:
-    found: set[str] = set()
+    """Modules of ours and what they import, in turn."""
+    reached: set[str] = set()
     queue = list(names)
     while queue:
-        if (name := queue.pop()) in codes and name not in found:
-            found.add(name)
+        name = queue.pop()
+        if name in codes and name not in reached:
+            reached.add(name)
             queue.extend(_imports(codes[name]))
-    return found
+    return reached
 
 
 def of_pages() -> list[str]:
     """Files, relative to the root, that the rendered pages are made from besides the executed notebooks."""
     code = ("workflow/**/*.py", "workflow/**/*.j2", "normgrowth/**/*.py", "nbutils/**/*.py")
     patterns = (*code, "_config.yml", "_toc.yml", "constraints.txt", "book/*.*", "book/_static/**/*", "CITATION.cff")
-    return sorted(str(path.relative_to(ROOT)) for each in patterns for path in ROOT.glob(each) if path.is_file())
+    files = {path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
+    return sorted(str(path.relative_to(ROOT)) for path in files)
 
 
 def trainings_of(chapter: str) -> list[str]:

@@ -85,7 +85,7 @@ def load(place: Path) -> Judgement:
     if version != VERSION:
         raise ValueError(f"{file} has version {version}; this checkout reads version {VERSION}")
     problems = [Problem(*(problem[field] for field in Problem._fields)) for problem in kept["problems"]]
-    records = [Record.of(record) for record in kept["records"]]
+    records = [Record.from_dict(record) for record in kept["records"]]
     return Judgement(kept["run"], records, kept["verdicts"], problems)
 
 

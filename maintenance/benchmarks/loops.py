@@ -7,6 +7,7 @@ import copy
 import functools
 import tempfile
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -16,18 +17,22 @@ from maintenance.benchmarks.timing import Row, compare, cpu_seconds, row
 from nbutils import ensembles, models, training
 from nbutils.devices import generator
 from normgrowth import norms
+from normgrowth.norms import kernels
 
 
 @functools.cache
 def tracked_steps(steps: int = 40) -> dict[str, list[float]]:
     """CPU times of steps of a language model of 10 M parameters on 8 × 128 tokens, and of each way to measure them.
 
-    Plain is clone, subtract, and norms and an inner product of each tensor by ``.item()``, in float32.
+    Plain is clone, subtract, and norms and an inner product of each tensor by ``.item()``, in float32. Ours is a tracker
+    with numba, and by blocks a second one without it.
     """
     model = models.CausalLM(8000, 256, 10, 8, 128, generator=generator(0, "cpu"))
     tokens = torch.randint(8000, (8, 129), generator=generator(1, "cpu"))
     parameters = list(model.parameters())
-    optimizer, tracker = torch.optim.AdamW(parameters, lr=1e-3), norms.NormTracker(model.named_parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    tracker = norms.NormTracker(model)
+    tracker_by_blocks = norms.NormTracker(model)
     old: list[torch.Tensor] = []
     sums = np.zeros(3)  # ‖θ‖², ‖δ‖², θ·δ
 
@@ -44,11 +49,19 @@ def tracked_steps(steps: int = 40) -> dict[str, list[float]]:
             delta = p.detach() - before
             sums[:] += p.detach().norm().item() ** 2, delta.norm().item() ** 2, (before * delta).sum().item()
 
+    def after_by_blocks() -> None:
+        with mock.patch.object(kernels, "loops", lambda: kernels.BY_BLOCKS):
+            tracker_by_blocks.after()
+
     work = {"train": (loss_and_gradient, optimizer.step), "plain": (plain_before, plain_after)}
     work["ours"] = (tracker.before, tracker.after)
+    work["by blocks"] = (tracker_by_blocks.before, after_by_blocks)
     times = {side: [0.0] * steps for side in work}
     for step, part, side in ((step, part, side) for step in range(steps) for part in (0, 1) for side in work):
         times[side][step] += cpu_seconds(work[side][part])
+    quantities = ["norm", "step_norm", "inner", "alignment"]
+    compiled, by_blocks = (made.history()[quantities] for made in (tracker, tracker_by_blocks))
+    assert np.allclose(compiled, by_blocks, rtol=1e-9, atol=1e-12, equal_nan=True), "they differ with and without numba"
     last = tracker.history().iloc[-1]
     ours = np.array([last.norm**2, last.step_norm**2, last.inner])
     size = np.array([ours[0], ours[1], last.norm * last.step_norm])
@@ -59,6 +72,12 @@ def tracked_steps(steps: int = 40) -> dict[str, list[float]]:
 def norm_tracking() -> Row:
     times = tracked_steps()
     return row("norm, ‖δ‖ and θ·δ of a step, 10 M parameters", times["ours"], times["plain"], 2)
+
+
+def norm_tracking_without_numba() -> Row:
+    """At most four times the CPU time of the compiled loops, which wait for memory alone."""
+    times = tracked_steps()
+    return row("the same without numba, against the same with it", times["by blocks"], times["ours"], 0.25)
 
 
 def share_of_a_step() -> Row:
@@ -144,4 +163,4 @@ def at_once(width: int = 32, networks: int = 32, steps: int = 20) -> Row:
     return row
 
 
-PAIRS = (norm_tracking, share_of_a_step, against_the_trainer, at_once)
+PAIRS = (norm_tracking, share_of_a_step, norm_tracking_without_numba, against_the_trainer, at_once)

@@ -1,4 +1,4 @@
-"""The reference of nbutils: a page for each module, with links to torch, numpy and pandas."""
+"""The reference of both packages: a page for each module, with links to torch, numpy and pandas."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:  # only Sphinx itself needs them
     from docutils import nodes
     from sphinx.application import Sphinx
 
-OWN = ("checkpoints", "norms", "callbacks", "fits", "intervals", "saturation", "heads", "homogeneity", "text", "layers")
-TORCH, NUMPY = "https://docs.pytorch.org/docs/stable/", "https://numpy.org/doc/stable/reference/typing.html"
+TORCH = "https://docs.pytorch.org/docs/stable/"
+NUMPY = "https://numpy.org/doc/stable/reference/typing.html"
 EXTERNAL = {
     "Tensor": f"{TORCH}tensors.html",
     "Module": f"{TORCH}generated/torch.nn.Module.html",
@@ -26,21 +26,27 @@ EXTERNAL = {
 
 
 def groups() -> dict[str, dict[str, str]]:
-    """What each module is for, by its name: those for one's own models, those that chapters share, a chapter's own."""
-    found: dict[str, dict[str, str]] = {"For your own models": {}, "What chapters share": {}, "Of a chapter or two": {}}
-    own, shared, single = found.values()
+    """What each module is for, by its name, in three groups: normgrowth, nbutils, and the experiments of nbutils."""
     codes = sources.modules()
-    names = sorted(codes, key=lambda name: (OWN.index(part) if (part := _part(name)) in OWN else 0, name))
-    for name in names:
-        if _part(name) not in ("", "__main__") and name != "nbutils.experiments":
-            group = single if _part(name) == "chapters" else own if _part(name) in OWN else shared
-            group[name] = (ast.get_docstring(ast.parse(codes[name])) or "").partition("\n")[0]
-    return found
-
-
-def _part(name: str) -> str:
-    """The first name below nbutils."""
-    return f"{name}..".split(".")[1]
+    instruments: dict[str, str] = {}
+    shared: dict[str, str] = {}
+    experiments: dict[str, str] = {}
+    for name in sorted(codes):
+        is_face = any(module.startswith(f"{name}.") for module in codes)
+        if name.endswith("__main__") or (is_face and "__all__" not in codes[name]):
+            continue  # a command, or a package that hands on no names
+        purpose = (ast.get_docstring(ast.parse(codes[name])) or "").partition("\n")[0]
+        if name.startswith("normgrowth."):
+            instruments[name] = purpose
+        elif name.startswith("nbutils.experiments."):
+            experiments[name] = purpose
+        else:
+            shared[name] = purpose
+    return {
+        "normgrowth: for your own models": instruments,
+        "nbutils: what chapters share": shared,
+        "nbutils.experiments: what one to four chapters use": experiments,
+    }
 
 
 def pages() -> Iterator[tuple[str, bytes]]:

@@ -23,6 +23,7 @@ SCHEMATICS = ROOT / "book" / "_static" / "schematics"
 Figures = dict[str, figures.Figure]  # by name
 Evidence = dict[str, tuple[str, str]]  # by claim: the name of a figure, and code
 FOLDED = {"hide-input", "hide-cell"}
+SECTION = re.compile(r"^## ", re.M)
 LOG = re.compile(r"\[\d{4}-\d\d-\d\d [^]]*\] \[(INFO|WARNING|ERROR)\]")
 
 
@@ -75,21 +76,23 @@ def select_findings_in(node: NotebookNode, chapter: str, claims: Mapping[str, Cl
 
 
 def page(
-    node: NotebookNode, chapter: str, result: Judgement, claims: Mapping[str, Claim], banner: str
+    node: NotebookNode, chapter: str, judgement: Judgement, claims: Mapping[str, Claim], banner: str
 ) -> tuple[NotebookNode, Figures]:
     """A chapter as its page shows it, from a notebook with its findings selected, and its figures.
 
     The checks are shown as the workflow judged them; what it alone has seen, at further seeds, stands with the last.
     """
     card = book.card(chapter)
-    explored = {each["after"]: each["name"] for each in card.get("explore", ())}
-    records = [record for record in result.records if record.chapter == chapter]
-    judged, waiting = {record.key: record for record in records}, list[Record]()
-    shown, drawn = list[NotebookNode](), Figures()
+    explorables = {explorable["after"]: explorable["name"] for explorable in card.get("explore", ())}
+    records = [record for record in judgement.records if record.chapter == chapter]
+    not_shown = {record.key: record for record in records}
+    checks_of_section: list[Record] = []
+    shown: list[NotebookNode] = []
+    drawn: Figures = {}
     for cell in _sections(node.cells):
-        if cell.cell_type == "markdown" and cell.source.startswith("## ") and waiting:
-            shown.append(_html("checks", records=waiting))
-            waiting = []
+        if cell.cell_type == "markdown" and cell.source.startswith("## ") and checks_of_section:
+            shown.append(_html("checks", records=checks_of_section))
+            checks_of_section = []
         if FOLDED & _tags(cell):
             cell.metadata.setdefault("mystnb", {})["code_prompt_show"] = f"Code: {_content(cell)}"
         shown.append(cell)
@@ -97,15 +100,17 @@ def page(
             shown.append(_schematic(**card["schematic"]))
         if cell.cell_type == "code":
             checks = [output.data[MIME] for output in cell.outputs if MIME in output.get("data", {})]
-            waiting += [judged.pop((each["claim"], each["check"])) for each in checks]
-            cell.outputs = [output for output in cell.outputs if not _unseen(output)]
-            if figure := figures.of_cell(cell):
+            checks_of_section += [not_shown.pop((check["claim"], check["check"])) for check in checks]
+            cell.outputs = [output for output in cell.outputs if not _is_hidden(output)]
+            figure = figures.of_cell(cell)
+            if figure:
                 drawn[figure.name] = figure
-                if figure.name in explored:
-                    shown.append(_html("explorable", name=explored[figure.name]))
-    if waiting := [*waiting, *judged.values()]:
-        shown.append(_html("checks", records=waiting))
-    boxes = banner, _card(card, result, records, claims, drawn), _box(chapter, claims)
+            if figure and figure.name in explorables:
+                shown.append(_html("explorable", name=explorables[figure.name]))
+    last_checks = [*checks_of_section, *not_shown.values()]
+    if last_checks:
+        shown.append(_html("checks", records=last_checks))
+    boxes = banner, _card(card, judgement, records, claims, drawn), _box(chapter, claims)
     shown[0].source = below_title(shown[0].source, *boxes)
     node.cells = list(_joined(shown))
     for cell in node.cells:
@@ -118,12 +123,12 @@ def _content(cell: NotebookNode) -> str:
     """What a reader finds in folded code."""
     if "figure" in cell.metadata.get("mystnb", {}):
         return "the figure"
-    parts = {"claims.": "checks", "glue(": "numbers of the text", "listing(": "functions of nbutils"}
-    found = [name for start, name in parts.items() if re.search(rf"^ *{re.escape(start)}", cell.source, re.M)]
-    return " and ".join(found) or ("setup" if {"setup", "parameters"} & _tags(cell) else "preparation")
+    parts = {"claims.": "checks", "glue(": "numbers of the text", "listing(": "library functions"}
+    contents = [name for start, name in parts.items() if re.search(rf"^ *{re.escape(start)}", cell.source, re.M)]
+    return " and ".join(contents) or ("setup" if {"setup", "parameters"} & _tags(cell) else "preparation")
 
 
-def _unseen(output: NotebookNode) -> bool:
+def _is_hidden(output: NotebookNode) -> bool:
     """Whether a page shows an output elsewhere, as it does checks, or not at all: bars of progress, logs."""
     lines = output.get("text", "").splitlines() if output.get("name") == "stdout" else []
     logged = bool(lines) and all(LOG.match(line) for line in lines)
@@ -131,20 +136,27 @@ def _unseen(output: NotebookNode) -> bool:
 
 
 def evidence(cells: list[NotebookNode]) -> Evidence:
-    """For each claim of an executed chapter, the cells that check it, and of the figures in the section of its first
-    check the last before that, or else the next."""
-    found = Evidence()
-    heads = [i for i, x in enumerate(cells) if x.cell_type == "markdown" and re.search(r"^## ", x.source, re.M)]
-    for section in (cells[i:j] for i, j in pairwise([0, *heads, len(cells)])):
+    """For each claim of an executed chapter the cells that check it, and a figure.
+
+    That is the last figure before its first check in the same section, or else the next.
+    """
+    by_claim: Evidence = {}
+    heads = [i for i, cell in enumerate(cells) if cell.cell_type == "markdown" and SECTION.search(cell.source)]
+    for start, end in pairwise([0, *heads, len(cells)]):
+        section = cells[start:end]
         drawn = [cell.metadata.get("mystnb", {}).get("figure", {}).get("name") for cell in section]
         for i, cell in enumerate(section):
-            near = next(filter(None, [*drawn[i::-1], *drawn[i:]]), "")
+            before_then_after = [*drawn[i::-1], *drawn[i:]]
+            nearest = next(filter(None, before_then_after), "")
             for output in cell.get("outputs", ()):
-                if check := output.get("data", {}).get(MIME):
-                    figure, code = found.get(check["claim"], (near, ""))
-                    new = "" if cell.source in code else f"\n\n{cell.source}"
-                    found[check["claim"]] = figure, (code + new).lstrip()
-    return found
+                check = output.get("data", {}).get(MIME)
+                if not check:
+                    continue
+                figure, code = by_claim.get(check["claim"], (nearest, ""))
+                if cell.source not in code:
+                    code = f"{code}\n\n{cell.source}".lstrip()
+                by_claim[check["claim"]] = figure, code
+    return by_claim
 
 
 def to_notebooks(text: str) -> str:
@@ -159,15 +171,23 @@ def below_title(text: str, *boxes: str) -> str:
 
 
 def _card(
-    card: Mapping[str, Any], result: Judgement, records: list[Record], claims: Mapping[str, Claim], drawn: Figures
+    card: Mapping[str, Any], judgement: Judgement, records: list[Record], claims: Mapping[str, Claim], drawn: Figures
 ) -> str:
     """What was asked, what was found and why to believe it, on one screen; "" for a chapter without a card."""
     if not card:
         return ""
-    rested = [claims[name] for name in card["claims"]]
-    missing = next((claim for claim in rested if not claim.supported), None)
-    known = {"claim": rested[0], "missing": missing, "figure": drawn.get(card.get("figure", "")), "kinds": KINDS}
-    return render("card.md.j2", card=card, run=result.run, records=records, **known)
+    of_card = [claims[name] for name in card["claims"]]
+    unsupported = [claim for claim in of_card if not claim.supported]
+    return render(
+        "card.md.j2",
+        card=card,
+        run=judgement.run,
+        records=records,
+        claim=of_card[0],
+        missing=unsupported[0] if unsupported else None,
+        figure=drawn.get(card.get("figure", "")),
+        kinds=KINDS,
+    )
 
 
 def _box(chapter: str, claims: Mapping[str, Claim]) -> str:

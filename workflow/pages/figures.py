@@ -32,18 +32,20 @@ class Figure:
 
     def size(self, svg: str) -> tuple[int, int]:
         """Width and height in points of a form of it: a browser keeps room for them before the file is there."""
-        found = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
-        if found is None:
-            raise ValueError(f"{self.name} is no drawing of matplotlib's: it has no viewBox")
-        return round(float(found[1])), round(float(found[2]))
+        box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+        if box is None:
+            raise ValueError(f"{self.name} was not drawn by matplotlib: it has no viewBox")
+        return round(float(box[1])), round(float(box[2]))
 
     def files(self) -> dict[str, bytes]:
         """What pages load, by path."""
-        start, made = f"_static/figures/{self.name}", dict[str, bytes]()
-        for end, svg in (("", self.svg), ("-stacked", self.stacked)):
+        files = {}
+        for ending, svg in (("", self.svg), ("-stacked", self.stacked)):
             if svg:
-                made |= {f"{start}{end}.svg": svg.encode(), f"{start}{end}-dark.svg": dark(svg).encode()}
-        return made
+                path = f"_static/figures/{self.name}{ending}"
+                files[f"{path}.svg"] = svg.encode()
+                files[f"{path}-dark.svg"] = dark(svg).encode()
+        return files
 
 
 def dark(svg: str) -> str:
@@ -53,7 +55,7 @@ def dark(svg: str) -> str:
     >>> dark('<svg width="9"><path style="stroke: #0072B2"/></svg>')
     '<svg fill="#ced6dd" width="9"><path style="stroke: #4794e6"/></svg>'
     """
-    svg = COLOUR.sub(lambda found: DARK.get(found[0].lower()) or _on_dark(found[0]), svg)
+    svg = COLOUR.sub(lambda colour: DARK.get(colour[0].lower()) or _on_dark(colour[0]), svg)
     svg = svg.replace("<svg ", f'<svg fill="{TEXT}" ', 1)
     return svg.replace("<image ", '<image filter="invert(1) hue-rotate(180deg)" ')
 
@@ -64,25 +66,33 @@ def _on_dark(colour: str) -> str:
     >>> _on_dark("#000000"), _on_dark("#ffffff"), _on_dark("#ff0000"), _on_dark("#440154")
     ('#ced6dd', '#121212', '#e66b6e', '#896c98')
     """
-    red, green, blue = here = bytes.fromhex(colour[1:])
-    ground, text = bytes.fromhex(GROUND[1:]), bytes.fromhex(TEXT[1:])
+    red, green, blue = bytes.fromhex(colour[1:])
+    text = bytes.fromhex(TEXT[1:])
     if red == green == blue:
-        here, share = ground, (1 - red / 255) ** 0.65
+        start = tuple(bytes.fromhex(GROUND[1:]))
+        share = (1 - red / 255) ** 0.65
     else:
-        share = 0.5 if 2 * red + 5 * green + blue < 800 else 0.0
-    return "#" + "".join(f"{round(x + share * (y - x)):02x}" for x, y in zip(here, text, strict=True))
+        start = (red, green, blue)
+        is_dark = 2 * red + 5 * green + blue < 800
+        share = 0.5 if is_dark else 0.0
+    return "#" + "".join(f"{round(x + share * (y - x)):02x}" for x, y in zip(start, text, strict=True))
 
 
 def of_cell(cell: NotebookNode) -> Figure | None:
     """The figure that a code cell draws, whose files the cell shows from now on; None where it draws none."""
-    shown = cell.metadata.get("mystnb", {})
-    drawn = [output for output in cell.outputs if SVG in output.get("data", {})]
-    if "figure" not in shown or not drawn:
+    options = cell.metadata.get("mystnb", {})
+    drawings = [output for output in cell.outputs if SVG in output.get("data", {})]
+    if "figure" not in options or not drawings:
         return None
-    image = shown.get("image", {})
-    svg, name = drawn[-1].data[SVG], shown["figure"]["name"]
-    see = shown["figure"].get("caption", "").partition("What to see: ")[2]
-    stacked = drawn[-1].data.get(STACKED, "")
-    figure = Figure(name, image.get("alt", ""), image.get("width", "100%"), svg, see, stacked)
-    drawn[-1].data = {"text/html": render("figure.html.j2", figure=figure)}
+    image = options.get("image", {})
+    last = drawings[-1]
+    figure = Figure(
+        name=options["figure"]["name"],
+        alt=image.get("alt", ""),
+        width=image.get("width", "100%"),
+        svg=last.data[SVG],
+        see=options["figure"].get("caption", "").partition("What to see: ")[2],
+        stacked=last.data.get(STACKED, ""),
+    )
+    last.data = {"text/html": render("figure.html.j2", figure=figure)}
     return figure

@@ -22,10 +22,11 @@ def browser() -> str:
     Raises:
         RuntimeError: there is none on the path.
     """
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        raise RuntimeError(f"no Chromium to print with: install one of {', '.join(BROWSERS)}")
-    return found
+    for name in BROWSERS:
+        path = shutil.which(name)
+        if path:
+            return path
+    raise RuntimeError(f"no Chromium to print with: install one of {', '.join(BROWSERS)}")
 
 
 def make(run: Run) -> Path:
@@ -37,7 +38,9 @@ def make(run: Run) -> Path:
     Raises:
         RuntimeError: no Chromium, or one of the two steps failed.
     """
-    folder, program, target = run.reports / "pages", browser(), run.reports / "norm-growth.pdf"
+    folder = run.reports / "pages"
+    program = browser()
+    target = run.reports / "norm-growth.pdf"
     build.sphinx(folder, folder / "single", folder / "pdf.log", "-b", "singlehtml")
     options = ["--headless", "--disable-gpu", "--no-pdf-header-footer", "--virtual-time-budget=120000"]
     options += ["--no-sandbox"] if sys.platform == "linux" else []  # a container's root has none; the page is our own

@@ -34,7 +34,7 @@ class Claim:
     @property
     def asserted(self) -> list[str]:
         """The verdicts that sentences on it are about: those expected, without "open" where something else is."""
-        return [each for each in self.expected if each != "open"] or ["open"]
+        return [verdict for verdict in self.expected if verdict != "open"] or ["open"]
 
     @property
     def supported(self) -> bool:
@@ -73,34 +73,36 @@ class Claim:
     def evidence(self) -> str:
         """On what it rests, from its checks; ``evidence`` in ``claims.yml`` names what they do not know."""
         kinds = {record.kind for record in self.records}
-        runs = sorted({record.n for record in self.records if record.kind == "empirical" and record.n})
-        exact = "computed, without chance" if "exact" in kinds else ""
-        law = "derived law, sampled" if "derived" in kinds else ""
-        several = " to ".join(map(str, dict.fromkeys(runs[:1] + runs[-1:])))
-        return "; ".join(filter(None, [self.listed.get("evidence", exact), law, several and f"{several} runs"]))
+        sizes = sorted({record.n for record in self.records if record.kind == "empirical" and record.n})
+        rests_on = [self.listed.get("evidence", "computed, without chance" if "exact" in kinds else "")]
+        if "derived" in kinds:
+            rests_on.append("derived law, sampled")
+        if sizes:
+            smallest_and_largest = dict.fromkeys((sizes[0], sizes[-1]))
+            rests_on.append(f"{' to '.join(map(str, smallest_and_largest))} runs")
+        return "; ".join(filter(None, rests_on))
 
     @property
     def reasons(self) -> list[str]:
         """Why it is open."""
-        given = [record.reason for record in self.records if record.role == "open" and record.reason]
-        return list(dict.fromkeys(given)) if self.verdict == "open" else []
+        reasons = [record.reason for record in self.records if record.role == "open" and record.reason]
+        return list(dict.fromkeys(reasons)) if self.verdict == "open" else []
 
 
-def claims_of(result: Judgement, numbers: Mapping[str, str] | None = None) -> dict[str, Claim]:
+def claims_of(judgement: Judgement, numbers: Mapping[str, str] | None = None) -> dict[str, Claim]:
     """All claims, in the order of ``claims.yml``, with the verdicts and checks of a run.
 
     ``numbers`` are those of the prose, by name: ``{name}`` in what a claim rests on stands for one.
     """
-    known = defaultdict(lambda: "…", numbers or {})
-    found: dict[str, list[Record]] = {}
-    for record in result.records:
-        found.setdefault(record.claim, []).append(record)
-    return {
-        name: Claim(
-            name, rank, _filled(listed, known), result.verdicts.get(name, UNDECIDED), tuple(found.get(name, ()))
-        )
-        for rank, (name, listed) in enumerate(book.claims().items())
-    }
+    numbers_or_dots = defaultdict(lambda: "…", numbers or {})
+    records: dict[str, list[Record]] = defaultdict(list)
+    for record in judgement.records:
+        records[record.claim].append(record)
+    claims = {}
+    for rank, (name, listed) in enumerate(book.claims().items()):
+        verdict = judgement.verdicts.get(name, UNDECIDED)
+        claims[name] = Claim(name, rank, _filled(listed, numbers_or_dots), verdict, tuple(records[name]))
+    return claims
 
 
 def _filled(listed: Mapping[str, Any], numbers: Mapping[str, str]) -> dict[str, Any]:
@@ -110,8 +112,8 @@ def _filled(listed: Mapping[str, Any], numbers: Mapping[str, str]) -> dict[str, 
 
 def counts(claims: Iterable[Claim]) -> dict[str, int]:
     """How many claims have which verdict or answer, in the order of verdicts; those that none has are left out."""
-    number = Counter(claim.word for claim in sorted(claims, key=lambda claim: ORDER.index(claim.verdict)))
-    return dict(number)
+    in_order = sorted(claims, key=lambda claim: ORDER.index(claim.verdict))
+    return dict(Counter(claim.word for claim in in_order))
 
 
 def examples(claims: Iterable[Claim]) -> int:
