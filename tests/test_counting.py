@@ -72,16 +72,16 @@ def by_hand(found, c, whole):
 
 @pytest.mark.parametrize(("task", "whole"), [*((task, False) for task in counting.TASKS), ("Dyck-2", True)])
 def test_scaling_leaves_a_trained_network_as_it_was(task, whole):
-    _, found = counting.trained(task, length=9, steps=2, seeds=(0, 5), device="cpu")
+    _, found = counting.train_networks(task, length=9, steps=2, seeds=(0, 5), device="cpu")
     before = {name: p.detach().clone() for name, p in found.model.named_parameters()}
     for c in (1, 10):
-        assert counting.accuracy(found, c, whole=whole) == by_hand(found, c, whole)
+        assert counting.accuracy(found, c, per_string=whole) == by_hand(found, c, whole)
     assert all(torch.equal(before[name], p) for name, p in found.model.named_parameters())
 
 
 def test_a_sharper_start_scales_the_scores_alone():
     (plain,), (sharp,) = (
-        counting.trained("majority", length=9, steps=0, seeds=(0,), sharpen=x, device="cpu") for x in (1.0, 8.0)
+        counting.train_networks("majority", length=9, steps=0, seeds=(0,), sharpen=x, device="cpu") for x in (1.0, 8.0)
     )
     assert torch.equal(plain.tokens, sharp.tokens)
     (one,), (eight,) = (heads.attention_scores(net.model, {"input_ids": net.tokens}) for net in (plain, sharp))
@@ -90,5 +90,5 @@ def test_a_sharper_start_scales_the_scores_alone():
 
 
 def test_training_learns_to_copy():
-    found = counting.trained("first", length=8, steps=150, seeds=range(3), device="cpu")
+    found = counting.train_networks("first", length=8, steps=150, seeds=range(3), device="cpu")
     assert min(map(counting.accuracy, found)) > 0.9

@@ -27,9 +27,9 @@ def case(k, n=30, seed=0):
 
 
 @given(st.floats(0, 700))
-def test_right_examples_pull_by_at_most_deepest(m):
-    assert -projection(m, 1) <= margins.DEEPEST * (1 + 1e-12)
-    assert -projection(1 + margins.DEEPEST, 1) == pytest.approx(margins.DEEPEST)
+def test_right_examples_pull_by_at_most_the_largest_pull(m):
+    assert -projection(m, 1) <= margins.LARGEST_PULL * (1 + 1e-12)
+    assert -projection(1 + margins.LARGEST_PULL, 1) == pytest.approx(margins.LARGEST_PULL)
 
 
 @given(UNIT, st.integers(1, 6))

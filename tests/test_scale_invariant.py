@@ -33,7 +33,9 @@ def test_epsilon_breaks_it():
 def test_plain_steps_are_orthogonal_and_obey_the_quartic_law(batch):
     rng = generator(1, "cpu")
     data, eta = si.problem(3, samples=32, generator=rng), 0.3
-    run = si.train(data.weights, si.loss_gradients(data, batch=batch, generator=rng), lambda p: SGD(p, lr=eta), 40)
+    run = si.record_steps(
+        data.weights, si.problem_gradients(data, batch=batch, generator=rng), lambda p: SGD(p, lr=eta), 40
+    )
     assert all(part.shape == (40, 2, 3) for part in run)
     assert abs(run.gradient_cos()).max() < 1e-12
     sphere = run.gradient * run.before  # G²
@@ -50,7 +52,7 @@ def test_cosines_of_a_step_at_a_known_angle(turn):
     def fill(weights):
         weights[0].grad = gradient.clone()
 
-    run = si.train([theta], fill, lambda p: SGD(p, lr=0.5), 1)
+    run = si.record_steps([theta], fill, lambda p: SGD(p, lr=0.5), 1)
     assert run.gradient_cos().item() == pytest.approx(-np.cos(angle), abs=1e-12)
     assert [part.item() for part in run.total()] == pytest.approx(
         [25, 29 + 20 * np.cos(angle), 4, 10 * np.cos(angle), -20 * np.cos(angle), 16])  # fmt: skip
@@ -59,8 +61,8 @@ def test_cosines_of_a_step_at_a_known_angle(turn):
 def test_momentum_has_its_inner_product_from_the_step_before():
     rng = generator(4, "cpu")
     start = [torch.randn(2, 8, 8, generator=rng, dtype=torch.float64)]
-    fill = si.noise_gradients(across=True, generator=rng)
-    run = si.train(start, fill, lambda p: SGD(p, lr=0.01, momentum=0.8), 60)
+    fill = si.random_gradients(orthogonal=True, generator=rng)
+    run = si.record_steps(start, fill, lambda p: SGD(p, lr=0.01, momentum=0.8), 60)
     np.testing.assert_allclose(run.inner[1:], 0.8 * (run.inner[:-1] + run.step[:-1]), atol=1e-12)
 
 
@@ -68,16 +70,20 @@ def test_runs_do_not_touch_each_other_nor_the_start():
     rng = generator(5, "cpu")
     data = si.problem(3, samples=16, generator=rng)
     kept = [w.clone() for w in data.weights]
-    both = si.train(data.weights, si.loss_gradients(data, generator=rng), lambda p: torch.optim.Adam(p, lr=0.1), 10)
+    both = si.record_steps(
+        data.weights, si.problem_gradients(data, generator=rng), lambda p: torch.optim.Adam(p, lr=0.1), 10
+    )
     assert all(torch.equal(a, b) for a, b in zip(kept, data.weights, strict=True))
     one = si.Problem(data.x[1:2], data.y[1:2], [w[1:2] for w in data.weights])
-    alone = si.train(one.weights, si.loss_gradients(one, generator=rng), lambda p: torch.optim.Adam(p, lr=0.1), 10)
+    alone = si.record_steps(
+        one.weights, si.problem_gradients(one, generator=rng), lambda p: torch.optim.Adam(p, lr=0.1), 10
+    )
     np.testing.assert_allclose(alone.after[..., 0], both.after[..., 1], rtol=1e-9)
 
 
 def test_noise_across_is_the_gradient_of_a_scale_invariant_loss():
     theta = torch.randn(1, 3, 4, generator=generator(6, "cpu"), dtype=torch.float64).requires_grad_()
-    si.noise_gradients(across=True, generator=generator(7, "cpu"))([theta])
+    si.random_gradients(orthogonal=True, generator=generator(7, "cpu"))([theta])
     g = torch.randn(1, 3, 4, generator=generator(7, "cpu"), dtype=torch.float64)
     (by_autograd,) = torch.autograd.grad((g * theta).sum() / theta.norm(), theta)
     torch.testing.assert_close(theta.grad, by_autograd)
@@ -87,7 +93,7 @@ def test_products_of_float32_are_summed_in_float64():
     """A million entries: their squares are rounded one by one, which averages out; a float32 sum has 7 digits."""
     rng = generator(0, "cpu")
     start = torch.rand(1, 1000, 1000, generator=rng)
-    found = si.train([start], si.noise_gradients(generator=rng), lambda theta: SGD(theta, lr=0.0), 1)
+    found = si.record_steps([start], si.random_gradients(generator=rng), lambda theta: SGD(theta, lr=0.0), 1)
     assert found.before[0, 0, 0] == pytest.approx(float((start.double() ** 2).sum()), rel=1e-9)
     assert found.inner[0, 0, 0] == 0 and found.step[0, 0, 0] == 0
 
@@ -120,8 +126,8 @@ def test_adafactor_treats_runs_as_it_treats_one_alone(options):
 
         return fill
 
-    together = si.train(start, given(slice(None)), lambda p: si.RunwiseAdafactor(p, **options), 20)
+    together = si.record_steps(start, given(slice(None)), lambda p: si.RunwiseAdafactor(p, **options), 20)
     for r in range(3):
         own = [w[r : r + 1] for w in start]
-        alone = si.train(own, given(slice(r, r + 1)), lambda p: Adafactor(p, **options), 20)
+        alone = si.record_steps(own, given(slice(r, r + 1)), lambda p: Adafactor(p, **options), 20)
         np.testing.assert_allclose(together.after[..., r], alone.after[..., 0], rtol=1e-10)

@@ -1,6 +1,6 @@
-"""Counting with attention: a mean head built by hand, what a gap between its scores does, and trained counters.
+"""Counting with attention: a mean head built by hand, with or without a gap between its scores, and trained networks.
 
-Majority of a string of a and b is the smallest task that needs a mean over the sequence. Symbols as in
+The majority of a string of a and b is the smallest task that needs a mean over the sequence. Symbols are those of
 ``nbutils.experiments.languages``.
 """
 
@@ -19,11 +19,14 @@ from nbutils.experiments import languages
 from normgrowth.saturation.scaling import mode, scaled
 
 FLAT = ("query", "key", "constant")
-STRINGS = 1_000_000  # added to the seed of a network: its strings are drawn apart from its weights
+STRING_SEED = 1_000_000  # added to a network's seed, so that its strings are independent of its weights
 
 
 class Classifier(models.Transformer):
-    """Class logits read off the last position, for formal languages: a ``Transformer``, by default without mask."""
+    """A ``Transformer`` for formal languages that reads class logits from the last position, by default without mask.
+
+    Used in chapter 23.
+    """
 
     def __init__(self, *sizes: int, classes: int, mask: str = "none", **options: Any) -> None:
         super().__init__(*sizes, outputs=classes, mask=mask, **options)
@@ -34,18 +37,20 @@ class Classifier(models.Transformer):
 
 
 class MeanHead(nn.Module):
-    """One attention head that computes (number of b − number of a) / T, float64, nothing trained.
+    """An attention head, built by hand, that computes (number of b − number of a) / T, float64.
 
-    Embeddings are (1, −1) for a and (1, 1) for b. The value is the second coordinate. Scores are equal in one of three
-    ways, or differ by ``gap`` between b and a.
+    Embeddings are (1, −1) for a and (1, 1) for b, and the value is the second coordinate. All scores are equal, for
+    one of three reasons, or the scores of b and a differ by ``gap``.
+
+    Used in chapter 23.
 
     Args:
-        flat: ``query`` (Q = 0), ``key`` (K = 0) or ``constant`` (keys read the first coordinate alone).
-        gap: score of b minus score of a at c = 1. Only with ``flat="constant"``, whose keys get it on top.
-        fixed: the embedding is no parameter and is not scaled. Scores then have degree 2 in the parameters, else 4.
+        flat: the reason: ``query`` (Q = 0), ``key`` (K = 0) or ``constant`` (keys read the first coordinate only).
+        gap: score of b minus score of a at c = 1; requires ``flat="constant"``.
+        fixed: the embedding is a buffer, which is not scaled. Scores then have degree 2 in the parameters, otherwise 4.
 
     Raises:
-        ValueError: unknown ``flat``, or a gap where all scores are 0.
+        ValueError: unknown ``flat``, or a gap with ``flat="query"`` or ``flat="key"``.
 
     >>> MeanHead()(torch.tensor([[3, 4, 4, 4]])).tolist()
     [0.5]
@@ -56,20 +61,22 @@ class MeanHead(nn.Module):
         if flat not in FLAT or (gap and flat != "constant"):
             raise ValueError(f"flat={flat!r}, gap={gap}: choose one of {', '.join(FLAT)}; a gap needs constant")
         self.score_degree = 2 if fixed else 4
-        table = torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
+        embedding = torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
         if fixed:
-            self.register_buffer("embedding", table)
+            self.register_buffer("embedding", embedding)
         else:
-            self.embedding = nn.Parameter(table)
-        self.attention = models.SelfAttention(2, 1, mask="none", biases=False)
+            self.embedding = nn.Parameter(embedding)
+        query = [0.0, 0.0] if flat == "query" else [1.0, 0.0]
+        key = [0.0, 0.0] if flat == "key" else [1.0, gap / math.sqrt(2)]  # scores are divided by √2
         weights = {
-            "query": [[float(flat != "query"), 0.0], [0.0, 0.0]],
-            "key": [[0.0, 0.0] if flat == "key" else [1.0, gap / math.sqrt(2)], [0.0, 0.0]],
+            "query": [query, [0.0, 0.0]],
+            "key": [key, [0.0, 0.0]],
             "value": [[0.0, 1.0], [0.0, 0.0]],
             "output": [[1.0, 0.0], [0.0, 1.0]],
         }
-        for name, values in weights.items():
-            getattr(self.attention, name).weight = nn.Parameter(torch.tensor(values, dtype=torch.float64))
+        self.attention = models.SelfAttention(2, 1, mask="none", biases=False)
+        for name, rows in weights.items():
+            getattr(self.attention, name).weight = nn.Parameter(torch.tensor(rows, dtype=torch.float64))
 
     def hidden_states(self, tokens: Tensor, seen: list[Tensor] | None = None) -> list[Tensor]:
         """Embedding and head output, ``(batch, T, 2)``."""
@@ -77,99 +84,131 @@ class MeanHead(nn.Module):
         return [x, self.attention(x, seen)]
 
     def attentions(self, tokens: Tensor) -> list[Tensor]:
-        """Scores of the one layer."""
+        """Scores of the only layer, in a list: ``(batch, 1, T, T)``."""
         return [self.attention.scores(self.hidden_states(tokens)[0])]
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """``(batch, T)`` to ``(batch,)``: positive where b is the majority, 0 at a tie, negative where a is."""
+        """``(batch, T)`` to ``(batch,)``: positive if b is the majority, negative if a is, 0 at a tie."""
         return self.hidden_states(tokens)[-1][:, -1, 0]
 
 
-class Trained(NamedTuple):
-    """A trained network with its test strings ``(n, T)`` and labels ``(n,)`` or ``(n, T)``."""
+class TrainedNetwork(NamedTuple):
+    """A trained network with its test strings and their labels.
+
+    Used in chapter 23.
+    """
 
     model: models.Transformer
-    tokens: Tensor
-    labels: Tensor
+    tokens: Tensor  # (n, T)
+    labels: Tensor  # (n,), or (n, T) if there is a label at every position
 
 
 class Task(NamedTuple):
-    """Strings with labels, and the network that learns them."""
+    """A formal language as a task: how strings with labels are drawn, and which network learns them.
 
-    draw: Callable[..., tuple[Tensor, Tensor]]
+    Used in chapter 23.
+    """
+
+    draw: Callable[..., tuple[Tensor, Tensor]]  # from count, length and generator
     depth: int = 1
     positions: bool = False
-    everywhere: bool = False  # a label at every place, which a causal network reads; else one, read at the last place
+    every_position: bool = False  # a causal network labels every position; otherwise the last position labels a string
 
 
 TASKS = {
     "majority": Task(languages.majority),
     "first": Task(languages.copy_first, positions=True),
-    "previous": Task(languages.copy_previous, positions=True, everywhere=True),
-    "aⁿbⁿcⁿ": Task(languages.counter, depth=2, everywhere=True),
-    "Dyck-2": Task(languages.dyck2, depth=2, everywhere=True),
+    "previous": Task(languages.copy_previous, positions=True, every_position=True),
+    "aⁿbⁿcⁿ": Task(languages.counter, depth=2, every_position=True),
+    "Dyck-2": Task(languages.dyck2, depth=2, every_position=True),
 }
 
 
-def trained(
-    task: str, *, length: int, steps: int, seeds: Sequence[int], sharpen: float = 1.0, device: str = "auto"
-) -> list[Trained]:
-    """Train small post-norm transformers on one of ``TASKS`` with AdamW, one for each seed, all at once.
+def train_networks(
+    task_name: str, *, length: int, steps: int, seeds: Sequence[int], sharpen: float = 1.0, device: str = "auto"
+) -> list[TrainedNetwork]:
+    """Train small post-norm transformers on one of ``TASKS`` with AdamW, a network for each seed, all at once.
 
-    Width 16, two heads. Each network has its own initial values, torch's, with queries and keys times ``sharpen``, and
-    its own strings, 32 a step; 200 test strings are drawn apart.
+    Networks have width 16 and two heads. Each starts from torch's initial values, with queries and keys times
+    ``sharpen``, and draws its own strings, 32 in each step. It is tested on 200 further strings.
 
-    >>> found = trained("majority", length=3, steps=50, seeds=(0, 1), device="cpu")
-    >>> [accuracy(one) for one in found]  # over the eight strings of this length
+    Used in chapter 23.
+
+    >>> networks = train_networks("majority", length=3, steps=50, seeds=(0, 1), device="cpu")
+    >>> [accuracy(network) for network in networks]  # over the eight strings of this length
     [1.0, 1.0]
     """
-    (draw, depth, positions, everywhere), place = TASKS[task], devices.resolve(device)
-    options: dict[str, Any] = {"placement": "post", "positions": positions, "init_std": "standard"}
+    task = TASKS[task_name]
+    torch_device = devices.resolve(device)
 
-    def network(seed: int) -> models.Transformer:
-        rng = devices.generator(seed, "cpu")
-        if everywhere:
-            return models.CausalLM(7, 16, depth, 2, length, tied=False, mask="causal", generator=rng, **options)
-        return Classifier(5, 16, depth, 2, length, classes=2, generator=rng, **options)
+    def untrained(seed: int) -> models.Transformer:
+        options: dict[str, Any] = {"placement": "post", "positions": task.positions, "init_std": "standard"}
+        options["generator"] = devices.generator(seed, "cpu")
+        if task.every_position:
+            return models.CausalLM(7, 16, task.depth, 2, length, tied=False, mask="causal", **options)
+        return Classifier(5, 16, task.depth, 2, length, classes=2, **options)
 
-    nets = [network(seed).to(place) for seed in seeds]
-    for weight in (weight for net in nets for weight in scoring(net).parameters()):
-        weight.data *= sharpen
-    rngs = [devices.generator(seed + STRINGS, "cpu") for seed in seeds]  # not the seeds of the weights
-    tests = [draw(200, length, rng) for rng in rngs]
+    nets = [untrained(seed).to(torch_device) for seed in seeds]
+    for net in nets:
+        for weight in queries_and_keys(net).parameters():
+            weight.data *= sharpen
+    generators = [devices.generator(seed + STRING_SEED, "cpu") for seed in seeds]
+    tests = [task.draw(200, length, generator) for generator in generators]
 
-    def batches() -> Iterator[tuple[Tensor, ...]]:
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
         while True:
-            drawn = zip(*(draw(32, length, rng) for rng in rngs), strict=True)
-            yield tuple(torch.stack(part) for part in drawn)
+            batch = [task.draw(32, length, generator) for generator in generators]
+            tokens = torch.stack([tokens for tokens, _ in batch])
+            labels = torch.stack([labels for _, labels in batch])
+            yield tokens, labels
 
-    train(nets, ensembles.loss_gradients(nets[0], batches()), steps=steps, lr=5e-3)
-    return [Trained(net, x.to(place), y.to(place)) for net, (x, y) in zip(nets, tests, strict=True)]
+    train_with_adamw(nets, ensembles.loss_gradients(nets[0], batches()), steps=steps, lr=5e-3)
+    return [
+        TrainedNetwork(net, tokens.to(torch_device), labels.to(torch_device))
+        for net, (tokens, labels) in zip(nets, tests, strict=True)
+    ]
 
 
-def scoring(model: nn.Module) -> nn.ModuleList:
-    """The linear maps that make queries and keys."""
-    return nn.ModuleList(part for name, part in model.named_modules() if name.endswith(("query", "key")))
+def queries_and_keys(model: nn.Module) -> nn.ModuleList:
+    """The linear maps to queries and keys, in all layers.
+
+    Used in chapter 23.
+    """
+    return nn.ModuleList(module for name, module in model.named_modules() if name.endswith(("query", "key")))
 
 
-def train(nets: Sequence[nn.Module], gradients: ensembles.Gradients, *, steps: int, lr: float) -> list[Tensor | None]:
-    """Train networks of one shape in place by AdamW, all at once; each step's losses ``(nets,)``, None of noise."""
-    theta, adamw = ensembles.stacked(nets), partial(optimizers.optimizer, "adamw", lr=lr)
-    losses = [step.losses for step in ensembles.train_together(theta, gradients, adamw, steps)]
+def train_with_adamw(
+    nets: Sequence[nn.Module], gradients: ensembles.GradientSource, *, steps: int, lr: float
+) -> list[Tensor | None]:
+    """Train networks of one shape in place with AdamW, all at once.
+
+    Used in chapters 22 and 23.
+
+    Returns:
+        The losses ``(nets,)`` before each step; ``None`` for noise.
+    """
+    theta = ensembles.stack(nets)
+    adamw = partial(optimizers.optimizer, "adamw", lr=lr)
+    losses = [step.losses for step in ensembles.train(theta, gradients, adamw, steps)]
     ensembles.unstack(theta, nets)
     return losses
 
 
-def accuracy(found: Trained, c: float = 1.0, *, whole: bool = False) -> float:
-    """Share of right answers with queries and keys times ``c``, in float64; ``whole``: of strings without a mistake.
+def accuracy(network: TrainedNetwork, c: float = 1.0, *, per_string: bool = False) -> float:
+    """Share of right answers with queries and keys times ``c``, in float64; ``per_string``, of strings without error.
 
-    >>> (found,) = trained("majority", length=3, steps=50, seeds=(0,), device="cpu")
-    >>> accuracy(found, 0.0)  # all scores are equal, which is a mean
+    Used in chapter 23.
+
+    >>> (network,) = train_networks("majority", length=3, steps=50, seeds=(0,), device="cpu")
+    >>> accuracy(network, 0.0)  # all scores are equal: the head takes the mean
     1.0
     """
-    model, tokens, labels = found
-    # in float64 first: a part that is scaled in another precision than the rest cannot run
-    with mode(model), scaled(model, 1.0, dtype=torch.float64), scaled(scoring(model), c):
-        guess = model(tokens).argmax(-1)
-    right, counted = guess == labels, labels != languages.IGNORE
-    return float((right | ~counted).all(-1).double().mean() if whole else right[counted].double().mean())
+    model, tokens, labels = network
+    # the whole model is converted to float64, since modules of different precisions cannot run together
+    with mode(model), scaled(model, 1.0, dtype=torch.float64), scaled(queries_and_keys(model), c):
+        predictions = model(tokens).argmax(-1)
+    right = predictions == labels
+    counted = labels != languages.IGNORE
+    if per_string:
+        return float((right | ~counted).all(-1).double().mean())
+    return float(right[counted].double().mean())

@@ -10,7 +10,9 @@ from torch.optim import Optimizer
 
 
 class EnsembleAdamW(Optimizer):
-    """AdamW for an ensemble, with a learning rate and a decay for every network. Used in chapter 6.
+    """AdamW for an ensemble, with a learning rate and a decay for every network.
+
+    Used in chapter 6.
 
     Args:
         params: tensors ``(networks, …)``.

@@ -1,8 +1,8 @@
 """θ·∇L of binary cross-entropy for a homogeneous network: by example, by batch, and where it changes sign on a ray.
 
 The *margin* of an example is m = f for label 1 and −f for label 0: positive where the network is right. The loss is
-log(1 + exp(−m)). Homogeneity of degree k makes m = ρ^k m̂, with m̂ the margin at unit norm and ρ = ‖θ‖. Then
-θ·∇L = −k m σ(−m), and all of it follows from the margins. ``measured_*`` take none of that: they ask autograd.
+log(1 + exp(−m)). Homogeneity of degree k makes m = ρ^k m̂, where m̂ is the margin at unit norm and ρ = ‖θ‖. Then
+θ·∇L = −k m σ(−m), so θ·∇L follows from the margins. The functions ``measured_*`` do not use this: they use autograd.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import logsigmoid
 
-from nbutils.ensembles import stacked, train_together
+from nbutils import ensembles
 from normgrowth.norms import norm
 
 Array = NDArray[np.float64]
-DEEPEST = float(lambertw(np.exp(-1)).real)  # max of |f| σ(−|f|): 0.278…, where |f| = 1 + this; solves x eˣ = 1/e
+# The maximum of |f| σ(−|f|), 0.278…, which solves x eˣ = 1/e; it is attained at |f| = 1 + x.
+LARGEST_PULL = float(lambertw(np.exp(-1)).real)
 
 
 def equilibrium(unit_margins: ArrayLike, degree: float) -> float:
     """Norm ρ* at which θ·∇L of a batch changes sign on the ray with these margins at unit norm.
 
-    With s = ρ^k the loss is convex, so there is at most one: where the mean of ``σ(s|m̂|)``, weighted by ``|m̂|``, is
-    the accuracy with the same weights. It is 0 where that is at most ½ (the norm shrinks everywhere), ``inf`` where
-    none is wrong.
+    The loss is convex in s = ρ^k, so there is at most one such norm: where the mean of ``σ(s|m̂|)``, weighted by
+    ``|m̂|``, equals the accuracy with the same weights. It is 0 if this accuracy is at most ½ (the norm shrinks at every
+    norm), and ``inf`` if all examples are right.
+
+    Used in chapters 12 and 13.
 
     Raises:
-        ValueError: no margins, or none that is not 0, or one that is not finite.
+        ValueError: all margins are 0, there are no margins, or a margin is not finite.
 
     >>> round(equilibrium([2, 2, 2, -2], degree=1), 6)  # logit(¾) / 2
     0.549306
@@ -47,14 +50,16 @@ def equilibrium(unit_margins: ArrayLike, degree: float) -> float:
         raise ValueError("at least one margin must differ from 0")
     largest = abs(m).max()
     m = m / largest  # s* scales inversely
-    right, wrong = m[m > 0].sum(), -m[m < 0].sum()
+    right = m[m > 0].sum()
+    wrong = -m[m < 0].sum()
     if wrong == 0:
         return float("inf")
     if right <= wrong:
         return 0.0
     weight = abs(m) / (right + wrong)
     low = np.log(right / wrong) / (weight @ abs(m))  # σ is concave for positive margins
-    high = 2 * DEEPEST * (m > 0).sum() / wrong  # right ones pull by at most DEEPEST, wrong ones push by |f|/2 or more
+    # a right example pulls by at most LARGEST_PULL, a wrong example pushes by |f|/2 or more
+    high = 2 * LARGEST_PULL * (m > 0).sum() / wrong
 
     def slope(log_s: float) -> float:  # dL/ds
         return float(-(m @ expit(-np.exp(log_s) * m)))
@@ -66,77 +71,99 @@ def equilibrium(unit_margins: ArrayLike, degree: float) -> float:
 def measured_projection(module: nn.Module, inputs: Tensor, labels: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """f and θ·∇L of each example at its own scale c of all parameters, by reverse-mode autograd: two tensors ``(n,)``.
 
+    Used in chapter 12.
+
     Args:
-        module: of matrices, one output, broadcasting like ``models.HomogeneousMLP``; its own parameters are at scale 1.
-        inputs, labels, scales: ``(n, n_in)``, ``(n,)`` of 0 and 1, ``(n,)``.
+        module: with one output, and matrices that broadcast as in ``models.HomogeneousMLP``; they are scale 1.
+        inputs: ``(n, n_in)``.
+        labels: 0 or 1, ``(n,)``.
+        scales: c, ``(n,)``.
 
     >>> from nbutils.models import HomogeneousMLP
-    >>> net, one = HomogeneousMLP((3, 8, 1), generator=torch.Generator().manual_seed(0)), torch.ones(2)
-    >>> f, found = measured_projection(net, torch.ones(2, 3, dtype=torch.float64), one, torch.tensor([1.0, 3.0]))
-    >>> round(float(f[1] / f[0]), 6), np.allclose(found, -2 * f * expit(-f))  # 3², and autograd agrees: k = 2
-    (9.0, True)
+    >>> net = HomogeneousMLP((3, 8, 1), generator=torch.Generator().manual_seed(0))
+    >>> x = torch.ones(2, 3, dtype=torch.float64)
+    >>> f, projection = measured_projection(net, x, torch.ones(2), torch.tensor([1.0, 3.0]))
+    >>> round(float(f[1] / f[0]), 6)  # degree 2: 3²
+    9.0
+    >>> np.allclose(projection, -2 * f * expit(-f))
+    True
     """
-    scales = scales.to(inputs.dtype)[:, None, None]  # one copy of the parameters for each example
+    scales = scales.to(inputs.dtype)[:, None, None]  # every example has its own copy of the parameters
     theta = [(scales * w.detach()).requires_grad_() for w in module.parameters()]
     margins = _margins(module, theta, inputs[:, None], labels[:, None])[:, 0]
     # not binary_cross_entropy_with_logits: its backward pass is σ(f) − y, which is 0 from f = 37 on for y = 1
     gradients = torch.autograd.grad(-logsigmoid(margins).sum(), theta)
-    return _signs(labels, inputs) * margins.detach(), _per_run([w.detach() for w in theta], gradients)
+    f = _signs(labels, inputs) * margins.detach()
+    projection = _inner_products([w.detach() for w in theta], gradients)
+    return f, projection
 
 
 def _signs(labels: Tensor, inputs: Tensor) -> Tensor:
+    """1 for label 1 and −1 for label 0."""
     return 2 * labels.to(inputs.dtype) - 1
 
 
 def _margins(module: nn.Module, theta: Sequence[Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
-    """Margins of a module with other parameters, which may have one more axis in front than its own."""
-    names = (name for name, _ in module.named_parameters())
-    f = functional_call(module, dict(zip(names, theta, strict=True)), (inputs,)).squeeze(-1)
+    """Margins of a module with the parameters ``theta``, which may have one more axis in front than its own."""
+    names = [name for name, _ in module.named_parameters()]
+    parameters = dict(zip(names, theta, strict=True))
+    f = functional_call(module, parameters, (inputs,)).squeeze(-1)
     return _signs(labels, inputs) * f
 
 
 def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor) -> float:
     """Norm at which autograd's θ·∇L of the batch changes sign, by root finding on the ray through the parameters.
 
-    0 or ``inf`` where it has one sign over four decades of the scale on either side of the module's own norm.
+    It is 0 if θ·∇L is positive, and ``inf`` if θ·∇L is negative, over four decades of the scale on either side of the
+    module's own norm.
+
+    Used in chapter 12.
 
     >>> from nbutils.models import HomogeneousMLP
-    >>> net, x = HomogeneousMLP((1, 1)), torch.full((4, 1), 2.0, dtype=torch.float64)
+    >>> net = HomogeneousMLP((1, 1))
+    >>> x = torch.full((4, 1), 2.0, dtype=torch.float64)
     >>> _ = nn.init.ones_(net.weights[0])
     >>> round(measured_equilibrium(net, x, torch.tensor([1, 1, 1, 0])), 6)  # logit(¾) / 2, as ``equilibrium`` says
     0.549306
     """
-    here = [w.detach() for w in module.parameters()]
+    weights = [w.detach() for w in module.parameters()]
 
-    def batch(log_c: float) -> float:
-        theta = [(np.exp(log_c) * w).requires_grad_() for w in here]
-        gradients = torch.autograd.grad(-logsigmoid(_margins(module, theta, inputs, labels)).mean(), theta)
-        products = (w.detach() * gradient for w, gradient in zip(theta, gradients, strict=True))
-        return float(np.arcsinh(1e3 * float(sum(p.sum() for p in products))))  # compressed: it spans many decades
+    def compressed_projection(log_c: float) -> float:
+        """arcsinh(1000 θ·∇L) at the scale c, since θ·∇L spans many decades."""
+        theta = [(np.exp(log_c) * w).requires_grad_() for w in weights]
+        loss = -logsigmoid(_margins(module, theta, inputs, labels)).mean()
+        gradients = torch.autograd.grad(loss, theta)
+        pairs = zip(theta, gradients, strict=True)
+        projection = sum((w.detach() * gradient).sum() for w, gradient in pairs)
+        return float(np.arcsinh(1e3 * float(projection)))
 
     end = 4 * np.log(10)
-    if batch(-end) >= 0:
+    if compressed_projection(-end) >= 0:
         return 0.0
-    if batch(end) <= 0:
+    if compressed_projection(end) <= 0:
         return float("inf")
-    return norm(module) * float(np.exp(brentq(batch, -end, end, xtol=1e-12)))
+    log_c = brentq(compressed_projection, -end, end, xtol=1e-12)
+    return norm(module) * float(np.exp(log_c))
 
 
 class Descent(NamedTuple):
-    """What ``descend`` saw at some steps; each array is ``(len(times), runs)``, margins ``(len(times), runs, n)``."""
+    """Norms and margins of several runs at some times of a gradient descent.
 
-    norm: Array
-    margins: Array
+    Used in chapter 13.
+    """
+
+    norm: Array  # (times, runs)
+    margins: Array  # (times, runs, n)
 
     @property
     def accuracy(self) -> Array:
-        """Share of right examples."""
+        """Share of right examples, ``(times, runs)``."""
         return (self.margins > 0).mean(-1)
 
     def equilibria(self, degree: float) -> Array:
-        """ρ* of the direction in which each run points at each time."""
-        unit = self.margins / self.norm[..., None] ** degree
-        return np.array([[equilibrium(m, degree) for m in row] for row in unit])
+        """ρ* on the ray through the parameters of each run at each time, ``(times, runs)``."""
+        unit_margins = self.margins / self.norm[..., None] ** degree
+        return np.apply_along_axis(equilibrium, -1, unit_margins, degree)
 
 
 def descend(
@@ -144,31 +171,41 @@ def descend(
 ) -> Descent:
     """Full-batch gradient descent on the mean loss, several networks of one shape at once, to the last of ``times``.
 
+    Used in chapter 13.
+
     Args:
-        modules: of one output and one shape, and broadcasting like ``models.HomogeneousMLP``; left as they were.
-        inputs, labels: ``(n, n_in)`` or ``(runs, n, n_in)``; ``(n,)`` or ``(runs, n)``.
-        rate: size of the steps.
-        times: numbers of steps done, from 0 on, at which to look.
+        modules: of the same shape, with one output, and broadcasting as ``models.HomogeneousMLP``; they are unchanged.
+        inputs: ``(n, n_in)`` for all runs or ``(runs, n, n_in)``.
+        labels: 0 or 1, ``(n,)`` for all runs or ``(runs, n)``.
+        rate: learning rate.
+        times: numbers of steps, from 0 on, after which norm and margins are recorded.
 
     >>> from nbutils.models import HomogeneousMLP
-    >>> net, x = HomogeneousMLP((1, 1)), torch.full((4, 1), 2.0, dtype=torch.float64)
+    >>> net = HomogeneousMLP((1, 1))
+    >>> x = torch.full((4, 1), 2.0, dtype=torch.float64)
     >>> descend([net], x, torch.tensor([1, 1, 1, 0]), rate=1.0, times=[99]).norm.round(6)  # logit(¾) / 2
     array([[0.549306]])
     """
-    looked, seen = {int(t) for t in times}, []
+    recorded = {int(t) for t in times}
+    norms = []
+    margins = []
 
-    def gradients(theta: list[Tensor]) -> None:
+    def write_gradients(theta: list[Tensor]) -> None:
         (-logsigmoid(_margins(modules[0], theta, inputs, labels)).mean(-1).sum()).backward()
 
-    run = train_together(stacked(modules), gradients, partial(torch.optim.SGD, lr=rate), max(looked) + 1)
-    for t, step in enumerate(run):
-        if t in looked:
-            margins = _margins(modules[0], step.before, inputs, labels)
-            parts = _per_run(step.before, step.before).sqrt(), margins
-            seen.append([part.double().cpu().numpy() for part in parts])
-    return Descent(*map(np.array, zip(*seen, strict=True)))
+    theta = ensembles.stack(modules)
+    sgd = partial(torch.optim.SGD, lr=rate)
+    for t, step in enumerate(ensembles.train(theta, write_gradients, sgd, max(recorded) + 1)):
+        if t in recorded:
+            norms.append(_inner_products(step.before, step.before).sqrt())
+            margins.append(_margins(modules[0], step.before, inputs, labels))
+    return Descent(
+        norm=torch.stack(norms).double().cpu().numpy(),
+        margins=torch.stack(margins).double().cpu().numpy(),
+    )
 
 
-def _per_run(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+def _inner_products(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """Inner product of two lists of tensors for each run, their first axis: ``(runs,)``, float64."""
     products = (x.double() * y.double() for x, y in zip(a, b, strict=True))
     return sum((product.flatten(1).sum(1) for product in products), start=torch.zeros(()))

@@ -1,4 +1,4 @@
-"""Networks whose loss does not depend on the length of the parameters, and step-by-step records of how they grow."""
+"""Networks whose loss does not depend on the norm of the parameters, and step-by-step records of their growth."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.optimization import Adafactor
 
-from nbutils.ensembles import Gradients, gradients_of, train_together
+from nbutils import ensembles
+from nbutils.ensembles import GradientSource, stored_gradients
 
 Array = NDArray[np.float64]
-Loss = Callable[[list[Tensor], Tensor, Tensor], Tensor]  # of weights, x and y; (runs,)
+Loss = Callable[[list[Tensor], Tensor, Tensor], Tensor]  # from weights, x and y to the losses, (runs,)
 
 
 class Problem(NamedTuple):
-    """Classification with label noise, for ``runs`` independent runs at once."""
+    """Classification with label noise, for ``runs`` independent runs at once.
+
+    Used in chapters 2, 3 and 4.
+    """
 
     x: Tensor  # (runs, samples, features)
-    y: Tensor  # (runs, samples) class numbers
-    weights: list[Tensor]  # first layer (runs, hidden, features), second (runs, classes, hidden): the start
+    y: Tensor  # labels, (runs, samples)
+    weights: list[Tensor]  # at the start: first layer (runs, hidden, features), second (runs, classes, hidden)
 
 
 class Steps(NamedTuple):
-    """What each step did, for each matrix and run: all of shape ``(steps, matrices, runs)``, in float64."""
+    """Squared norms and inner products of every step, each ``(steps, matrices, runs)``, float64.
+
+    Used in chapters 2, 3, 4 and 26.
+    """
 
     before: Array  # ‖θ‖² before the step
     after: Array  # ‖θ'‖² after it
@@ -36,43 +43,54 @@ class Steps(NamedTuple):
     gradient: Array  # ‖∇L‖²
 
     def total(self) -> Steps:
-        """Summed over the matrices: each ``(steps, runs)``."""
-        return Steps(*(part.sum(axis=1) for part in self))
+        """Sums over the matrices, each ``(steps, runs)``."""
+        return Steps(*(field.sum(axis=1) for field in self))
 
     def gradient_cos(self) -> Array:
-        """cos(θ, ∇L)."""
+        """cos(θ, ∇L), in the shape of the fields."""
         return self.projection / np.sqrt(self.before * self.gradient)
 
 
 def problem(runs: int, *, samples: int = 64, generator: torch.Generator) -> Problem:
-    """Gaussian inputs, labels of a random linear teacher, a fifth of them replaced by random classes.
+    """Gaussian inputs with labels of a random linear teacher, of which a fifth are replaced by random classes.
 
-    Each run has its own data, teacher and start, and each matrix starts with norm 1; float64.
+    Every run has its own data, teacher and start, and every matrix starts with norm 1; float64.
+
+    Used in chapters 3 and 4.
 
     >>> data = problem(2, generator=torch.Generator().manual_seed(0))
     >>> data.x.shape, [w.norm(dim=(1, 2)).round(decimals=6).tolist() for w in data.weights]
     (torch.Size([2, 64, 8]), [[1.0, 1.0], [1.0, 1.0]])
     """
-    features, hidden, classes = 8, 16, 4
-    at: dict[str, Any] = {"generator": generator, "device": generator.device}
-    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, **at)  # noqa: E731
-    x, teacher = draw(runs, samples, features), draw(runs, features, classes)
-    uniform, random = torch.rand(runs, samples, **at), torch.randint(classes, (runs, samples), **at)
-    y = torch.where(uniform < 0.2, random, (x @ teacher).argmax(-1))
-    weights = [draw(runs, hidden, features), draw(runs, classes, hidden)]
+    features = 8
+    hidden = 16
+    classes = 4
+    options: dict[str, Any] = {"generator": generator, "device": generator.device}
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, **options)
+
+    x = normal(runs, samples, features)
+    teacher = normal(runs, features, classes)
+    replaced = torch.rand(runs, samples, **options) < 0.2
+    random_labels = torch.randint(classes, (runs, samples), **options)
+    y = torch.where(replaced, random_labels, (x @ teacher).argmax(-1))
+    weights = [normal(runs, hidden, features), normal(runs, classes, hidden)]
     return Problem(x, y, [w / w.norm(dim=(1, 2), keepdim=True) for w in weights])
 
 
 def _normalised(x: Tensor, eps: float) -> Tensor:
-    """Layer norm without gain and shift; the rounding of ``sublayers.standardise`` would change chaotic runs."""
+    """Layer norm without gain and shift; ``sublayers.standardise`` rounds differently, which changes chaotic runs."""
     x = x - x.mean(-1, keepdim=True)
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
 def losses(weights: Sequence[Tensor], x: Tensor, y: Tensor, *, eps: float = 0.0) -> Tensor:
-    """Cross-entropy of a two-layer network with layer norm after each matrix, shape (runs,).
+    """Cross-entropy of a two-layer network with layer norm after each matrix, ``(runs,)``.
 
     With ``eps = 0`` it does not change when either matrix is multiplied by a positive number.
+
+    Used in chapters 2 and 3.
 
     >>> x, y, (first, second) = problem(1, generator=torch.Generator().manual_seed(0))
     >>> torch.allclose(losses([first, 1000 * second], x, y), losses([first, second], x, y))
@@ -84,93 +102,110 @@ def losses(weights: Sequence[Tensor], x: Tensor, y: Tensor, *, eps: float = 0.0)
     return torch.nn.functional.cross_entropy(logits.mT, y, reduction="none").mean(-1)
 
 
-def loss_gradients(
+def problem_gradients(
     data: Problem, *, batch: int | None = None, loss: Loss = losses, generator: torch.Generator
-) -> Gradients:
-    """Puts the gradient of ``loss`` into ``.grad``: over all samples, or over a random batch for each run.
+) -> GradientSource:
+    """Gradients of ``loss`` over all samples, or over a random batch for each run.
+
+    Used in chapters 2 and 3.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> data = problem(1, generator=generator)
     >>> theta = [w.requires_grad_() for w in data.weights]
-    >>> loss_gradients(data, batch=8, generator=generator)(theta)
+    >>> problem_gradients(data, batch=8, generator=generator)(theta)
     >>> [round(abs(float((w.detach() * w.grad).sum())), 9) for w in theta]  # θ·∇L = 0, by Euler
     [0.0, 0.0]
     """
     runs, samples = data.y.shape
 
-    def fill(theta: list[Tensor]) -> None:
-        x, y = data.x, data.y
+    def write_gradients(theta: list[Tensor]) -> None:
+        x = data.x
+        y = data.y
         if batch is not None:
-            pick = torch.randint(samples, (runs, batch), generator=generator, device=generator.device)
-            y, x = y.gather(1, pick), x.gather(1, pick[..., None].expand(-1, -1, x.shape[-1]))
-        for w, gradient in zip(theta, torch.autograd.grad(loss(theta, x, y).sum(), theta), strict=True):
+            indices = torch.randint(samples, (runs, batch), generator=generator, device=generator.device)
+            x = x.gather(1, indices[..., None].expand(-1, -1, x.shape[-1]))
+            y = y.gather(1, indices)
+        gradients = torch.autograd.grad(loss(theta, x, y).sum(), theta)
+        for w, gradient in zip(theta, gradients, strict=True):
             w.grad = gradient
 
-    return fill
+    return write_gradients
 
 
-def noise_gradients(*, across: bool = False, generator: torch.Generator) -> Gradients:
-    """The null model: standard normal gradients that know nothing of θ.
+def random_gradients(*, orthogonal: bool = False, generator: torch.Generator) -> GradientSource:
+    """The null model: standard normal gradients, independent of θ.
 
-    With ``across`` their part along each matrix is taken out and the rest divided by ‖θ‖, as in a scale-invariant loss:
-    these are the gradients of g·θ/‖θ‖ with a fresh normal g at each step.
+    If ``orthogonal``, their component along each matrix is removed and the rest is divided by the norm of the matrix.
+    These are the gradients of the scale-invariant loss g·θ/‖θ‖ with a fresh normal g at each step.
+
+    Used in chapters 2, 3, 4 and 26.
 
     >>> w = torch.ones(1, 2, 3, dtype=torch.float64, requires_grad=True)
-    >>> noise_gradients(across=True, generator=torch.Generator().manual_seed(0))([w])
+    >>> random_gradients(orthogonal=True, generator=torch.Generator().manual_seed(0))([w])
     >>> round(abs(float((w.detach() * w.grad).sum())), 9)
     0.0
     """
 
-    def fill(theta: list[Tensor]) -> None:
+    def write_gradients(theta: list[Tensor]) -> None:
         for w in theta:
             g = torch.randn(w.shape, generator=generator, dtype=w.dtype, device=generator.device).to(w.device)
-            if across:
+            if orthogonal:
                 rho = w.detach().norm(dim=(1, 2), keepdim=True)
                 unit = w.detach() / rho
                 g = (g - (g * unit).sum((1, 2), keepdim=True) * unit) / rho
             w.grad = g
 
-    return fill
+    return write_gradients
 
 
-def unit_steps(gradients: Gradients) -> Gradients:
-    """Each matrix's gradient divided by its own length: with SGD, steps of fixed length."""
+def unit_gradients(gradients: GradientSource) -> GradientSource:
+    """Gradients of which every matrix has length 1: with SGD, steps of fixed length.
 
-    def fill(theta: list[Tensor]) -> None:
+    Used in chapter 3.
+    """
+
+    def write_gradients(theta: list[Tensor]) -> None:
         gradients(theta)
-        for w, gradient in zip(theta, gradients_of(theta), strict=True):
+        for w, gradient in zip(theta, stored_gradients(theta), strict=True):
             w.grad = gradient / gradient.norm(dim=(1, 2), keepdim=True)
 
-    return fill
+    return write_gradients
 
 
-def sized_noise(sizes: Array, *, generator: torch.Generator) -> Gradients:
-    """The null model of a training: at its t-th call, gradients of the length ``sizes[t]`` in random directions.
+def random_gradients_of_length(lengths: Array, *, generator: torch.Generator) -> GradientSource:
+    """The null model of a training: at call t, counted from 0, gradients of length ``lengths[t]`` in random directions.
+
+    Used in chapters 2 and 4.
 
     Args:
-        sizes: length of the whole gradient at each step, shape ``(steps, runs)``.
+        lengths: norm of the whole gradient at each step, ``(steps, runs)``.
+        generator: of the directions.
 
     >>> theta = [torch.ones(2, 3, 4, requires_grad=True) for _ in range(2)]
-    >>> sized_noise(np.array([[1.0, 2.0]]), generator=torch.Generator().manual_seed(0))(theta)
+    >>> random_gradients_of_length(np.array([[1.0, 2.0]]), generator=torch.Generator().manual_seed(0))(theta)
     >>> (sum(w.grad.square().sum((1, 2)) for w in theta) ** 0.5).numpy().round(6).tolist()
     [1.0, 2.0]
     """
-    rows, normal = iter(torch.as_tensor(sizes)), noise_gradients(generator=generator)
+    remaining_lengths = iter(torch.as_tensor(lengths))
+    normal = random_gradients(generator=generator)
 
-    def fill(theta: list[Tensor]) -> None:
+    def write_gradients(theta: list[Tensor]) -> None:
         normal(theta)
-        length = sum((g.square().sum((1, 2)) for g in gradients_of(theta)), start=torch.zeros(())) ** 0.5
-        scale = next(rows).to(length) / length
-        for gradient in gradients_of(theta):
-            gradient *= scale[:, None, None]
+        squares = sum((g.square().sum((1, 2)) for g in stored_gradients(theta)), start=torch.zeros(()))
+        drawn_length = squares**0.5
+        factor = next(remaining_lengths).to(drawn_length) / drawn_length
+        for gradient in stored_gradients(theta):
+            gradient *= factor[:, None, None]
 
-    return fill
+    return write_gradients
 
 
 class RunwiseAdafactor(Adafactor):
-    """Adafactor of ``transformers`` for runs side by side, each matrix ``(runs, rows, columns)``.
+    """Adafactor of ``transformers`` for independent runs side by side, each matrix ``(runs, rows, columns)``.
 
-    Its update is scaled by root mean squares of a whole tensor; here by those of each run, so runs do not touch.
+    Adafactor scales an update by root mean squares of a whole tensor. Here they are taken over the matrix of each run.
+
+    Used in chapters 2 and 4.
     """
 
     @staticmethod
@@ -183,44 +218,62 @@ class RunwiseAdafactor(Adafactor):
         return rate * state["RMS"].clamp(min=group["eps"][1])
 
 
-def train(
+def record_steps(
     weights: Sequence[Tensor],
-    gradients: Gradients,
-    optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
+    gradients: GradientSource,
+    make_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
     steps: int,
     **options: Any,
 ) -> Steps:
-    """Train all runs by ``together.train_together`` from ``weights``, which stay, and record every step.
+    """Train copies of ``weights`` by ``ensembles.train``, all runs at once, and record every step.
+
+    Used in chapters 2, 3, 4 and 26.
 
     Args:
-        weights: the start, each ``(runs, rows, columns)``.
-        optimizer: for Adafactor take ``RunwiseAdafactor``.
-        options: ``rate`` and ``name`` of ``train_together``.
+        weights: the matrices at the start, each ``(runs, rows, columns)``.
+        gradients: of the problem, or random.
+        make_optimizer: from the parameters to the optimizer; ``RunwiseAdafactor`` for Adafactor.
+        steps: their number.
+        options: ``rate`` and ``name`` of ``ensembles.train``.
 
     >>> start = [torch.tensor([[[3.0, 4.0]]], dtype=torch.float64)]
-    >>> gradients = unit_steps(noise_gradients(across=True, generator=torch.Generator().manual_seed(0)))
-    >>> steps = train(start, gradients, lambda theta: torch.optim.SGD(theta, lr=1.0), 3)
-    >>> steps.after[:, 0, 0].round(9)  # steps of length 1 across θ: ρ² = 25 + t
+    >>> gradients = unit_gradients(random_gradients(orthogonal=True, generator=torch.Generator().manual_seed(0)))
+    >>> steps = record_steps(start, gradients, lambda theta: torch.optim.SGD(theta, lr=1.0), 3)
+    >>> steps.after[:, 0, 0].round(9)  # steps of length 1 orthogonal to θ: ρ² = 25 + t
     array([26., 27., 28.])
     """
-    rows = []
-    dot = lambda a, b: (a * b).sum((1, 2), dtype=torch.float64)  # noqa: E731  (runs,)
+
+    def inner(a: Tensor, b: Tensor) -> Tensor:
+        """Inner product for each run, ``(runs,)``."""
+        return (a * b).sum((1, 2), dtype=torch.float64)
+
     theta = [w.clone() for w in weights]
-    for done in train_together(theta, gradients, optimizer, steps, **options):
-        row = []
-        for old, g, now in zip(done.before, done.gradients, done.after, strict=True):
-            delta = now - old
-            pairs = ((old, old), (now, now), (delta, delta), (old, delta), (old, g), (g, g))
-            row.append(torch.stack([dot(a, b) for a, b in pairs]))
-        rows.append(torch.stack(row, dim=1))
-    return Steps(*torch.stack(rows, dim=1).cpu().numpy())
+    records = []
+    for step in ensembles.train(theta, gradients, make_optimizer, steps, **options):
+        matrices = []
+        for before, gradient, after in zip(step.before, step.gradients, step.after, strict=True):
+            delta = after - before
+            fields = [  # those of Steps, in their order
+                inner(before, before),
+                inner(after, after),
+                inner(delta, delta),
+                inner(before, delta),
+                inner(before, gradient),
+                inner(gradient, gradient),
+            ]
+            matrices.append(torch.stack(fields))
+        records.append(torch.stack(matrices, dim=1))
+    all_records = torch.stack(records, dim=1)  # (fields, steps, matrices, runs)
+    return Steps(*all_records.cpu().numpy())
 
 
 def exponents(rho_sq: Array, window: tuple[float, float]) -> Array:
-    """Slope of ln ρ against ln t between the two times of ``window``, for ``rho_sq`` of shape ``(steps, runs)``.
+    """Slopes of ln ρ against ln t between the two times of ``window``, ``(runs,)``, from ρ², ``(steps, runs)``.
 
-    A least-squares line through log-spaced times, one for each run: ``(runs,)``. There is no offset to fit: a free
-    a·tᵖ + b gives the offset most of the curvature.
+    They are least-squares lines through log-spaced times, without an offset: in a·tᵖ + b a free offset would take most
+    of the curvature.
+
+    Used in chapters 3, 4 and 26.
 
     >>> t = np.arange(1, 1001.0)
     >>> exponents(np.stack([t, 2 * t], axis=1), (10, 1000)).round(6)
