@@ -118,7 +118,11 @@ class Algebra:
         self.degrees[x.untyped_storage()] = k
 
     def is_constant(self, x: Any) -> bool:
-        """Whether an operand is a constant. Raises if it was filled by anything but an operation of torch."""
+        """Whether an operand is a constant.
+
+        Raises:
+            NotHomogeneous: the constant has a gradient, or was filled by something that is not an operation of torch.
+        """
         if not isinstance(x, Tensor):
             return True
         if x.untyped_storage() in self.degrees:
@@ -148,8 +152,8 @@ class Algebra:
             k = self.degree_of(x)
             if k == EVERY:
                 continue
-            is_plain_constant = k == ZERO and not isinstance(x, Fraction) and self.is_constant(x)
-            if is_plain_constant and all_zero_or_infinite(x, INFINITE):
+            has_values = k == ZERO and not isinstance(x, Fraction) and self.is_constant(x)
+            if has_values and all_zero_or_infinite(x, INFINITE):
                 self.note("the lowest number of the type taken as −∞", kind="masked")
             else:
                 distinct.add(Fraction(k))
@@ -250,7 +254,7 @@ class Algebra:
         """Begin the row of an operation in the table, with the degrees of its operands."""
         modules = [name for name in self.module_tracker.parents if name != "Global"]
         innermost = max(modules, key=len, default="")
-        row = {
+        row: dict[str, Any] = {
             "module": innermost.partition(".")[2],
             "operation": operation,
             "in": tuple(degrees),

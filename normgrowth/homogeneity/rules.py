@@ -1,9 +1,9 @@
 """What the operations of ATen do to degrees: the rows of Table 1, operation by operation.
 
-A rule takes the ``Algebra`` and the arguments of the operation, and returns the degree of the result, or a tuple of
-degrees if there are several results. Operations are named without the underscores around them: ``mul_`` is ``mul`` in
-place, and ``_softmax`` is ``softmax``. Operations of other libraries than ATen are ``library::operation``. An operation
-on values that do not change with scale needs no rule.
+A rule takes the ``Algebra``, here ``a``, and the arguments of the operation, and returns the degree of the result, or a
+tuple of degrees if there are several results. Operations are named without the underscores around them: ``mul_`` is
+``mul`` in place, and ``_softmax`` is ``softmax``. Operations of other libraries than ATen are ``library::operation``.
+An operation on values that do not change with scale needs no rule.
 """
 
 from __future__ import annotations
