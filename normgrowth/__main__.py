@@ -1,4 +1,4 @@
-"""The command line: ``normgrowth norms SOURCE …`` and the others, one function each; its docstring is its help."""
+"""The command line, ``normgrowth norms SOURCE …`` and so on. Each command is a function; its docstring is its help."""
 
 from __future__ import annotations
 
@@ -22,59 +22,79 @@ revisions name steps (EleutherAI/pythia-70m), one revision of it (org/name@step1
 """
 MODEL = """\
 MODEL is the folder of one model of transformers as save_pretrained leaves it, or a repository of the Hub: org/name, or
-org/name@revision. It is loaded in float32, and heads are computed in float64; code of its own is never run.
+org/name@revision. It is loaded in float32, and heads are computed in float64; code that comes with it is never run.
 """
 
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    does = "Parameter norms, saturation, heads and degree of your own models."
-    top = argparse.ArgumentParser(prog="normgrowth", description=does)
+    description = "Parameter norms, saturation, heads and degree of your own models."
+    top = argparse.ArgumentParser(prog="normgrowth", description=description)
     top.add_argument("--version", action="version", version=f"normgrowth {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], epilog: str = "") -> argparse.ArgumentParser:
-        text, shape = inspect.getdoc(run) or "", argparse.RawDescriptionHelpFormatter
-        first = text.partition("\n")[0]
-        made = commands.add_parser(name, help=first, description=text, epilog=epilog, formatter_class=shape)
-        made.set_defaults(run=run)
-        return made
+    def command(name: str, run: Callable[[argparse.Namespace], int], epilog: str) -> argparse.ArgumentParser:
+        docstring = inspect.getdoc(run) or ""
+        subparser = commands.add_parser(
+            name,
+            help=docstring.partition("\n")[0],
+            description=docstring,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        subparser.set_defaults(run=run)
+        return subparser
 
     norms = command("norms", _norms, SOURCES)
     norms.add_argument("--by", choices=("total", "layer", "type", "tensor"), default="total", help="more rows")
     norms.add_argument("--plot", type=Path, metavar="PNG", help="draw the curve (.png, .svg or .pdf)")
     report = command("report", _report, SOURCES)
     report.add_argument("-o", "--output", type=Path, metavar="HTML", default=Path("report.html"), help="the page")
-    for each in (norms, report):
-        each.add_argument("source", nargs="+", metavar="SOURCE", help="folders, or Hub repositories; see below")
-        each.add_argument("--out", type=Path, metavar="CSV", help="the table; the same command again goes on")
-        each.add_argument("--match", default="*", metavar="PATTERN", help="only names such as 'stage1-*'")
-        each.add_argument("--step", metavar="REGEX", help=r"its one group is the step in a name: 'phase2_(\d+k)'")
-        each.add_argument("--no-keep", action="store_true", help="delete each download after use")
-    of_models = {"saturation": _saturation, "heads": _heads, "degree": _degree}
-    models = [command(name, run, MODEL) for name, run in of_models.items()]
-    for each in models:
-        each.add_argument("model", metavar="MODEL", help="a folder, or a Hub repository; see below")
-        each.add_argument("--text", type=Path, metavar="FILE", help="sentences, one a line; else 24 of Python's docs")
-        each.add_argument("--tokenizer", metavar="PLACE", help="a folder or repository, if MODEL has none")
-        each.add_argument("--c", type=float, default=1000.0, help="scale of the parameters (default 1000)")
-    for each in (norms, *models):
-        each.add_argument("--json", action="store_true", help="print all of the result as JSON, and nothing else")
+    for subparser in (norms, report):
+        _add_series_options(subparser)
+    models = [
+        command("saturation", _saturation, MODEL),
+        command("heads", _heads, MODEL),
+        command("degree", _degree, MODEL),
+    ]
+    for subparser in models:
+        _add_model_options(subparser)
+    for subparser in (norms, *models):
+        subparser.add_argument("--json", action="store_true", help="print all of the result as JSON, and nothing else")
     return top
 
 
+def _add_series_options(subparser: argparse.ArgumentParser) -> None:
+    subparser.add_argument("source", nargs="+", metavar="SOURCE", help="folders, or Hub repositories; see below")
+    subparser.add_argument("--out", type=Path, metavar="CSV", help="the table; the same command again goes on")
+    subparser.add_argument("--match", default="*", metavar="PATTERN", help="only names such as 'stage1-*'")
+    subparser.add_argument("--step", metavar="REGEX", help=r"its one group is the step in a name: 'phase2_(\d+k)'")
+    subparser.add_argument("--no-keep", action="store_true", help="delete each download after use")
+
+
+def _add_model_options(subparser: argparse.ArgumentParser) -> None:
+    subparser.add_argument("model", metavar="MODEL", help="a folder, or a Hub repository; see below")
+    subparser.add_argument(
+        "--text", type=Path, metavar="FILE", help="sentences, one a line (default: 24 of Python's docstrings)"
+    )
+    subparser.add_argument("--tokenizer", metavar="PLACE", help="a folder or repository, if MODEL has none")
+    subparser.add_argument("--c", type=float, default=1000.0, help="scale of the parameters (default 1000)")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Returns 0; or 2, and says why, if nothing can be done."""
+    """Run a command. Returns 0, or 2 after an error, or 130 when stopped; the reason is printed to stderr."""
     options = parser().parse_args(arguments)
     try:
         return int(options.run(options))
     except (ValueError, OSError, OverflowError) as error:
-        why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
-        print(f"normgrowth {options.command}: {why}", file=sys.stderr)
+        reason = str(error)
+        if isinstance(error, OSError) and error.filename:
+            reason = f"{error.filename}: {error.strerror}"
+        print(f"normgrowth {options.command}: {reason}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        again = "; with --out, the same command goes on from here" if hasattr(options, "out") else ""
-        print(f"normgrowth {options.command}: stopped{again}", file=sys.stderr)
+        hint = "; with --out, the same command goes on from here" if hasattr(options, "out") else ""
+        print(f"normgrowth {options.command}: stopped{hint}", file=sys.stderr)
         return 130
 
 
@@ -86,7 +106,7 @@ def _norms(options: argparse.Namespace) -> int:
                        rest; with --by type attention, mlp, norm, …; with --by tensor each tensor
       norm             parameter norm ρ
       cos_similarity   cosine between these parameters and those of the step before
-      displacement_sq  ‖Δ‖², Δ the difference to the step before
+      displacement_sq  ‖Δ‖², Δ the difference from the step before
       inner            2θ·Δ, θ the parameters of the step before; ρ² grows by displacement_sq + inner
     """
     if options.plot and options.plot.suffix not in (".png", ".svg", ".pdf"):
@@ -98,7 +118,8 @@ def _norms(options: argparse.Namespace) -> int:
         print(summary.as_json(result))
     elif not options.out:
         print(result.table.to_csv(index=False, lineterminator="\n"), end="")
-    print(summary.summarise(result), file=sys.stdout if options.out and not options.json else sys.stderr)
+    is_stdout_free = options.out and not options.json
+    print(summary.summarise(result), file=sys.stdout if is_stdout_free else sys.stderr)
     if options.plot:
         from normgrowth.report import page
 
@@ -117,14 +138,14 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _saturation(options: argparse.Namespace) -> int:
-    """The model against itself with all parameters times c, by layer, and an untrained one against itself.
+    """The model against itself with all parameters times c, by layer, and an untrained model likewise.
 
     columns of the table; layer 0 is the embedding
       raw         mean cosine between representations of the model and of itself with all parameters times c
       centred     the same after the mean over all tokens is taken from both
       anisotropy  mean cosine of two different tokens: where it is high, a high raw cosine says little
     """
-    return _saved(options, "similarity")
+    return _print_measurement(options, "similarity")
 
 
 def _heads(options: argparse.Namespace) -> int:
@@ -135,7 +156,7 @@ def _heads(options: argparse.Namespace) -> int:
       positions       mean number of positions attended
       masked          largest weight of a head on positions that it should not see: 0, or the mask leaks
     """
-    return _saved(options, "attention")
+    return _print_measurement(options, "attention")
 
 
 def _degree(options: argparse.Namespace) -> int:
@@ -143,14 +164,14 @@ def _degree(options: argparse.Namespace) -> int:
 
     columns of the table; the degree is the k with f(cθ) = c^k f(θ), of the first sentence
       euler      the k that fits best at c, by Euler's identity
-      residual   what that k leaves, over the size of the output: near 0 where there is a degree
+      residual   error of that fit, over the size of the output: near 0 where there is a degree
       log_ratio  the same k from the outputs at c and at the next scale
     """
-    return _saved(options, "degree", control=False)
+    return _print_measurement(options, "degree", control=False)
 
 
-def _saved(options: argparse.Namespace, measure: str, control: bool = True) -> int:
-    """Print what a function of ``normgrowth.models`` measures, of an untrained model too."""
+def _print_measurement(options: argparse.Namespace, measure: str, control: bool = True) -> int:
+    """Print what a function of ``normgrowth.models`` measures, by default of an untrained model as well."""
     sentences, source = _sentences(options.text)
     try:
         from transformers import utils
@@ -162,24 +183,37 @@ def _saved(options: argparse.Namespace, measure: str, control: bool = True) -> i
 
     utils.logging.set_verbosity_error()
     utils.logging.disable_progress_bar()
-    mine = models.load(options.model, sentences, tokenizer=options.tokenizer)
-    compared = {"trained": mine} | ({"untrained": models.untrained(mine)} if control else {})
-    tables = {name: getattr(models, measure)(model, options.c) for name, model in compared.items()}
-    kind, size, tokens = type(mine.model).__name__, mine.model.num_parameters(), sum(map(len, mine.sentences))
+    measured = getattr(models, measure)
+    trained = models.load(options.model, sentences, tokenizer=options.tokenizer)
+    tables = {"trained": measured(trained, options.c)}
+    if control:
+        tables["untrained"] = measured(models.untrained(trained), options.c)
+    class_name = type(trained.model).__name__
+    parameters = trained.model.num_parameters()
+    tokens = sum(map(len, trained.sentences))
     if options.json:
-        facts = {"model": options.model, "class": kind, "kind": mine.kind, "parameters": size, "sentences": source}
         rows = pd.concat(tables, names=["of"]).reset_index().to_json(orient="records", double_precision=15)
-        facts |= {"tokens": tokens, "c": options.c, "table": json.loads(rows)}
-        print(json.dumps(facts, indent=1, ensure_ascii=False))
+        document = {
+            "model": options.model,
+            "class": class_name,
+            "kind": trained.kind,
+            "parameters": parameters,
+            "sentences": source,
+            "tokens": tokens,
+            "c": options.c,
+            "table": json.loads(rows),
+        }
+        print(json.dumps(document, indent=1, ensure_ascii=False))
     else:
-        print(f"{kind}, {mine.kind}, {size:,} parameters; {source}, {tokens} tokens; c = {options.c:g}")
-        shown = {name: models.by_layer(table) for name, table in tables.items()}
-        print((pd.concat(shown, axis=1) if control else shown["trained"]).round(4).to_string())
+        print(f"{class_name}, {trained.kind}, {parameters:,} parameters; {source}, {tokens} tokens; c = {options.c:g}")
+        by_layer = {name: models.by_layer(table) for name, table in tables.items()}
+        table = pd.concat(by_layer, axis=1) if control else by_layer["trained"]
+        print(table.round(4).to_string())
     return 0
 
 
 def _sentences(file: Path | None) -> tuple[list[str], str]:
-    """Sentences, and what they are: the lines of a file, or 24 that ship with the package."""
+    """Sentences and a description of them: the lines of a file, or 24 sentences that ship with the package."""
     if file is None:
         from normgrowth import sentences
 
@@ -191,19 +225,24 @@ def _sentences(file: Path | None) -> tuple[list[str], str]:
 
 
 def _series(options: argparse.Namespace, by: str, figure: Path | None) -> MeasuredSeries:
-    """Measure, unless it would be in vain: with no folder for what is written, or no package that draws."""
+    """Measure the series, once it is certain that the results can be written and drawn.
+
+    Raises:
+        ValueError: the folder of an output does not exist, or a figure is wanted and matplotlib is missing.
+    """
     from normgrowth import checkpoints
 
-    for path in filter(None, (options.out, figure)):
-        if not path.resolve().parent.is_dir():
+    for path in (options.out, figure):
+        if path and not path.resolve().parent.is_dir():
             raise ValueError(f"{path}: its folder does not exist")
     if figure:
         try:
             import matplotlib  # noqa: F401
         except ImportError:
             raise ValueError(f"{figure} needs matplotlib: pip install matplotlib, or 'norm-growth[plot]'") from None
-    how = {"match": options.match, "step": options.step, "keep": not options.no_keep}
-    return checkpoints.series(options.source, by=by, out=options.out, **how)
+    return checkpoints.series(
+        options.source, by=by, out=options.out, match=options.match, step=options.step, keep=not options.no_keep
+    )
 
 
 if __name__ == "__main__":
