@@ -1,5 +1,8 @@
 """The norm budget, the drift-free cap and the tracker against whole vectors and simulated optimizers."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 from torch import nn
 
 from normgrowth.norms import NormTracker, drift_free_cap, kernels, norm, norm_budget
+from normgrowth.norms.pieces import Pieces
 from normgrowth.norms.tracker import CHECK_EVERY
 
 
@@ -86,9 +90,96 @@ OPTIMIZERS = {
 }
 
 
-def as_on_cuda(monkeypatch):
-    """The sums by torch, here on CPU."""
-    monkeypatch.setattr(kernels, "_has_loops", lambda x: False)
+def choose_sums(monkeypatch, sums):
+    """``compiled`` by numba, ``by blocks`` of numpy, or ``as on CUDA`` by torch, here on CPU."""
+    if sums.startswith("by blocks"):
+        monkeypatch.setattr(kernels, "loops", lambda: kernels.BY_BLOCKS)
+    if sums == "as on CUDA":
+        monkeypatch.setattr(kernels, "_is_on_cpu", lambda x: False)
+
+
+def without_numba(monkeypatch):
+    """``import numba`` fails, as where it is not installed."""
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setattr(kernels, "loops", kernels.loops.__wrapped__)  # not what this process has chosen before
+
+
+def float64(x):
+    return x.detach().double().numpy().copy()
+
+
+@pytest.mark.parametrize("sums", ["compiled", "by blocks"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("length", [0, 1, 7, kernels.BLOCK - 1, kernels.BLOCK, 2 * kernels.BLOCK + 13])
+@pytest.mark.parametrize("scale", [1e-3, 1e2], ids=["small steps", "steps that dwarf θ"])
+def test_sums_of_a_step_are_those_of_plain_float64(monkeypatch, sums, dtype, length, scale):
+    """Also with a snapshot that is a step old; the copy moves on, and a gradient is read."""
+    choose_sums(monkeypatch, sums)
+    rng = np.random.default_rng(0)
+    theta = nn.Parameter(torch.from_numpy(rng.normal(size=length)).to(dtype))
+    pieces = Pieces([(theta, "all")])
+    kept = float64(theta)
+    pieces.refresh()
+    pieces.snapshot()
+    for _ in range(2):
+        before = float64(theta)
+        with torch.no_grad():
+            theta.add_(torch.from_numpy(scale * rng.normal(size=length)).to(dtype))
+        after = float64(theta)
+        delta = after - before
+        measured = pieces.advance()[:, 0].numpy()
+        wanted = [before @ delta, delta @ delta, after @ after, after @ kept]
+        norm_before, step, norm_after, norm_kept = (np.linalg.norm(x) for x in (before, delta, after, kept))
+        sizes = [norm_before * step, step**2, norm_after**2, norm_after * norm_kept]
+        assert (abs(measured - wanted) <= 1e-13 * np.array(sizes)).all()
+    theta.grad = torch.from_numpy(rng.normal(size=length)).to(dtype)
+    gradient = float64(theta.grad)
+    product, square = pieces.gradient()[:, 0].tolist()
+    assert abs(product - after @ gradient) <= 1e-13 * norm_after * np.linalg.norm(gradient)
+    assert square == pytest.approx(gradient @ gradient, rel=1e-13)
+
+
+@pytest.mark.parametrize("sums", ["compiled", "by blocks"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_so_without_a_warning(monkeypatch, recwarn, sums, bad):
+    choose_sums(monkeypatch, sums)
+    old = torch.tensor([1.0, bad, 2.0])
+    now = torch.tensor([1.0, bad, 3.0])
+    inner, step, square, beside = kernels.advance(now, old, now)
+    assert np.isnan([inner, step]).all()
+    assert not np.isfinite([square, beside]).any() and not list(recwarn)
+
+
+def test_a_tracker_without_numba_is_the_one_with_it(monkeypatch):
+    def history():
+        net = network()
+        opt, rng = OPTIMIZERS["momentum"](net.parameters()), torch.Generator().manual_seed(1)
+        tracker = NormTracker(net.named_parameters(), gradients=True)
+        tracker.snapshot()
+        tracker.attach(opt)
+        for _ in range(4):
+            opt.zero_grad()
+            net(torch.randn(4, 6, generator=rng)).square().mean().backward()
+            opt.step()
+        return tracker.history()
+
+    assert kernels.loops() is not kernels.BY_BLOCKS
+    compiled = history()
+    without_numba(monkeypatch)
+    assert kernels.loops() is kernels.BY_BLOCKS
+    by_blocks = history()
+    assert list(by_blocks.layer) == list(compiled.layer)
+    for quantity in compiled.columns.drop("layer"):
+        size = compiled[quantity].abs().max()
+        np.testing.assert_allclose(by_blocks[quantity], compiled[quantity], rtol=0, atol=1e-12 * size)
+
+
+def test_numba_is_imported_by_the_first_sum_and_not_before():
+    code = (
+        "import sys, torch; from normgrowth.norms import NormTracker; assert 'numba' not in sys.modules; "
+        "NormTracker(torch.nn.Linear(2, 2)); assert 'numba' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -99,6 +190,10 @@ def as_on_cuda(monkeypatch):
         (torch.float32, "compiled, no snapshot", 1e-12),
         (torch.float64, "compiled", 1e-12),
         (torch.bfloat16, "compiled", 1e-12),
+        (torch.float32, "by blocks", 1e-12),
+        (torch.float32, "by blocks, no snapshot", 1e-12),
+        (torch.float64, "by blocks", 1e-12),
+        (torch.bfloat16, "by blocks", 1e-12),
         (torch.bfloat16, "as on CUDA", 1e-6),
         (torch.float32, "as on CUDA", 1e-6),
         (torch.float64, "as on CUDA", 1e-12),
@@ -108,10 +203,9 @@ def test_tracker_against_whole_vectors_in_float64(monkeypatch, optimizer, dtype,
     net = network(dtype=dtype)
     opt, rng = OPTIMIZERS[optimizer](net.parameters()), torch.Generator().manual_seed(1)
     flat = lambda tensors: torch.cat([t.detach().double().flatten() for t in tensors])  # noqa: E731
-    if sums == "as on CUDA":
-        as_on_cuda(monkeypatch)
+    choose_sums(monkeypatch, sums)
     tracker = NormTracker(net.named_parameters(), by=lambda name: name.split(".")[0], gradients=True)
-    if sums != "compiled, no snapshot":
+    if "no snapshot" not in sums:
         tracker.snapshot()
     first, wanted, length = flat(net.parameters()), [], 1.0
     for _ in range(3):
@@ -124,7 +218,7 @@ def test_tracker_against_whole_vectors_in_float64(monkeypatch, optimizer, dtype,
         delta = new - theta
         cos = (theta @ delta) / theta.norm() / delta.norm()
         length = max(length, float(delta.norm() / theta.norm()))  # of a step that dwarfs θ fewer digits are left
-        similarity = (first @ new) / first.norm() / new.norm() if "no" not in sums else np.nan
+        similarity = (first @ new) / first.norm() / new.norm() if "no snapshot" not in sums else np.nan
         wanted.append([new.norm(), delta.norm(), theta @ delta, cos, theta @ grad, grad.norm(), similarity])
     history = tracker.history()
     total = history[(history.layer == "total") & (history.step > 0)].iloc[:, 2:].to_numpy()
@@ -292,8 +386,10 @@ def test_an_end_of_a_step_without_its_beginning_is_refused():
         NormTracker(nn.Linear(2, 2)).after()
 
 
-def test_parameters_of_four_types_are_one_norm_by_layer():
+@pytest.mark.parametrize("sums", ["compiled", "by blocks"])
+def test_parameters_of_four_types_are_one_norm_by_layer(monkeypatch, sums):
     """Whole numbers that each type holds; layers and types by turns, sizes on both sides of what counts as small."""
+    choose_sums(monkeypatch, sums)
     sizes = [5, 1, 1 << 14, (1 << 14) + 1, 0, 3, 40_000]
     types = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
     named = {

@@ -24,8 +24,8 @@ from normgrowth.norms import kernels
 def tracked_steps(steps: int = 40) -> dict[str, list[float]]:
     """CPU times of steps of a language model of 10 M parameters on 8 × 128 tokens, and of each way to measure them.
 
-    Plain is clone, subtract, and norms and an inner product of each tensor by ``.item()``, in float32. Ours is a tracker
-    with numba, and by blocks a second one without it.
+    Plain is clone, subtract, and norms and an inner product of each tensor by ``.item()``, in float32. Ours is a
+    tracker with numba, and by blocks a second one without it.
     """
     model = models.CausalLM(8000, 256, 10, 8, 128, generator=generator(0, "cpu"))
     tokens = torch.randint(8000, (8, 129), generator=generator(1, "cpu"))
@@ -77,7 +77,7 @@ def norm_tracking() -> Row:
 def norm_tracking_without_numba() -> Row:
     """At most four times the CPU time of the compiled loops, which wait for memory alone."""
     times = tracked_steps()
-    return row("the same without numba, against the same with it", times["by blocks"], times["ours"], 0.25)
+    return row("norm, ‖δ‖ and θ·δ without numba, against the same with it", times["by blocks"], times["ours"], 0.25)
 
 
 def share_of_a_step() -> Row:
