@@ -1,4 +1,4 @@
-"""Ensembles: many networks of one shape, trained at once. Every tensor has one more axis in front, the networks."""
+"""Ensembles: many networks of one shape, trained at once. The first axis of every tensor counts the networks."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def train(
     rate: Callable[[int], float] | None = None,
     name: str | None = None,
 ) -> Iterator[Step]:
-    """Train an ensemble in place; the iterator makes each step when it is asked for.
+    """Train an ensemble in place; the iterator makes a step whenever the next one is requested.
 
-    One operation serves all networks. That saves its fixed cost but no arithmetic, so it pays for small networks and
-    on GPUs.
+    One operation serves all networks, which saves its fixed cost but no arithmetic. That pays for small networks and on
+    GPUs.
 
     Args:
         theta: the parameters, each ``(networks, …)``, as ``stack`` returns them.

@@ -50,10 +50,9 @@ def population(
     label_group: str,
     sides: Sequence[int],
 ) -> Axes:
-    """Points for every run, with the median and its 95 % interval (bootstrap): a row for every group.
+    """Draw a row for every group and, in each row, a line of points for every quantity.
 
-    Small points are the runs, the large point is their median, and the bar is its interval. Within a row, every
-    quantity has its own line and colour.
+    Small points are the runs, the large point is their median, and the bar is its 95 % interval (bootstrap).
 
     Args:
         values: quantity → group → values of the runs.

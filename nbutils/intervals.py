@@ -88,7 +88,7 @@ def share(values: ArrayLike, confidence: float = CONFIDENCE) -> Estimate:
     sample = _sample(values)
     is_boolean = np.isin(sample, (0, 1))
     if not is_boolean.all():
-        raise ValueError(f"a share is of true and false; got {sample[~is_boolean][0]}")
+        raise ValueError(f"a share needs values true and false; got {sample[~is_boolean][0]}")
     k = int(sample.sum())
     n = sample.size
     tail = (1 - confidence) / 2

@@ -1,8 +1,4 @@
-"""Networks that chapters share: homogeneous networks, and small transformers.
-
-The normalisation, mask, biases and initial values of the transformers can be chosen. ``nbutils.sublayers`` has single
-sublayers.
-"""
+"""Homogeneous networks, and small transformers with a choice of normalisation, mask, biases and initial values."""
 
 from __future__ import annotations
 
@@ -45,7 +41,7 @@ class HomogeneousMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(..., n_in)`` to ``(..., n_out)``."""
-        *hidden, last = self.weights  # not self.weights[:-1]: a slice makes new parameters, cut off from torch.func
+        *hidden, last = self.weights  # a slice, self.weights[:-1], would make new parameters, unknown to torch.func
         for weight in hidden:
             x = torch.relu(x @ weight.mT)
         return x @ last.mT
@@ -80,7 +76,7 @@ class SelfAttention(nn.Module):
         return x.unflatten(-1, (self.heads, -1)).transpose(-2, -3)  # (..., T, dim) to (..., heads, T, d)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Masked scores before softmax of ``(batch, T, dim)``: ``(batch, heads, T, T)``, queries first."""
+        """Masked scores before softmax, ``(batch, heads, T, T)`` with queries first, for ``(batch, T, dim)``."""
         q = self._split_heads(self.query(x))
         k = self._split_heads(self.key(x))
         return MASKS[self.mask](q @ k.mT / q.shape[-1] ** 0.5)

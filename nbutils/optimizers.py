@@ -36,6 +36,7 @@ def optimizer(name: str, params: Iterable[Tensor], lr: float = 1e-3, **options: 
     >>> optimizer("sgd", [torch.zeros(2, requires_grad=True)], 0.1, momentum=0.9).param_groups[0]["momentum"]
     0.9
     """
+    defaults: dict[str, Any]
     match name:
         case "sgd":
             return torch.optim.SGD(params, lr=lr, **options)

@@ -1,8 +1,7 @@
 """A plain training loop that measures its own steps, and the record of a training.
 
-Row t of a history describes the step δ from θ_{t−1} to θ_t, as in ``norms.NormTracker``: ‖θ_t‖ is measured after the
-step; ‖δ‖ and θ·δ belong to the step; loss, learning rate and θ·∇L are taken at θ_{t−1}. Row 0 is the start, where only
-the norm exists.
+Row t of a history describes the step δ from θ_{t−1} to θ_t, as in ``norms.NormTracker``: ‖θ_t‖ is taken after the step,
+loss, learning rate and θ·∇L at θ_{t−1}. Row 0 is the start, where only the norm is known.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ def train(
         trainable = [p for p in model.parameters() if p.requires_grad]
         optimizer = optimizers.optimizer(optimizer, trainable)
     elif schedule is not None:
-        raise ValueError("an optimizer that is made already keeps the rates of its groups: leave schedule out")
+        raise ValueError("a ready-made optimizer keeps the rates of its groups: leave schedule out")
     stream = endless(batches)
     noise_generator = devices.generator(seed, "cpu")
     tracker = NormTracker(model, every=every, by=by, gradients=True)

@@ -74,7 +74,7 @@ class Ledger:
         claimed: float | None = None,
         n: int | None = None,
     ) -> None:
-        """Check that ``measured`` lies in ``band``, ends included; the end None is not a bound.
+        """Check that ``measured`` lies in ``band``, ends included; None stands for no bound.
 
         A counterexample names the value that the paper ``claimed``, and its band must exclude that value: the check can
         only hold if the statement fails. An empirical check names ``n``, its number of trainings. If their values are
@@ -102,7 +102,7 @@ class Ledger:
     ) -> None:
         """Check that all values lie between ``at_least`` and ``at_most``; the measured value is the one nearest an end.
 
-        Without both ends, the values are margins, right side − left side of an inequality, and must be at least 0.
+        If neither is given, the values are margins, right side − left side of an inequality, and must be at least 0.
         Leave room for rounding (``intervals.rounding``). The check fails for an empty set or a NaN. A value may be
         infinite on a side without a bound, as the logarithm of an error that is exactly 0. The kind is exact or
         derived; for a population of trainings, use ``check_population``.
@@ -210,8 +210,8 @@ def _fault(record: Record) -> str | None:
         return None
     low, high = record.band
     claimed = record.claimed
-    refutes = record.role == "counterexample" and record.samples is None  # of many values, it may be the premise alone
-    allows_claimed = claimed is not None and record.form != "mean" and _inside(claimed, low, high)  # a mean then fails
+    refutes = record.role == "counterexample" and record.samples is None  # check_all may check the premise alone
+    allows_claimed = claimed is not None and record.form != "mean" and _inside(claimed, low, high)  # check_mean fails
     faults = (
         (record.role not in ROLES, f"unknown role {record.role!r}, choose one of {', '.join(ROLES)}"),
         (record.kind not in KINDS, f"unknown kind {record.kind!r}, choose one of {', '.join(KINDS)}"),
@@ -228,10 +228,7 @@ def _fault(record: Record) -> str | None:
 
 
 def _inside(value: float, low: float | None, high: float | None) -> bool:
-    """Whether a value lies in a band, ends included; the end None is not a bound.
-
-    Values that are not finite lie in no band.
-    """
+    """Whether a value lies in a band, ends included. Values that are not finite lie in no band."""
     return bool(math.isfinite(value) and (low is None or value >= low) and (high is None or value <= high))
 
 

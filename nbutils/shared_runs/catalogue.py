@@ -53,10 +53,8 @@ def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, Tra
 
     trained = os.environ.get("NBUTILS_TRAININGS")
     results = os.environ.get("NBUTILS_RESULTS")
-    folder = None
-    if trained:
-        folder = Path(trained)
-    elif results:
+    folder = Path(trained) if trained else None
+    if results and not trained:
         folder = Path(results) / "trainings" / _folder_name(profile, seed, device)
     runs = {}
     for name in names(pattern):

@@ -1,10 +1,10 @@
-"""Shared trainings of language models: nine networks each, in the recipe of the paper's small ones, of less width.
+"""Shared trainings of language models: nine networks each, in the recipe of the paper's small models, but narrower.
 
 ``lm-P-S`` has layer norm in placement P (``residual-post``, the released code's pre-norm; ``post``; ``pre``) and
 gradients from source S: of text, of shuffled tokens, or noise. All else is the recipe of the published appendix A and
-of the released code: twelve layers whose ReLU layer is narrower than the stream, torch's initial values, a mask that
-multiplies scores, AdamW with a decay of 0.01, no dropout. ``lm-usual-P`` is trained on text with the usual mask, scores
-of −∞.
+of the released code: twelve layers whose ReLU layer is narrower than the residual stream, torch's initial values, a
+mask that multiplies scores, AdamW with a decay of 0.01, no dropout. ``lm-usual-P`` is trained on text with the usual
+mask, scores of −∞.
 """
 
 from __future__ import annotations
