@@ -25,7 +25,7 @@ help:
 	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
 	@echo "make report     what a run has lost against another (A=_build/smoke B=other/metrics.json)"
 	@echo "make pdf        the whole book as one PDF, printed by a Chromium: _build/book/norm-growth.pdf"
-	@echo "make notebooks  book/notebooks from the sources; make lint (ruff, mypy); make clean"
+	@echo "make notebooks  book/notebooks from the sources; make lint (ruff, mypy, import-linter); make clean"
 	@echo "also            PYTHON=python3.12 makes .venv with that Python; DEVICE=cuda and TIME_LIMIT=7200 (seconds a notebook) for runs;"
 	@echo "                WORKERS=4 for make test; maintenance/ has its own Makefile"
 
@@ -79,7 +79,7 @@ notebooks: env
 	$(PY) -m workflow notebooks
 
 lint: env-test
-	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy && $(VENV)/bin/lint-imports --no-cache --no-logo
 
 clean:
 	rm -rf _build .snakemake

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from functools import partial
-from graphlib import TopologicalSorter
 
 import psutil
 import pytest
@@ -420,15 +419,3 @@ def test_a_cell_that_cannot_be_read_is_named(monkeypatch, cell, why):
     monkeypatch.setattr(book, "code_cells", lambda chapter: ["x = 1", cell])
     with pytest.raises(ValueError, match=f"01-one: .*{why}"):
         sources.trainings_of("01-one")
-
-
-def test_no_circle_of_imports_and_no_arrow_from_what_is_shared_to_a_chapter():
-    """Imports inside functions and for types alone count too; a package runs before its parts, which is no circle."""
-    codes = sources.modules()
-    graph = {
-        name: {used for used in sources._imports(code) & set(codes) if not name.startswith(f"{used}.")} - {name}
-        for name, code in codes.items()
-    }
-    shared = {name: used for name, used in graph.items() if not name.startswith("nbutils.experiments")}
-    assert {name: up for name, used in shared.items() if (up := {u for u in used if "chapters" in u})} == {}
-    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
