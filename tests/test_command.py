@@ -145,7 +145,7 @@ def test_a_short_series_is_not_fitted_and_shares_are_those_of_the_whole_growth()
         (["{tmp}/nowhere"], "no such folder"), (["{tmp}/run/step14k"], "no checkpoint could be read"),
         (["{tmp}/run", "--out", "{tmp}/nowhere/norms.csv"], "its folder does not exist"),
         (["{tmp}/run", "--plot", "{tmp}/norms.txt"], "give a name that ends in .png"),
-        (["{tmp}/run", "--step", "("], "--step '(' is no regular expression"),
+        (["{tmp}/run", "--step", "("], "--step '(' is not a regular expression"),
         (["{tmp}"], "{tmp}: no checkpoint with a step in its name"),
     ],
 )  # fmt: skip

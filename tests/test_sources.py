@@ -110,7 +110,7 @@ PLACES = {
     "no such pattern": ({"step1/w.pt": 1}, ["."], {"step": r"at(\d+)"}, None,
                         r"no name in which 'at(\\d+)' finds a step"),
     "no group": ({"step1/w.pt": 1}, ["."], {"step": "at"}, None, "--step 'at': put ( ) around the number"),
-    "no pattern": ({"step1/w.pt": 1}, ["."], {"step": "("}, None, "--step '(' is no regular expression"),
+    "no pattern": ({"step1/w.pt": 1}, ["."], {"step": "("}, None, "--step '(' is not a regular expression"),
     "no row": ({"step1/w.pt": 1}, ["."], {"by": "block"}, None, "choose total, layer, type, tensor"),
 }  # fmt: skip
 

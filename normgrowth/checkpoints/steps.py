@@ -70,7 +70,7 @@ def by_pattern(pattern: str | None) -> StepOf:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"--step {pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"--step {pattern!r} is not a regular expression: {error}") from None
     if compiled.groups != 1:
         raise ValueError(f"--step {pattern!r}: put ( ) around the number of the step, once")
 

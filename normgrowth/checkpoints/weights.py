@@ -254,7 +254,7 @@ def _leave_out_averages(weights: Weights) -> None:
 
 
 def _rests_by_prefix(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, set[tuple[str, tuple[int, ...]]]]:
-    """For each prefix of the names: what follows it in each name, without dots, with the shape of the tensor."""
+    """For each prefix of the names: the rest of each name, without dots, and the shape of its tensor."""
     rests: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
     for name, shape in shapes.items():
         parts = name.split(".")

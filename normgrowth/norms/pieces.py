@@ -103,7 +103,7 @@ def _wide(piece: Tensor) -> Tensor:
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    """The gradient of a parameter, dense, of the shard of this process; zeros where there is none."""
+    """The dense gradient of a parameter, of the shard of this process; zeros for a parameter without a gradient."""
     gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     shard = local(shards.sharded_like(gradient, parameter))
     return shard.to_dense() if shard.is_sparse else shard

@@ -207,16 +207,16 @@ class NormTracker:
         if layers != ["total"]:
             layers = [*layers, "total"]
             sums = np.concatenate([sums, sums.sum(axis=2, keepdims=True)], axis=2)
-        q = dict(zip(QUANTITIES, sums, strict=True))
+        quantity = dict(zip(QUANTITIES, sums, strict=True))
         with np.errstate(invalid="ignore", divide="ignore"):
             columns = {
-                "norm": np.sqrt(q["norm"]),
-                "step_norm": np.sqrt(q["step"]),
-                "inner": q["inner"],
-                "alignment": q["inner"] / np.sqrt(q["before"] * q["step"]),
-                "projection": q["projection"],
-                "grad_norm": np.sqrt(q["gradient"]),
-                "cos_similarity": q["snapshot"] / np.sqrt(q["norm"] * q["snapshot_norm"]),
+                "norm": np.sqrt(quantity["norm"]),
+                "step_norm": np.sqrt(quantity["step"]),
+                "inner": quantity["inner"],
+                "alignment": quantity["inner"] / np.sqrt(quantity["before"] * quantity["step"]),
+                "projection": quantity["projection"],
+                "grad_norm": np.sqrt(quantity["gradient"]),
+                "cos_similarity": quantity["snapshot"] / np.sqrt(quantity["norm"] * quantity["snapshot_norm"]),
             }
         steps = np.array([step for step, _ in rows], dtype=np.int64)
         index = {"step": np.repeat(steps, len(layers)), "layer": np.tile(np.array(layers, dtype=object), len(steps))}
