@@ -113,20 +113,6 @@ def lightning_average(folder):
     return state["norm"]
 
 
-def composer(folder):
-    model, optimizer = trained(net())
-    state = {"model": model.state_dict(), "optimizers": {"AdamW": optimizer.state_dict()}, "callbacks": [{}]}
-    torch.save({"state": state, "rng": [{"torch": torch.get_rng_state()}]}, folder / "ep0-ba1-rank0.pt")
-    return norm(model)
-
-
-def fairseq(folder):
-    model, optimizer = trained(net())
-    state = {"cfg": None, "model": model.state_dict(), "extra_state": {"x": torch.ones(1)}, "task_state": {}}
-    torch.save({**state, "last_optimizer_state": optimizer.state_dict()}, folder / "checkpoint_1_1.pt")
-    return norm(model)
-
-
 def deepspeed(folder):
     """Its ZeRO-1 and 2: weights whole in one file. Made by hand; ``of_deepspeed`` is DeepSpeed, where it is there."""
     model, optimizer = trained(net())
@@ -139,7 +125,7 @@ def deepspeed(folder):
 
 READ = {
     "transformers, sharded": sharded, "Trainer": trainer, "accelerate": accelerate, "Lightning": lightning,
-    "Lightning, averages": lightning_average, "Composer": composer, "fairseq": fairseq, "DeepSpeed": deepspeed,
+    "Lightning, averages": lightning_average, "DeepSpeed": deepspeed,
 }  # fmt: skip
 
 
@@ -191,82 +177,78 @@ def _printed(code, environment):
     return float(next(line for line in done.stdout.splitlines() if line.startswith("norm")).split()[1])
 
 
-def files(*names, state=None):
-    """Faithful names, with the weights in each."""
+def saved(state, name="step1.pt"):
+    """What writes a state under a name in a folder."""
 
-    def made(folder):
-        for name in names:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            with (folder / name).open("wb") as file:
-                torch.save(state or {"module": net().state_dict()}, file)
+    def write(folder):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(state, folder / name)
 
-    return made
+    return write
 
 
-def saved(**parts):
-    return lambda folder: torch.save(parts, folder / "step1.pt")
-
-
-def state(prefix=""):
+def weights(prefix=""):
     return {prefix + name: value for name, value in net().state_dict().items()}
 
 
-def peft(folder, kind, **options):
-    import peft
+def adapter(kind, **options):
+    """What writes the state of an adapter of PEFT that is not merged."""
 
-    config = getattr(peft, kind)(target_modules=["0"], **options)
-    torch.save(peft.get_peft_model(net(), config).state_dict(), folder / "step1.pt")
+    def write(folder):
+        import peft
+
+        config = getattr(peft, kind)(target_modules=["0"], **options)
+        torch.save(peft.get_peft_model(net(), config).state_dict(), folder / "step1.pt")
+
+    return write
 
 
-REFUSED = {
-    "DeepSpeed ZeRO-3, its names": (
-        files("global_step1/zero_pp_rank_0_mp_rank_00_model_states.pt"), "zero_to_fp32.py"),
-    "ZeRO-3 under Trainer": (
-        files("checkpoint-1/global_step1/zero_pp_rank_0_mp_rank_00_model_states.pt"), "zero_to_fp32.py"),
-    "weights of no elements": (saved(**{k: torch.empty(0) for k in state()}), "zero_to_fp32.py"),
-    "DeepSpeed, tensor parallel": (
-        files("step1/mp_rank_00_model_states.pt", "step1/mp_rank_01_model_states.pt"), "deepspeed_to_transformers.py"),
-    "GPT-NeoX": (files("step1/layer_00-model_00-model_states.pt"), "convert_neox_to_hf.py"),
-    "accelerate, FSDP": (
-        files("step1/pytorch_model_fsdp_0/__0_0.distcp", "step1/pytorch_model_fsdp_0/.metadata",
-              "step1/optimizer_0/__0_0.distcp"), "accelerate merge-weights"),
-    "DCP": (files("step1/.metadata", "step1/__0_0.distcp"), "dcp_to_torch_save"),
-    "Lightning, FSDP": (
-        files("epoch=0-step=1.ckpt/.metadata", "epoch=0-step=1.ckpt/__0_0.distcp", "epoch=0-step=1.ckpt/meta.pt"),
-        "lightning.pytorch.utilities.consolidate_checkpoint"),
-    "Megatron, pipeline": (
-        files("iter_0000001/mp_rank_00_000/model_optim_rng.pt", "iter_0000001/mp_rank_00_001/model_optim_rng.pt"),
-        "tools/checkpoint/convert.py of Megatron-LM"),
-    "Megatron, tensor": (
-        files("iter_0000001/mp_rank_00/model_optim_rng.pt", "iter_0000001/mp_rank_01/model_optim_rng.pt"),
-        "tools/checkpoint/convert.py of Megatron-LM"),
+# Files of a checkpoint that holds its weights in parts or in another format: what the refusal names.
+NAMES_REFUSED = {
+    "checkpoint-1/global_step1/zero_pp_rank_0_mp_rank_00_model_states.pt": "zero_to_fp32.py",
+    "step1/mp_rank_00_model_states.pt step1/mp_rank_01_model_states.pt": "deepspeed_to_transformers.py",
+    "step1/layer_00-model_00-model_states.pt": "convert_neox_to_hf.py",
+    "step1/pytorch_model_fsdp_0/__0_0.distcp step1/pytorch_model_fsdp_0/.metadata step1/optimizer_0/__0_0.distcp":
+        "accelerate merge-weights",
+    "epoch=0-step=1.ckpt/.metadata epoch=0-step=1.ckpt/__0_0.distcp epoch=0-step=1.ckpt/meta.pt":
+        "lightning.pytorch.utilities.consolidate_checkpoint",
+    "iter_0000001/mp_rank_00_000/model_optim_rng.pt iter_0000001/mp_rank_00_001/model_optim_rng.pt":
+        "tools/checkpoint/convert.py of Megatron-LM",
+    "iter_0000001/mp_rank_00/model_optim_rng.pt iter_0000001/mp_rank_01/model_optim_rng.pt":
+        "tools/checkpoint/convert.py of Megatron-LM",
+    "step1/consolidated.00.pth step1/consolidated.01.pth": "convert_llama_weights_to_hf.py",
+    "checkpoint_1_100-shard0.pt checkpoint_1_100-shard1.pt": "consolidate_fsdp_shards.py",
+    "step1/model.Q4_K_M.gguf": "from_pretrained(…, gguf_file=…)",
+    "step1.gguf": "from_pretrained(…, gguf_file=…)",
+}  # fmt: skip
+MEGATRON = "iter_0000001/mp_rank_00/model_optim_rng.pt"
+CONTENT_REFUSED = {
+    "weights of no elements": (saved({name: torch.empty(0) for name in weights()}), "zero_to_fp32.py"),
     "Megatron, one rank, nested": (
-        files("iter_0000001/mp_rank_00/model_optim_rng.pt",
-              state={"model": {"language_model": {"embedding": state(), "encoder": state()}}}),
+        saved({"model": {"language_model": {"embedding": weights(), "encoder": weights()}}}, MEGATRON),
         "tools/checkpoint/convert.py of Megatron-LM"),
     "Megatron, with its arguments": (
-        files("iter_0000001/mp_rank_00/model_optim_rng.pt", state={"args": types.SimpleNamespace(), "model": state()}),
+        saved({"args": types.SimpleNamespace(), "model": weights()}, MEGATRON),
         "SimpleNamespace, which may run code when loaded (Megatron's: convert it with tools/checkpoint/convert.py"),
-    "Llama's own, two parts": (
-        files("step1/consolidated.00.pth", "step1/consolidated.01.pth"), "convert_llama_weights_to_hf.py"),
-    "fairseq, in parts": (
-        files("checkpoint_1_100-shard0.pt", "checkpoint_1_100-shard1.pt"), "consolidate_fsdp_shards.py"),
-    "GGUF": (files("step1/model.Q4_K_M.gguf"), "from_pretrained(…, gguf_file=…)"),
-    "GGUF, a file": (files("step1.gguf"), "from_pretrained(…, gguf_file=…)"),
-    "two networks": (saved(generator=state(), discriminator=state()), "generator, discriminator hold tensors"),
-    "a model and a head": (saved(model=state(), head=state()), "model, head hold tensors"),
-    "values beside a dictionary": (saved(net=state(), w=torch.ones(3)), "net holds tensors, beside w"),
-    "a list of tensors": (saved(weights=list(state().values())), "save the weights alone: torch.save(model.state_dict"),
+    "two networks": (
+        saved({"generator": weights(), "discriminator": weights()}), "generator, discriminator hold tensors"),
+    "a model and a head": (saved({"model": weights(), "head": weights()}), "model, head hold tensors"),
+    "values beside a dictionary": (saved({"net": weights(), "w": torch.ones(3)}), "net holds tensors, beside w"),
+    "a list of tensors": (
+        saved({"weights": list(weights().values())}), "save the weights alone: torch.save(model.state_dict"),
     "an optimizer alone": (
-        saved(state={0: {"exp_avg": torch.ones(3)}}, param_groups=[{"params": [0]}]),
+        saved({"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"params": [0]}]}),
         "the state of an optimizer, and no weights"),
-    "an average alone": (saved(ema=state(), epoch=1), "ema holds tensors, and which are the weights is unclear"),
-    "an average of two others": (saved(**{"ema.w": torch.ones(8), "ema.b": torch.ones(4), "x.w": torch.ones(8),
-                                          "y.b": torch.ones(4)}), "may be an average"),
-    "an average of other weights": (saved(**state("ema_model."), other=torch.ones(3)), "may be an average"),
-    "LoRA": (lambda f: peft(f, "LoraConfig", r=2), "merge_and_unload"),
-    "DoRA": (lambda f: peft(f, "LoraConfig", r=2, use_dora=True), "merge_and_unload"),
-    "IA3": (lambda f: peft(f, "IA3Config", feedforward_modules=[]), "merge_and_unload"),
-    "LoHa": (lambda f: peft(f, "LoHaConfig", r=2), "merge_and_unload"),
-    "OFT": (lambda f: peft(f, "OFTConfig", oft_block_size=2), "merge_and_unload"),
+    "an average alone": (
+        saved({"ema": weights(), "epoch": 1}), "ema holds tensors, and which are the weights is unclear"),
+    "an average of two others": (
+        saved({"ema.w": torch.ones(8), "ema.b": torch.ones(4), "x.w": torch.ones(8), "y.b": torch.ones(4)}),
+        "may be an average"),
+    "an average of other weights": (
+        saved({**weights("ema_model."), "other": torch.ones(3)}), "may be an average"),
+    "LoRA": (adapter("LoraConfig", r=2), "merge_and_unload"),
+    "DoRA": (adapter("LoraConfig", r=2, use_dora=True), "merge_and_unload"),
+    "IA3": (adapter("IA3Config", feedforward_modules=[]), "merge_and_unload"),
+    "LoHa": (adapter("LoHaConfig", r=2), "merge_and_unload"),
+    "OFT": (adapter("OFTConfig", oft_block_size=2), "merge_and_unload"),
 }  # fmt: skip

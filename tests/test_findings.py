@@ -133,6 +133,7 @@ def test_a_red_run_names_what_failed_and_shows_no_sentence_that_rests_on_it(run,
     sentences = ("found", "remember", "because")
     assert all(CARD[name] in card(run()) and CARD[name] not in card(red) for name in sentences)
     assert "the verdict on `one` is *failed*, not *partly confirmed*" in card(red) and "2 of 3 checks" in card(red)
+    assert "*In the paper: preprint §3, not in the published version.*" in card(red)
     assert CARD["remember"] in rendered("chapter_cards.md", run()) and CARD["asks"] in rendered("chapter_cards.md", red)
     assert "1 partly confirmed, 1 failed" in chapter._box("01-one", verdicts.claims_of(red))
     banner = build.red(red)
@@ -140,13 +141,16 @@ def test_a_red_run_names_what_failed_and_shows_no_sentence_that_rests_on_it(run,
     assert '<a href="01-one.html#failed-one-7">01-one: one: c</a>' in banner and "raised &lt;E&gt;" in banner
 
 
-def test_checks_and_scorecard_of_a_red_run(red):
+def test_checks_and_scorecard_of_a_red_run(run, red):
     checks = BeautifulSoup(chapter._html("checks", records=red.records).source, "html.parser")
     assert checks.summary.get_text() == "✗ 1 check holds, 1 noted, 1 failed, 1 open" and checks.details.has_attr("open")
     assert [row["id"] for row in checks.select("tbody tr")] == ["claim-one", "failed-one-7", "claim-two", "claim-far"]
     assert "no <network>" in checks.get_text()
-    rows = BeautifulSoup(rendered("scorecard.html", red), "html.parser").select("tbody tr")
+    rows, green = (
+        BeautifulSoup(rendered("scorecard.html", result), "html.parser").select("tbody tr") for result in (red, run())
+    )
     assert [row["data-verdict"] for row in rows] == ["failed", "partly confirmed", "open", "undecided"]
+    assert [row["data-verdict"] for row in green] == ["partly confirmed", "partly confirmed", "in part", "open"]
     assert "Open: no <network>" in rows[2].get_text() and "not decided" in rows[3].get_text()
     counts = rendered("verdict_counts.md", red)
     assert "**3 claims of the paper:** 1 partly confirmed, 1 failed, 1 undecided." in counts

@@ -1,12 +1,16 @@
 """Layouts of the libraries that train: each is read as its model says, or refused with what converts it."""
 
-import warnings
+import itertools
+import re
 
 import pytest
 import torch
-from layouts import READ, REFUSED, norm, of_deepspeed, of_fsdp
+import transformers
+from layouts import CONTENT_REFUSED, NAMES_REFUSED, READ, of_deepspeed, of_fsdp
+from transformers.models.auto import modeling_auto
 
 from normgrowth.checkpoints import series
+from normgrowth.checkpoints.weights import why_left_out
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NEEDS = {"Trainer": "accelerate", "Lightning": "lightning", "Lightning, averages": "lightning"}
@@ -23,15 +27,27 @@ def test_a_layout_is_read_as_its_model_says(tmp_path, layout):
     assert result.table.norm[0] == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize("layout", REFUSED)
-def test_a_layout_is_refused_with_what_to_do(tmp_path, layout):
-    if layout in NEEDS:
-        pytest.importorskip(NEEDS[layout])
-    maker, words = REFUSED[layout]
-    maker(tmp_path)
+def assert_refused(folder, words):
     with pytest.raises(ValueError) as error:
-        series(tmp_path)
-    assert words in str(error.value) and str(tmp_path) in str(error.value)
+        series(folder)
+    assert words in str(error.value) and str(folder) in str(error.value)
+
+
+@pytest.mark.parametrize("names", NAMES_REFUSED)
+def test_files_that_are_not_weights_as_such_are_refused_with_what_converts_them(tmp_path, names):
+    for name in names.split():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert_refused(tmp_path, NAMES_REFUSED[names])
+
+
+@pytest.mark.parametrize("content", CONTENT_REFUSED)
+def test_content_that_may_not_be_the_weights_is_refused_with_what_to_do(tmp_path, content):
+    if content in NEEDS:
+        pytest.importorskip(NEEDS[content])
+    write, words = CONTENT_REFUSED[content]
+    write(tmp_path)
+    assert_refused(tmp_path, words)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -62,53 +78,68 @@ def test_fsdp_of_two_processes(tmp_path):
         series(tmp_path / "step3.pt")
 
 
-# Architectures of transformers: with buffers of their own, tied, mixtures of experts, state-space, of two stacks.
-KINDS = [
-    "ApertusForCausalLM", "BartForConditionalGeneration", "BertForMaskedLM", "BlenderbotForConditionalGeneration",
-    "DeepseekV3ForCausalLM", "Ernie4_5_MoeForCausalLM", "Gemma3ForCausalLM", "Glm4MoeForCausalLM",
-    "GPT2LMHeadModel", "GPTNeoXForCausalLM", "IBertForMaskedLM", "LlamaForCausalLM", "MambaForCausalLM",
-    "MBartForConditionalGeneration", "MiniMaxForCausalLM", "MixtralForCausalLM", "OPTForCausalLM", "RobertaForMaskedLM",
-    "T5ForConditionalGeneration",
+# Tied weights, state-space, mixtures of experts, two stacks; and every kind of buffer that is saved.
+ARCHITECTURES = [
+    "GPT2LMHeadModel", "MambaForCausalLM", "T5ForConditionalGeneration", "BartForConditionalGeneration",
+    "DeepseekV3ForCausalLM", "Ernie4_5_MoeForCausalLM", "MiniMaxForCausalLM", "ZayaForCausalLM", "ApertusForCausalLM",
+    "Gemma4ForCausalLM", "Gemma4AudioModel", "MistralLarge4TextModel", "IBertForMaskedLM", "EncodecModel",
+    "FastSpeech2ConformerWithHifiGan", "Phi4MultimodalModel", "RadioModel", "Florence2Model", "AlignModel",
 ]  # fmt: skip
-SMALL = {
-    "hidden_size": 16, "n_embd": 16, "d_model": 16, "intermediate_size": 24, "ffn_dim": 24, "d_ff": 24, "d_kv": 4,
-    "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "vocab_size": 48, "num_hidden_layers": 2, "n_layer": 2,
-    "num_layers": 2,
-    "encoder_layers": 1, "decoder_layers": 1, "num_attention_heads": 4, "n_head": 4, "num_heads": 4,
-    "num_key_value_heads": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "head_dim": 4,
-    "max_position_embeddings": 32, "n_positions": 32, "num_local_experts": 4, "n_routed_experts": 8, "num_experts": 4,
-    "moe_intermediate_size": 8, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4,
-    "v_head_dim": 4, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
-    "block_size": 8, "word_embed_proj_dim": 16, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3,
-    "state_size": 4, "time_step_rank": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 3,
-}  # fmt: skip
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "depth")
+# Saved buffers that their names do not tell from weights, of a few models of images and sound.
+LIKE_WEIGHTS = re.compile(
+    r"normalization\.(weight|bias)|positional_embedding|attn_mask_probs|empty_weight|latent_(mean|std)|freqs|z_L_init"
+    r"|text_model\.embeddings\.position_embedding"
+)
 
 
-def small(name):
-    import transformers
+def all_architectures():
+    """Names of the classes of models that transformers' automatic classes know."""
+    mappings = [value for name, value in vars(modeling_auto).items() if re.fullmatch("MODEL.*MAPPING_NAMES", name)]
+    classes = itertools.chain.from_iterable(mapping.values() for mapping in mappings)
+    return sorted({name for names in classes for name in ([names] if isinstance(names, str) else names)})
 
+
+def without_values(name):
+    """A model of two layers, otherwise of its default sizes, on torch's device without memory."""
     kind = getattr(transformers, name)
-    default = kind.config_class()
-    options = {k: v for k, v in SMALL.items() if isinstance(getattr(default, k, None), int)}
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return kind(kind.config_class(**options))
+    config = kind.config_class()
+    parts = [value for value in vars(config).values() if isinstance(value, transformers.PreTrainedConfig)]
+    for part in (config, *parts):
+        for option in LAYERS:
+            if isinstance(getattr(part, option, None), int) and getattr(part, option) > 2:
+                setattr(part, option, 2)
+    with torch.device("meta"):
+        return kind(config)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_parameters_of_an_architecture_are_those_that_its_files_are_read_as(tmp_path, name):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        built = small(name)
-    with torch.no_grad():  # buffers that are zero at the start would pass unseen
-        for buffer in built.buffers():
-            if buffer.is_floating_point() and not buffer.any():
-                buffer += 1
-    built.save_pretrained(tmp_path / "step1")
-    torch.save(built.state_dict(), tmp_path / "step2.pt")
-    trained = [p for p in built.parameters() if p.requires_grad]  # Ernie's routers hold one that no gradient moves
-    wanted = norm(torch.nn.ParameterList(trained))
-    for place in ("step1", "step2.pt"):
-        result = series(tmp_path / place)
-        assert result.table.norm[0] == pytest.approx(wanted, rel=1e-12), sorted(result.left_out)
-        assert result.parameters == sum(p.numel() for p in trained)
+def miscounted(model):
+    """Saved tensors that are trained and not counted, or counted and no parameters."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    names = set()
+    for name, tensor in model.state_dict().items():
+        values = torch.full((), 0.37).to(tensor.dtype).expand(tensor.shape)  # neither a mask nor sinusoids
+        counted = why_left_out(name, values) is None
+        trained = name in parameters and parameters[name].requires_grad  # a frozen parameter may count or not
+        if (trained and not counted) or (counted and name not in parameters):
+            names.add(name)
+    return names
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_parameters_of_an_architecture_are_what_counts_of_its_files(name):
+    assert miscounted(without_values(name)) == set()
+
+
+@pytest.mark.slow
+def test_parameters_of_all_architectures_are_what_counts_of_their_files():
+    wrong, built = {}, 0
+    for name in all_architectures():
+        try:
+            model = without_values(name)
+        except Exception:  # its default configuration builds no model, or it needs another library
+            continue
+        built += 1
+        if names := {name for name in miscounted(model) if not LIKE_WEIGHTS.search(name)}:
+            wrong[name] = sorted(names)[:3]
+    assert wrong == {} and built > 1_000
