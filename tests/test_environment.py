@@ -1,17 +1,20 @@
 """README, environment.yml, pyproject, constraints and CITATION agree."""
 
+import importlib
+import importlib.util
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 
 import pytest
 import yaml
 from cffconvert.cli.create_citation import create_citation
 
+from nbutils import __main__ as nbutils_command
 from nbutils import devices, profiles
 from normgrowth.__main__ import main, parser
 from workflow import ROOT, book
@@ -24,13 +27,16 @@ def norm(name):
 
 
 def names(requirements):
-    """Names of packages; an extra of our own stands for what it has."""
-    found = set()
+    """Names of packages; extras of our own stand for what they have."""
+    packages = set()
     for requirement in requirements:
-        ours = re.fullmatch(r"norm-growth\[(\w+)\]", requirement)
-        mine = PROJECT["optional-dependencies"][ours[1]] if ours else ()
-        found |= names(mine) if ours else {norm(re.match(r"[\w.-]+", requirement)[0])}
-    return found
+        ours = re.fullmatch(r"norm-growth\[([\w,-]+)\]", requirement)
+        if ours:
+            for extra in ours[1].split(","):
+                packages |= names(PROJECT["optional-dependencies"][extra])
+        else:
+            packages.add(norm(re.match(r"[\w.-]+", requirement)[0]))
+    return packages
 
 
 def pins():
@@ -46,7 +52,9 @@ def pip_section():
 
 def test_constraints_pin_all_that_the_project_names():
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"plot", "chapters", "book", "test", "offline-models", "hub", "bench", "compiled"}
+    assert set(extras) == {
+        "plot", "fast", "chapters", "book", "test", "offline-models", "hub", "bench", "compiled",
+    }  # fmt: skip
     wanted = names(PROJECT["dependencies"]).union(*(names(extra) for extra in extras.values()))
     assert wanted <= set(pins()) and pins()["torch"] == "2.13.0"
 
@@ -81,10 +89,11 @@ def test_commands_of_the_documents_exist(command):
 
 def test_versions_and_urls_agree_and_the_citation_is_valid():
     import nbutils
+    import normgrowth
 
     url = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert nbutils.__version__ == PROJECT["version"] == citation["version"]
+    assert nbutils.__version__ == normgrowth.__version__ == PROJECT["version"] == citation["version"]
     assert citation["repository-code"] == url and url in (ROOT / "README.md").read_text()
     create_citation(str(ROOT / "CITATION.cff"), None).validate()
 
@@ -144,13 +153,67 @@ def test_readme_examples_run(tmp_path, monkeypatch):
     for example in examples:
         exec(compile(example, "README.md", "exec"), {})
     (tmp_path / "sentences.txt").write_text("A sentence of yours.\nAnd another one.\n")
-    commands = re.findall(r"^nbutils (.+)$", (ROOT / "README.md").read_text(), re.M)
+    commands = re.findall(r"^normgrowth (.+)$", (ROOT / "README.md").read_text(), re.M)
     for command in commands:
         understood = parser().parse_args(command.split())
         assert "EleutherAI/" in command or main(command.split()) == 0, understood
     sizes = [(tmp_path / name).stat().st_size for name in ("norms.png", "report.html")]
     assert len(commands) == 6 and min(sizes) > 10_000
     assert len((tmp_path / "norms.csv").read_text().splitlines()) > 8  # two steps, by layer
+
+
+OLD_IMPORTS = {
+    "from nbutils import norms": "nbutils.norms is normgrowth.norms now: import that",
+    "import nbutils.checkpoints": "nbutils.checkpoints is normgrowth.checkpoints now: import that",
+    "from nbutils.norms.tracker import NormTracker": "nbutils.norms is normgrowth.norms now: import that",
+    "from nbutils.homogeneity import degree": "nbutils.homogeneity is normgrowth.homogeneity now: import that",
+    "from nbutils import saturation, training": "nbutils.saturation is normgrowth.saturation now: import that",
+    "from nbutils import heads": "nbutils.heads is normgrowth.heads now: import that",
+    "import nbutils.fits": "nbutils.fits is normgrowth.fits now: import that",
+    "from nbutils import callbacks": "nbutils.callbacks is normgrowth.callbacks now: import that",
+    "from nbutils.layers import layer_of": "nbutils.layers is normgrowth.layers now: import that",
+    "from nbutils.chapters import growth": "nbutils.chapters is nbutils.experiments now: import that",
+    "from nbutils import together": "nbutils.together is nbutils.ensembles now: import that",
+    "from nbutils import trainings": "nbutils.trainings is nbutils.shared_runs now: import that",
+}
+
+
+@pytest.mark.parametrize("statement", OLD_IMPORTS)
+def test_an_old_import_names_the_new_place_in_one_line(statement):
+    with pytest.raises(ImportError) as caught:
+        exec(statement, {})
+    assert str(caught.value) == OLD_IMPORTS[statement]
+    new_place = str(caught.value).split()[2]
+    assert importlib.util.find_spec(new_place)
+
+
+def test_the_table_of_old_imports_has_each_module_that_moved():
+    import nbutils
+
+    modules = {re.search(r"nbutils\.(\w+) is", line)[1] for line in OLD_IMPORTS.values()}
+    assert modules == set(nbutils.MOVED)
+    with pytest.raises(ModuleNotFoundError, match="No module named"):
+        importlib.import_module("nbutils.nothing")
+
+
+@pytest.mark.parametrize("command", ["norms", "report", "saturation", "heads", "degree"])
+def test_an_old_command_names_the_new_one_in_one_line(command, capsys):
+    assert nbutils_command.main([command, "runs/mine", "--json"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == f"nbutils {command}: this is `normgrowth {command}` now, with the same options\n"
+    assert printed.out == ""
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args([command, "--help"])
+    assert ended.value.code == 0
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder with the wheel in it, as pip installs it without anything else."""
+    folder = tmp_path_factory.mktemp("site")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), str(ROOT)]
+    subprocess.run(install, check=True, capture_output=True)
+    return folder
 
 
 def python(code, folder, path):
@@ -160,7 +223,7 @@ def python(code, folder, path):
 
 
 ALONE = """
-import sys, torch
+import importlib, pkgutil, sys, torch
 
 class Without:
     def __init__(self, finder):
@@ -170,43 +233,51 @@ class Without:
         return None if name.split(".")[0] in {blocked!r} else self.finder.find_spec(name, path, target)
 
 sys.meta_path[:] = map(Without, sys.meta_path)
+import normgrowth
+assert normgrowth.__file__.startswith({site!r})
+modules = [module.name for module in pkgutil.walk_packages(normgrowth.__path__, "normgrowth.")]
+assert len(modules) > 30 and all(map(importlib.import_module, modules))
 from normgrowth.__main__ import main
-assert main(["norms", "runs/mine", "--by", "layer"]) == 0
+assert main(["norms", "runs/mine", "--by", "layer", "--out", "norms.csv"]) == 0
 assert main(["norms", "runs/mine", "--plot", "norms.png"]) == 2
-from normgrowth import fits, heads, homogeneity, saturation
-from normgrowth.norms import NormTracker
+assert main(["degree", "runs/mine/step1"]) == 2
+from normgrowth import homogeneity
+from normgrowth.norms import NormTracker, kernels
 model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 tracker = NormTracker(model.named_parameters())
 tracker.attach(optimizer)
 model(torch.ones(1, 2)).sum().backward()
 optimizer.step()
-assert tracker.steps == 1 and homogeneity.degree(model, torch.ones(1, 2)) == 1
+assert tracker.steps == 1 and tracker.identity_error() < 1e-12 and kernels.loops() is kernels.BY_BLOCKS
+assert homogeneity.degree(model, torch.ones(1, 2)) == 1
 """
 
 
-def test_ones_own_models_need_the_base_alone(tmp_path):
-    """Neither notebooks nor plots nor ``transformers``: the packages of all extras are not there to import."""
-    tiny_gpt2(tmp_path / "runs" / "mine" / "step1", 1)
+def test_ones_own_models_need_the_base_alone(site, tmp_path):
+    """Without nbutils, and without the packages of all extras: notebooks, plots, numba, ``transformers``."""
+    for step in (1, 2):
+        tiny_gpt2(tmp_path / "runs" / "mine" / f"step{step}", step)
+    shutil.copytree(site / "normgrowth", tmp_path / "alone" / "normgrowth")
     extras = PROJECT["optional-dependencies"]
     blocked = set().union(*map(names, extras.values())) - names(PROJECT["dependencies"])
-    blocked |= {"IPython", "sklearn", "huggingface_hub"}
-    code = ALONE.format(blocked={name.replace("-", "_") for name in blocked} - {"psutil", "pyyaml"})
-    done = python(code, tmp_path, ROOT)
+    blocked |= {"IPython", "sklearn", "huggingface_hub", "nbutils", "workflow", "maintenance", "tests"}
+    blocked = {name.replace("-", "_") for name in blocked} - {"psutil", "pyyaml"}
+    done = python(ALONE.format(blocked=blocked, site=str(tmp_path / "alone")), tmp_path, tmp_path / "alone")
     assert done.returncode == 0, done.stderr[-1500:]
-    assert "pip install matplotlib" in done.stderr and "total" in done.stdout
+    assert "pip install matplotlib" in done.stderr and "pip install 'transformers[torch]'" in done.stderr
+    assert "2 checkpoints, steps 1 to 2" in done.stdout
+    assert len((tmp_path / "norms.csv").read_text().splitlines()) > 8  # two steps, by layer
 
 
-def test_wheel_carries_what_a_chapter_reads(tmp_path):
+def test_wheel_carries_what_a_chapter_reads(site, tmp_path):
     """On Colab there is no checkout: data and style come from the wheel; and types for who checks."""
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("norm_growth-*.whl")
-    assert "nbutils/py.typed" in zipfile.ZipFile(wheel).namelist()
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    assert {file.name for file in site.iterdir() if "norm_growth" not in file.name} == {"bin", "nbutils", "normgrowth"}
+    assert {file.name for file in (site / "bin").iterdir()} == {"nbutils", "normgrowth"}
+    assert all((site / package / "py.typed").is_file() for package in ("nbutils", "normgrowth"))
     code = (
         "from nbutils import data, figures; figures.use_style(); print(data.__file__, len(data.published('t5_norm')))"
     )
-    done = python(code, tmp_path, tmp_path / "site")
+    done = python(code, tmp_path, site)
     place, rows = done.stdout.split()
-    assert place.startswith(str(tmp_path)) and rows == "104"
+    assert place.startswith(str(site)) and rows == "104"
