@@ -17,9 +17,6 @@ from normgrowth import heads
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 7))
 INTEGERS = arrays(np.float64, SHAPES, elements=st.integers(-6, 6).map(float)).map(torch.from_numpy)
-SQUARE = (
-    st.integers(1, 9).flatmap(lambda n: arrays(np.float64, (n, n), elements=st.floats(-9, 9))).map(torch.from_numpy)
-)
 
 
 # ---- saturated attention ----
@@ -79,13 +76,6 @@ def test_saturated_negative_scores_attend_to_the_future_under_the_released_mask(
     assert (float(found.positions), float(found.masked_mass)) == (1, 0)
     soft = heads.multiplicative_mask(-scores).softmax(-1)  # positive scores hide the difference only once saturated
     assert float(heads.summarise(soft, past).masked_mass) > 0.05
-
-
-@settings(deadline=None)
-@given(SQUARE)
-def test_multiplicative_mask_is_a_product(scores):
-    assert torch.equal(heads.multiplicative_mask(scores), scores * torch.ones_like(scores).tril())
-    assert torch.equal(heads.causal_mask(scores).softmax(-1).triu(1), torch.zeros_like(scores).triu(1))
 
 
 # ---- measures ----

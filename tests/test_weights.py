@@ -5,7 +5,6 @@ import math
 import os
 import pickle
 import re
-import types
 
 import numpy as np
 import pytest
@@ -220,17 +219,14 @@ def without_a_shard(folder):
 INDEX = "model.safetensors.index.json"
 BROKEN = [
     ("cut short, damaged, or no safetensors file (incomplete metadata, file not fully covered)", cut_to(-10)),
-    ("no safetensors file (invalid header length)", cut_to(40)), ("header too small", cut_to(0)),
+    ("no safetensors file (invalid header length)", cut_to(40)),
     ("a Git LFS pointer", alone("w.safetensors", b"version https://git-lfs.github.com/spec/v1\n")),
     ("no .safetensors", lambda f: (f / "model.safetensors").unlink()),
     ("odd.safetensors: No such file", lambda f: (f / "model.safetensors").rename(f / "x") and
      (f / "odd.safetensors").symlink_to("gone")),
     ("h.1.mlp.bias holds values that are not finite", holding(**{"transformer.h.1.mlp.bias": torch.ones(32) / 0 * 0})),
-    ("h.0.mlp.bias holds values that are not finite", holding(**{"transformer.h.0.mlp.bias": torch.ones(32) / 0})),
     ("or too large to square", holding(**{"transformer.h.0.mlp.bias": torch.full((32,), 1e200, dtype=torch.double)})),
     ("h.1.mlp.weight has shape (8, 33); in", holding(**{"transformer.h.1.mlp.weight": torch.ones(8, 33)})),
-    ("no transformer.h.1.mlp.bias", lambda f: save({k: v for k, v in model(1).items() if "1.mlp.bias" not in k}, f)),
-    (": extra.weight more", holding(**{"extra.weight": torch.ones(2)})),
     (": no transformer.h.1.mlp.bias, x more", lambda f: save(
         {k: v for k, v in model(1).items() if "1.mlp.bias" not in k} | {"x": torch.ones(2)}, f)),
     (": x more, y more, z more", holding(**dict.fromkeys("xyz", torch.ones(2)))),
@@ -238,23 +234,17 @@ BROKEN = [
     ("a has dtype torch.complex64; known are torch.float64", holding(a=torch.ones(2, dtype=torch.complex64))),
     ("qweight is torch.int32: a quantised model; its norm", holding(qweight=torch.ones(2, dtype=torch.int32))),
     ("weight is torch.uint8: a quantised model", alone("w.bin", {"h.weight": torch.ones(9, dtype=torch.uint8)})),
-    ("h.base_layer.weight belongs to an adapter", holding(**{"h.base_layer.weight": torch.ones(2)})),
-    ("only an adapter: merge it", alone("adapter_model.safetensors", {"lora_A.weight": torch.ones(2, 8)})),
     ("holds no parameters", lambda f: save({"ids": torch.arange(3)}, f)),
-    ("holds no parameters", alone("w.pt", [ONE])), ("holds no parameters", alone("w.pt", ONE)),
-    ("holds no parameters", alone("w.pt", {"step": 1})),
+    ("holds no parameters", alone("w.pt", [ONE])),
     ("model in state_dict holds tensors, beside w, and", alone("w.pt", {"state_dict": {"w": ONE, "model": [ONE]}})),
     ("tensor w is there twice", alone("w.pt", {"w": ONE, "module.w": ONE + 1})),
     ("w is sparse or nested (torch.sparse_coo); save it dense", pickled(torch.eye(3).to_sparse())),
-    ("w is sparse or nested", pickled(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))),
     ("torch.qint8: a quantised model", pickled(torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8))),
     ("w has no values: it is on the device meta", pickled(torch.empty(3, device="meta"))),
-    ("holds Python objects, types.SimpleNamespace, which may run code", pickled(types.SimpleNamespace())),
     ("refused: damaged, not from torch.save, or with Python objects", alone("w.pt", b"x" * 100)),
     ("refused: damaged", alone("w.pt", b"")), ("names model-00002-of-00002.safetensors, which is", without_a_shard),
     *[("corrupt: its weight_map does not name files of the same folder", alone(INDEX, text)) for text in (
-        b"{", b"{}", b"[]", b'{"weight_map": []}', index({"a": 1}), index({"a": ["b"]}), index({}),
-        index({"w": "../step10/model.safetensors"}))],
+        b"{", b"[]", index({"a": 1}), index({}), index({"w": "../step10/model.safetensors"}))],
     ("names x, which is not there (2 of 2 missing)", alone(INDEX, index({"a": "x", "b": "y", "c": "y"}))),
 ]  # fmt: skip
 
