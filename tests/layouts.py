@@ -154,7 +154,7 @@ def of_fsdp(root):
     code = f"""
 import sys, torch; sys.path.insert(0, {str(HERE)!r})
 import layouts, torch.distributed as dist, torch.distributed.checkpoint as dcp, torch.multiprocessing as mp
-def one(rank):
+def worker(rank):
     dist.init_process_group("gloo", init_method="file://{root}/store", rank=rank, world_size=2)
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.device_mesh import init_device_mesh
@@ -164,7 +164,7 @@ def one(rank):
     torch.save(model.state_dict(), "{root}/rank%d" % rank)
     dist.destroy_process_group()
 if __name__ == "__main__":
-    mp.start_processes(one, nprocs=2, start_method="fork")
+    mp.start_processes(worker, nprocs=2, start_method="fork")
 """
     return _printed(code, {})
 

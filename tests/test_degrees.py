@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from degrees import Net, in_place, linear, norm_without_gain, parameter
-from test_families import DECODER, FAMILIES, SENTENCES, VISION, made
+from test_families import DECODER, FAMILIES, SENTENCES, VISION, build
 from torch import nn
 
 from normgrowth.homogeneity import RULES, NotHomogeneous, degree, explain, measure_degree, scalable
@@ -258,7 +258,7 @@ ENDS = {  # family: the asymptotic degree of the first output, or where it ends
 
 @pytest.mark.parametrize("family", ENDS)
 def test_models_have_the_degree_that_is_measured_or_end_where_it_is_said(family):
-    model, ids = made(FAMILIES[family][0]), torch.tensor(SENTENCES[:1])
+    model, ids = build(FAMILIES[family][0]), torch.tensor(SENTENCES[:1])
     inputs = {"pixel_values": torch.randn(1, 3, 8, 8)} if family in VISION else {"input_ids": ids}
     inputs |= {"decoder_input_ids": ids} if family in DECODER else {}
     with torch.no_grad():

@@ -53,7 +53,7 @@ WINDOWED = [name for name, (_, windows) in FAMILIES.items() if windows]
 SENTENCES = [list(range(3, 15)), list(range(5, 17))]
 
 
-def made(make):
+def build(make):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return make().eval()
@@ -63,51 +63,51 @@ def made(make):
 def test_windows_are_those_of_the_models_own_mask(family):
     """No weight on what is not allowed, and some on all that is: random heads attend everywhere that they may."""
     make, windows = FAMILIES[family]
-    model, batch = made(make), saturation.batches_by_length(SENTENCES)[0]
+    model, batch = build(make), saturation.batches_by_length(SENTENCES)[0]
     assert heads.windows(model) == windows
     for scores, window in zip(heads.attention_scores(model, batch), windows, strict=True):
         allowed = heads.allowed_positions(batch, causal=True, window=window)
         seen = scores[..., : allowed.shape[-1]] > -torch.inf
         assert torch.equal(seen, allowed.expand_as(seen))
-        one = heads.summarise(scores.softmax(-1), allowed)
-        assert one.masked_mass.max() == 0 and set(heads.classify(one)) == {"mean-like"}
+        summary = heads.summarise(scores.softmax(-1), allowed)
+        assert summary.masked_mass.max() == 0 and set(heads.classify(summary)) == {"mean-like"}
 
 
 @pytest.mark.parametrize("family", WINDOWED)
 def test_degree_by_numbers_is_that_of_the_outputs(family):
     """Euler's identity against the outputs themselves, whatever torch can differentiate."""
-    model = made(FAMILIES[family][0])
+    model = build(FAMILIES[family][0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = homogeneity.measure_degree(model, {"input_ids": torch.tensor(SENTENCES[:1])}, (3.0, 3.0 * 1.001))
-    assert found.euler[0] == pytest.approx(found.log_ratio[0], abs=0.02)
+        measured = homogeneity.measure_degree(model, {"input_ids": torch.tensor(SENTENCES[:1])}, (3.0, 3.0 * 1.001))
+    assert measured.euler[0] == pytest.approx(measured.log_ratio[0], abs=0.02)
     assert getattr(model.config, "_experts_implementation", None) == getattr(
-        made(FAMILIES[family][0]).config, "_experts_implementation", None
+        build(FAMILIES[family][0]).config, "_experts_implementation", None
     )
 
 
 def test_sinks_take_their_weight_and_name_the_head():
-    model, batch = made(FAMILIES["gpt-oss"][0]), saturation.batches_by_length(SENTENCES)[0]
+    model, batch = build(FAMILIES["gpt-oss"][0]), saturation.batches_by_length(SENTENCES)[0]
     for layer in model.model.layers:
         layer.self_attn.sinks.data = torch.tensor([-1e4, 1e4])  # one head without a sink, one with nothing else
     full = heads.attention_scores(model, batch)[1]
     assert full.shape[-1] == batch["input_ids"].shape[1] + 1
     weights = full.softmax(-1)
-    one = heads.summarise(weights, heads.allowed_positions(batch, causal=True))
-    torch.testing.assert_close(one.sink, torch.tensor([0.0, 1.0]).double(), atol=1e-6, rtol=0)
-    assert heads.classify(one) == ["mean-like", "sink"]
+    summary = heads.summarise(weights, heads.allowed_positions(batch, causal=True))
+    torch.testing.assert_close(summary.sink, torch.tensor([0.0, 1.0]).double(), atol=1e-6, rtol=0)
+    assert heads.classify(summary) == ["mean-like", "sink"]
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights.sum(-1)))
 
 
 def test_layers_of_an_unknown_kind_are_refused():
-    model = made(FAMILIES["mistral"][0])
+    model = build(FAMILIES["mistral"][0])
     model.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(ValueError, match="linear_attention: which positions they see is not known here"):
         heads.windows(model)
 
 
 def test_encoder_decoders_take_what_the_decoder_reads():
-    model = made(FAMILIES["t5"][0])
+    model = build(FAMILIES["t5"][0])
     both = saturation.similarity(model, SENTENCES, decoder=SENTENCES)
     encoder = saturation.similarity(model, SENTENCES)
     assert len(both.raw) == 2 * len(encoder.raw)
@@ -125,7 +125,7 @@ def test_encoder_decoders_take_what_the_decoder_reads():
 ])  # fmt: skip
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused(ask):
     with pytest.raises(ValueError, match=r"(77 is beyond the 40 rows|no row in a table).*tokenizer"):
-        ask(made(FAMILIES["llama"][0]), [[3, 77, 5]])
+        ask(build(FAMILIES["llama"][0]), [[3, 77, 5]])
 
 
 MADE_UP = {name: FAMILIES[name][0] for name in ("t5", "bert", "gpt2")}
@@ -135,6 +135,6 @@ MADE_UP["deberta"] = lambda: hf.DebertaV2Model(hf.DebertaV2Config(**SMALL))
 @pytest.mark.parametrize("family", MADE_UP)
 def test_made_up_tokenizers_are_found(tmp_path, family):
     """A folder without a tokenizer, for which `transformers` makes one up."""
-    made(MADE_UP[family]).save_pretrained(tmp_path)
+    build(MADE_UP[family]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="this tokenizer knows no word"):
         models.check_knows_words(hf.AutoTokenizer.from_pretrained(tmp_path), ["The norm grows.", "And so on, and on."])

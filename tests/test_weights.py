@@ -27,10 +27,10 @@ def test_sums_are_those_of_float64_and_one_other_value_is_no_copy(size, dtype, d
     rng = torch.Generator().manual_seed(size)
     before, after = (torch.randn(size, generator=rng, dtype=torch.float64).to(dtype) for _ in range(2))
     x, y = before.double().numpy(), after.double().numpy()
-    found = comparisons.sums(after, before)
+    sums = comparisons.sums(after, before)
     exact = [math.fsum(part) for part in (y * y, (y - x) ** 2, x * (y - x))]
-    np.testing.assert_allclose(found, exact, rtol=1e-12, atol=1e-12 * exact[0])
-    assert comparisons.sums(after) == (found.square, 0, 0)
+    np.testing.assert_allclose(sums, exact, rtol=1e-12, atol=1e-12 * exact[0])
+    assert comparisons.sums(after) == (sums.square, 0, 0)
     other = before.clone()
     assert comparisons.same(before, other.double()) and not comparisons.same(before, other[None])
     other[data.draw(st.integers(0, size - 1))] = 77
@@ -158,7 +158,7 @@ def test_buffers_do_not_count_and_what_is_trained_under_such_a_name_does(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("names", "found"),
+    ("names", "expected"),
     [
         (["odd.safetensors", "pytorch_model.bin"], ["odd.safetensors"]), (["any.bin", "other.pt"], ["any.bin"]),
         (["any.pth", "x.txt"], ["any.pth"]), (["any.ckpt", "rng_state.pth"], ["any.ckpt"]),
@@ -173,11 +173,11 @@ def test_buffers_do_not_count_and_what_is_trained_under_such_a_name_does(tmp_pat
         (["optimizer.pt"], "no .safetensors, .bin, .pt, .pth or .ckpt file in it"),
     ],
 )  # fmt: skip
-def test_which_files_of_a_folder_or_repository_hold_the_weights(names, found):
-    if isinstance(found, list):
-        assert weights.weight_files(names) == found
+def test_which_files_of_a_folder_or_repository_hold_the_weights(names, expected):
+    if isinstance(expected, list):
+        assert weights.weight_files(names) == expected
     else:
-        with pytest.raises(ReadError, match=re.escape(found)):
+        with pytest.raises(ReadError, match=re.escape(expected)):
             weights.weight_files(names)
 
 
