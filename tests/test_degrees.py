@@ -130,6 +130,7 @@ REFUSED = {
     "bias behind a layer": (lambda m, x: m.f(x) + m.e[0], "sum needs equal degrees.* 2, 1", False),
     "threshold": (lambda m, x: (x > 1) * m.f(x), "gt: parts side by side", False),
     "running mean": (lambda m, x: F.batch_norm(x, torch.ones(4), torch.ones(4)), "sum needs equal degrees", False),
+    "maximum": (lambda m, x: torch.maximum(m.f(x), m.g(m.f(x))), "equal degrees", True),
     "one of two": (lambda m, x: torch.where(x > 0, m.f(x), x), "where: parts side by side", True),
     "lowest number": (lambda m, x: m.f(x).masked_fill(x > 0, LOWEST) * 2, "before a softmax", True),
     "power of a value": (lambda m, x: 2**x, "needs degree 0", True),
