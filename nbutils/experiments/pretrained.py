@@ -157,7 +157,9 @@ def _return_freed_memory() -> None:
 
     Other C libraries are left as they are.
     """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        return
+    libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         m_mmap_threshold = -3  # man 3 mallopt
         libc.mallopt(m_mmap_threshold, 1 << 18)
