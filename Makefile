@@ -14,7 +14,7 @@ TIME_LIMIT ?=
 HOW = --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(TIME_LIMIT),--time-limit $(TIME_LIMIT)) $(if $(DEVICE),--device $(DEVICE))
 RUN = $(PY) -m workflow run $(HOW)
 
-.PHONY: help env env-test book page smoke gpu test test-colab test-all notebooks report pdf lint clean
+.PHONY: help env env-test book page smoke gpu test test-colab test-all notebooks compare pdf lint clean
 
 help:
 	@echo "make env        the environment of the book alone, in .venv; every other command makes what it needs first (env-test: that of the tests)"
@@ -23,7 +23,7 @@ help:
 	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=05-t5 for some, SEED=7, JOBS=4)"
 	@echo "make test       environment, unit tests, all chapters in the smoke profile, the built pages checked"
 	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
-	@echo "make report     what a run has lost against another (A=_build/smoke B=other/metrics.json)"
+	@echo "make compare    what a run has lost against another (A=_build/smoke B=other/metrics.json)"
 	@echo "make pdf        the whole book as one PDF, printed by a Chromium: _build/book/norm-growth.pdf"
 	@echo "make notebooks  book/notebooks from the sources; make lint (ruff, mypy, import-linter); make clean"
 	@echo "also            PYTHON=python3.12 makes .venv with that Python; DEVICE=cuda and TIME_LIMIT=7200 (seconds a notebook) for runs;"
@@ -68,8 +68,8 @@ test-colab: env-test
 test-all: env-test
 	$(PY) -m pytest
 
-report: env
-	@$(PY) -m workflow report "$(A)" "$(B)"
+compare: env
+	@$(PY) -m workflow compare "$(A)" "$(B)"
 
 pdf: env
 	$(MAKE) book CHAPTERS=

@@ -108,7 +108,7 @@ def _line() -> str:
     frame = sys._getframe(2)
     while frame.f_back:
         file = frame.f_code.co_filename.removeprefix(f"{ROOT}/")
-        if file.startswith(("cell ", "nbutils/")):
+        if file.startswith(("cell ", "nbutils/", "normgrowth/")):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return "elsewhere"

@@ -56,7 +56,7 @@ def test_what_is_red(place, capsys, a, b, forth, back):
     """Red are a verdict that differs, and a check that began to fail or is gone."""
     files = place("a", a_run(**a)), place("b", a_run(**b))
     for order, line in ((files, forth), (files[::-1], back)):
-        assert main(["report", *map(str, order)]) == line.startswith("RED")
+        assert main(["compare", *map(str, order)]) == line.startswith("RED")
         assert capsys.readouterr().out.splitlines()[-1] == line
 
 
@@ -82,7 +82,7 @@ def test_a_move_is_in_units_of_the_checks_own_scale(place, record, distance):
 def test_what_is_no_run_of_this_version_is_refused(place, tmp_path, capsys):
     there = str(place("a", a_run()))
     for text in ("{", "3", '{"run": {}}'):
-        assert main(["report", str(place("b", text)), there]) == 2 and "no run in" in capsys.readouterr().err
-    assert main(["report", there, str(tmp_path / "none")]) == 2 and "no run in" in capsys.readouterr().err
-    assert main(["report", str(place("b", a_run() | {"version": 9})), there]) == 2
+        assert main(["compare", str(place("b", text)), there]) == 2 and "no run in" in capsys.readouterr().err
+    assert main(["compare", there, str(tmp_path / "none")]) == 2 and "no run in" in capsys.readouterr().err
+    assert main(["compare", str(place("b", a_run() | {"version": 9})), there]) == 2
     assert "has version 9; this checkout reads version 1" in capsys.readouterr().err

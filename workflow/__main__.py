@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_argument("--seed", type=int, default=0)
         if name == "run":
             command.add_argument("--html", action="store_true", help="render the pages too; of all chapters only")
-    command = commands.add_parser("report", help="compare two runs: red for what B has lost against A")
+    command = commands.add_parser("compare", help="compare two runs: red for what B has lost against A")
     command.add_argument("a", type=Path, help="a metrics.json, or a folder that has one")
     command.add_argument("b", type=Path)
     command = commands.add_parser("pdf", help="the rendered pages as one PDF")
@@ -43,7 +43,7 @@ def _do(options: argparse.Namespace) -> int:
         case "run" | "page":
             request = requested(options.profile, options.seed, options.chapters, options)
             return run(request, options, options.html) if options.command == "run" else page(request, options)
-        case "report":
+        case "compare":
             from workflow import compare
 
             return compare.run(options.a, options.b)

@@ -1,6 +1,6 @@
 """Two runs side by side: what B has lost against A, and which checks moved most.
 
-``python -m workflow report A B``, of two commits, machines or seeds, or of a CPU and a GPU.
+``python -m workflow compare A B``, of two commits, machines or seeds, or of a CPU and a GPU.
 """
 
 from __future__ import annotations
