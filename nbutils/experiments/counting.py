@@ -78,10 +78,10 @@ class MeanHead(nn.Module):
         for name, rows in weights.items():
             getattr(self.attention, name).weight = nn.Parameter(torch.tensor(rows, dtype=torch.float64))
 
-    def hidden_states(self, tokens: Tensor, seen: list[Tensor] | None = None) -> list[Tensor]:
+    def hidden_states(self, tokens: Tensor, score_log: list[Tensor] | None = None) -> list[Tensor]:
         """Embedding and head output, ``(batch, T, 2)``."""
         x = self.embedding[tokens - languages.A]
-        return [x, self.attention(x, seen)]
+        return [x, self.attention(x, score_log)]
 
     def attentions(self, tokens: Tensor) -> list[Tensor]:
         """Scores of the only layer, in a list: ``(batch, 1, T, T)``."""
