@@ -9,11 +9,12 @@ import pytest
 from scipy import stats
 
 import workflow
-from maintenance import alarms, mutants
+from maintenance import alarms, mutants, restamp
 from nbutils import claims, shared_runs
+from nbutils.claims.records import Record
 from workflow import Run
 from workflow.collect import collect
-from workflow.judge import to_rerun
+from workflow.judge import Judgement, to_rerun
 from workflow.processes import STOPPED
 
 RUN = Run("smoke", 1, chapters=("01-one",))
@@ -160,3 +161,45 @@ def test_a_run_is_red_if_one_of_its_chapters_is():
 
 def test_every_listed_defect_applies_to_the_code_as_it_is():
     assert mutants.misplaced(mutants.load()) == []
+
+
+def judgement(profile, seed, made_from, **measured):
+    """A run of one chapter whose checks have these values."""
+    records = [
+        Record("one", name, "stated", kind="exact", measured=value, band=(0.0, 2.0), holds=True, chapter="01-one")
+        for name, value in measured.items()
+    ]
+    run = {"profile": profile, "seed": seed, "notebooks": [{"chapter": "01-one", "made_from": made_from}]}
+    return Judgement(run, records, {}, [])
+
+
+def pairs(last):
+    """The four runs before a change and after it; the last run has this check as well."""
+    before = [judgement(profile, seed, "older code", a=1.0) for profile, seed in restamp.RUNS]
+    after = [judgement(profile, seed, "its code", a=1.0) for profile, seed in restamp.RUNS]
+    after[-1] = judgement(*restamp.RUNS[-1], "its code", **{"a": 1.0} | last)
+    return before, after
+
+
+@pytest.mark.parametrize(
+    ("last", "measured_at", "kept_at"),
+    [
+        ({}, "older code", "its code"),
+        ({}, "another code", "another code"),  # these seeds were not measured at the code before
+        ({"a": 1.0 + 2.0**-52}, "older code", "older code"),  # one bit, in one run of four
+        ({"b": 1.0}, "older code", "older code"),
+    ],
+)
+def test_measured_seeds_survive_only_a_change_that_moves_no_bit(code, last, measured_at, kept_at):
+    kept = {"chapters": {"01-one": {"made_from": measured_at, "runs": {"7": []}}}}
+    restamp.restamp(kept, restamp.unmoved(*pairs(last)))
+    assert kept["chapters"]["01-one"]["made_from"] == kept_at
+
+
+def test_seeds_are_stamped_only_by_the_runs_that_decide_and_of_todays_code(code):
+    before, after = pairs({})
+    with pytest.raises(ValueError, match="the runs are"):
+        restamp.unmoved(before[:3], after[:3])
+    code["01-one"] = "an edit"
+    with pytest.raises(ValueError, match="01-one was edited after it was run"):
+        restamp.unmoved(before, after)
