@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import yaml
 
-from maintenance import copy_checkout
+from maintenance.checkout import copy_checkout
 from workflow import ROOT
 
 LIST = Path(__file__).with_name("mutants.yml")

@@ -191,7 +191,7 @@ def test_the_table_of_old_imports_has_each_module_that_moved():
     import nbutils
 
     modules = {re.search(r"nbutils\.(\w+) is", line)[1] for line in OLD_IMPORTS.values()}
-    assert modules == set(nbutils.MOVED)
+    assert modules == set(nbutils.moved.PLACES)
     with pytest.raises(ModuleNotFoundError, match="No module named"):
         importlib.import_module("nbutils.nothing")
 

@@ -212,7 +212,7 @@ ONES = torch.ones(3, 3, dtype=torch.long)
     ("call", "error", "message"),
     [
         (lambda m: raw(m, {"input_ids": ONES, "attention_mask": torch.tril(ONES)}), ValueError, "no attention mask"),
-        (lambda m: raw(nn.Linear(2, 2), {"input_ids": ONES}), TypeError, r"Linear is not a model .*hidden_states\(tokens"),
+        (lambda m: raw(nn.Linear(2, 2), {"input_ids": ONES}), TypeError, r"is not a model .*hidden_states\(tokens"),
         (lambda m: saturation.similarity(m, [[1]], average="words"), ValueError, "unknown average 'words'"),
         (lambda m: saturation.similarity(m, []), ValueError, "no sentence"),
         (
