@@ -92,6 +92,17 @@ def test_one_page_alone(project, workflow):
         assert not (executed(project).parent / "metrics.json").exists()
 
 
+def test_a_chapter_that_is_edited_while_it_runs_has_no_result_and_no_page(project, workflow):
+    """Its result was judged by nobody: neither is it run again below the judgement, nor shown."""
+    edits = "n = 1\n" + EDITS.format(project).replace("07-edits", "01-one")
+    for arguments, options in ((("--html",), {}), (("01-one",), {"command": "page"})):
+        write(project, edits + "\n" + check())
+        done = workflow(project, *arguments, **options)
+        assert done.returncode == 1 and "01-one: it, or a module of it, changed while" in last_line(done), done.stdout
+        assert "01-one" not in stamps(project) and "To read" not in done.stdout
+        assert not (executed(project).parent / "html" / "index.html").exists()
+
+
 EDITS = "p = __import__('pathlib').Path('{}/book/07-edits.md')\np.write_text(p.read_text().replace('n = 1', 'n = 2'))"
 TROUBLE = {  # a chapter that fails: its cell, and the reason that is given; all in one run
     "01-raises": ("# why\nx = 1\nraise ValueError('no\\nsuch')", "cell [4] x = 1 raised ValueError: no such"),

@@ -1,7 +1,7 @@
 """Collect what a run left: of each chapter its records and stats, or why it has no result.
 
-Here, and nowhere else, it is asked whether a result is of today's code: one that is not is removed, and the next run
-makes it again.
+Snakemake decides what runs. Whether a result counts is asked here, and nowhere else: one that is not of today's code is
+removed, and the next run makes it again.
 """
 
 from __future__ import annotations

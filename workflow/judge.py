@@ -142,8 +142,7 @@ def after_reruns(chapter: str, collected: Collected, reruns: Sequence[Collected]
     and fails in both reruns, or is exact and fails in one, is added: it is as red as any.
     """
     records = collected.records[chapter]
-    ended = bool(reruns) and all(chapter in rerun.records for rerun in reruns)
-    if not (ended and chance_may_have_failed(records)):
+    if not reruns or any(chapter not in rerun.records for rerun in reruns):
         return records
     others = [{record.key: record for record in rerun.records[chapter]} for rerun in reruns]
     judged = [_with_reruns(record, others) if record.holds is False else record for record in records]

@@ -1,4 +1,7 @@
-"""A run from its command to its last lines: execute, collect, judge, write, render, each in a module of that name."""
+"""A run from its command to its last lines: execute, collect, judge, write, render.
+
+The first four are modules of these names; ``workflow.pages`` renders.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +42,10 @@ def run(request: Run, options: argparse.Namespace, html: bool = False) -> int:
     """
     whole = list(request.chapters) == book.chapters()
     with execute.checkout():
-        judgement, ended = judged(request, options)
+        judgement, complete = judged(request, options)
         if whole:
             write.reports(judgement, request)
-        rendered = html and whole and ended
+        rendered = html and whole and complete
         if rendered and not execute.pages(request, options):
             rendered = False
             judgement = stopped(judgement, f"no pages: {last_words(request.log('pages'))}")
@@ -56,21 +59,21 @@ def page(request: Run, options: argparse.Namespace) -> int:
 
     first_page = None
     with execute.checkout():
-        judgement, ended = judged(request, options)
-        if ended:
+        judgement, complete = judged(request, options)
+        if complete:
             for name in request.chapters:
                 first_page = build.page(request, name, judgement)
     return write.conclude(judgement, first_page)
 
 
 def judged(request: Run, options: argparse.Namespace) -> tuple[Judgement, bool]:
-    """The judgement on a run, and whether all of its jobs ended. Reports of an earlier run are withdrawn before."""
+    """The judgement on a run, and whether every chapter of it has a result. Reports of an earlier run are withdrawn."""
     write.withdraw(request)
     ended, collected, reruns = measured(request, options)
     judgement = judge(collected, reruns)
     if not ended and not judgement.problems:  # a chapter that failed says more
         judgement = stopped(judgement, INCOMPLETE)
-    return judgement, ended
+    return judgement, ended and not collected.missing
 
 
 def measured(request: Run, options: argparse.Namespace) -> tuple[bool, Collected, list[Collected]]:
@@ -83,10 +86,9 @@ def measured(request: Run, options: argparse.Namespace) -> tuple[bool, Collected
     ended = execute.chapters([request], options)
     collected = collect(request)
     doubtful = to_rerun(collected)
-    if not doubtful:
+    if not (ended and doubtful):
         return ended, collected, []
+    print(f"rerun at two other seeds: {', '.join(doubtful)} (seed {request.seed})", flush=True)
     others = request.further(doubtful)
-    if ended:
-        print(f"rerun at two other seeds: {', '.join(doubtful)} (seed {request.seed})", flush=True)
-        execute.chapters(others, options)
+    execute.chapters(others, options)
     return ended, collected, [collect(other) for other in others]
