@@ -6,7 +6,7 @@ import sys
 import test_notebooks as rules
 
 SHAPE = (
-    rules.test_cells_are_short,
+    rules.test_lines_of_code_fit_the_page,
     rules.test_chapter_has_the_shape_of_the_book,
     rules.test_each_exercise_has_a_folded_solution_and_solutions_run,
     rules.test_prose_is_plain_markdown,
