@@ -43,14 +43,17 @@ def resolve(device: str = "auto") -> str:
 
 
 def generator(seed: int, device: str = "auto") -> torch.Generator:
-    """A ``torch.Generator`` on ``device`` seeded with ``seed``. The book has no global seed."""
+    """A ``torch.Generator`` on ``device`` seeded with ``seed``. The book has no global seed.
+
+    Raises ValueError and RuntimeError as ``resolve`` does.
+    """
     import torch
 
     return torch.Generator(device=resolve(device)).manual_seed(int(seed))
 
 
 def hardware(device: str = "auto") -> str:
-    """The name of the GPU and the number of GPUs, or the name of the processor and the number of cores in use."""
+    """Name and number of GPUs, or name of the processor and number of cores that this process may use, as text."""
     if resolve(device) == "cuda":
         import torch
 
@@ -60,6 +63,7 @@ def hardware(device: str = "auto") -> str:
 
 
 def _processor() -> str:
+    """Name of the processor, from the kernel on Linux, where ``platform`` knows only the architecture."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             for line in lines:

@@ -15,11 +15,11 @@ from nbutils.training import Batch, batch_loss, endless, to_device
 
 
 class Step(NamedTuple):
-    """One step of an ensemble; the first axis of every tensor counts the networks."""
+    """One step of an ensemble. Lists have one tensor ``(networks, …)`` for each parameter."""
 
     losses: Tensor | None  # (networks,), before the step; None for gradients without a loss, such as noise
     before: list[Tensor]  # copies of the parameters before the step
-    gradients: list[Tensor]
+    gradients: list[Tensor]  # without the parameters that have none
     after: list[Tensor]  # the parameters themselves, which the next step changes
 
 
@@ -42,14 +42,16 @@ def train(
 
     Args:
         theta: the parameters, each ``(networks, …)``, as ``stack`` returns them.
-        gradients: of each network's own loss (``loss_gradients``), or noise.
+        gradients: called with the parameters before each step; writes their gradients, of each network's own loss
+            (``loss_gradients``) or noise, and returns the losses ``(networks,)`` or None.
+        steps: number of steps.
         make_optimizer: from the parameters to the optimizer. An optimizer that works element by element, as SGD and
             Adam do, treats the networks independently.
         rate: learning rate at step t = 1, 2, …; ``None`` keeps the optimizer's own.
         name: label of a progress bar; ``None`` shows none.
 
     Raises:
-        ValueError: the batches have ended.
+        ValueError: the batches of ``gradients`` have ended before the last step.
 
     >>> nets = [nn.Linear(1, 2, bias=False) for _ in range(2)]
     >>> theta = [torch.zeros(2, 2, 1, requires_grad=True)]
@@ -89,7 +91,7 @@ def stack(models: Sequence[nn.Module]) -> list[Tensor]:
 
 @torch.no_grad()
 def unstack(theta: Sequence[Tensor], models: Sequence[nn.Module]) -> None:
-    """Copy stacked parameters back into the models."""
+    """Copy stacked parameters, each ``(models, …)``, back into the models."""
     for model, values in zip(models, zip(*theta, strict=True), strict=True):
         for parameter, value in zip(model.parameters(), values, strict=True):
             parameter.copy_(value)

@@ -31,7 +31,9 @@ def use_style() -> None:
 
 
 def spread(ax: Axes, x: ArrayLike, runs: ArrayLike, colour: str, *, level: float = 0.9) -> None:
-    """Shade the band with the middle ``level`` of independent runs, given as ``(runs, points)``.
+    """Shade the band that holds the middle share ``level`` of independent runs, at each point by itself.
+
+    ``x`` has shape ``(points,)`` and ``runs`` has shape ``(runs, points)``.
 
     >>> ax = axes("t", "ρ")
     >>> spread(ax, [1, 2], [[0.0, 1.0], [1.0, 3.0], [2.0, 2.0]], BLUE, level=1.0)
@@ -55,7 +57,9 @@ def population(
     Small points are the runs, the large point is their median, and the bar is its 95 % interval (bootstrap).
 
     Args:
-        values: quantity → group → values of the runs.
+        values: quantity → group → values of the runs, ``(runs,)``.
+        xlabel: label of the axis that all quantities share.
+        colours: of the quantities, in order.
         label_group: the group in whose row the names of the quantities stand, in place of a legend.
         sides: for every quantity, 1 if its name stands to the right of its points, −1 if to the left.
 
@@ -83,6 +87,7 @@ def population(
     )  # fmt: skip
     for line, (quantity, colour, side) in enumerate(zip(values, colours, sides, strict=False)):
         x = side * np.nanmax(side * np.asarray(values[quantity][label_group]))
+        # seaborn spreads the quantities of a group over 0.8 of a row; the name stands level with its points
         y = groups.index(label_group) - 0.4 + 0.8 * (line + 0.5) / count
         alignment: dict[str, Any] = {"ha": "left" if side > 0 else "right", "va": "center"}
         offset = (8 * side, 0)  # in points

@@ -1,4 +1,4 @@
-"""A plain training loop that measures its own steps, and the record of a training.
+"""A plain training loop that measures its steps, and the record that it returns.
 
 Row t of a history describes the step δ from θ_{t−1} to θ_t, as in ``norms.NormTracker``: ‖θ_t‖ is taken after the step,
 loss, learning rate and θ·∇L at θ_{t−1}. Row 0 is the start, where only the norm is known.
@@ -50,7 +50,7 @@ class TrainingRun:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Write ``run.pt`` into a folder; an older file is replaced only once the new one is complete."""
+        """Write ``run.pt`` into a folder, new or not. An older file is replaced only by a complete one."""
         folder.mkdir(parents=True, exist_ok=True)
         tables = {name: getattr(self, name).to_dict("list") for name in TABLES}
         incomplete = folder / f"{FILE}.part"
@@ -59,7 +59,11 @@ class TrainingRun:
 
     @classmethod
     def load(cls, folder: Path) -> TrainingRun:
-        """Read the file that ``save`` wrote; all numbers are the same to the last bit."""
+        """Read the file that ``save`` wrote. Numbers come back to the last bit.
+
+        Raises:
+            FileNotFoundError: the folder has no ``run.pt``.
+        """
         saved = torch.load(folder / FILE, weights_only=True)
         tables = {name: pd.DataFrame(saved[name]) for name in TABLES}
         return cls(**saved | tables)
@@ -114,21 +118,27 @@ def train(
     """Train ``model`` in place and record norms, steps and their angles.
 
     Args:
+        model: returns logits, unless ``loss`` expects another output. It is moved to the device.
         batches: one batch per step, in a form of ``batch_loss``; a list is repeated as often as needed.
-        optimizer: a name of ``nbutils.optimizers``, or an optimizer over the model's parameters, which keeps its rates.
+        steps: number of steps.
+        optimizer: a name of ``nbutils.optimizers``, or an optimizer over the model's parameters, whose learning rates
+            are left as they are.
         schedule: the learning rate for an optimizer given by name: a number, or a function of the number of steps done
             (``optimizers.inverse_sqrt``); 1e-3 by default.
+        loss: from the model and a batch to the loss, a scalar.
         gradients: ``loss``, or ``noise`` for the null model: the same loop with noise of standard deviation 1 in place
             of ∇L. The batches are then not used, the loss is not computed, and ``projection`` is θ·noise.
         every: the start and every ``every``-th step are recorded.
-        by: from a parameter's name to its layer, such as ``layers.layer_of``; with it, layers are recorded too.
+        by: from a parameter's name to its layer, such as ``layers.layer_of``. Without it no layers are recorded.
         callback: called with the number of steps done, at the start and after each step.
         device: ``auto``, ``cpu`` or ``cuda``.
         seed: of the noise, drawn on the CPU, and of dropout, drawn on the device. Choose another seed than that of the
             weights, or the noise is parallel to some of them. Torch's global generators are restored afterwards.
+        progress: whether to show a progress bar.
 
     Raises:
-        ValueError: an unknown name, too few batches, or a schedule for an optimizer that has its rates.
+        ValueError: a name is unknown, the batches end early, or a schedule is given with a ready-made optimizer.
+        RuntimeError: the device is ``cuda``, and torch finds no CUDA device.
 
     >>> net, batches = nn.Linear(2, 1, bias=False), [torch.tensor([[3.0, 4.0]])]
     >>> options = {"optimizer": "sgd", "schedule": 0.1, "device": "cpu", "progress": False}
@@ -148,8 +158,8 @@ def train(
     stream = endless(batches)
     noise_generator = devices.generator(seed, "cpu")
     tracker = NormTracker(model, every=every, by=by, gradients=True)
-    loss_value = torch.tensor(torch.nan, device=torch_device)  # of the start, and of every step of the null model
-    losses = [loss_value]  # kept as tensors until the end: no step waits for the GPU
+    loss_value = torch.tensor(torch.nan, device=torch_device)  # at the start, and always with noise
+    losses = [loss_value]  # tensors until the end, since reading a number would wait for the GPU
     rates = [torch.nan]
     with torch.random.fork_rng(devices=[torch_device] if torch_device.type == "cuda" else []):
         torch.manual_seed(seed)
@@ -183,7 +193,7 @@ def train(
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Copy a batch to a device; its tensors become contiguous."""
+    """Copy a batch, in a form of ``batch_loss``, to a device, with contiguous tensors."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True).contiguous()  # T5 views its labels
     if isinstance(batch, Mapping):
@@ -195,7 +205,7 @@ def endless(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Repeat a list without end; pass an iterator through.
 
     Raises:
-        ValueError: the iterator has ended, or the list is empty.
+        ValueError: a batch is requested after the end of the iterator, or of an empty list.
     """
     if isinstance(batches, Sequence):
         yield from itertools.cycle(batches)

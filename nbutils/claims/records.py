@@ -13,7 +13,7 @@ Value = float | str | None  # JSON has no NaN: a value that is not finite is sto
 
 @dataclass(frozen=True)
 class Record:
-    """A check: the measured value, the band it must lie in, whether it holds, and the run it belongs to.
+    """A check: the measured value, the band it must lie in, whether the check holds, and its run.
 
     ``form`` is the form of the check (``band``, ``smallest``, ``largest``, ``nearest``, ``mean``, ``population``,
     ``open``); ``kind`` and ``role`` are those of ``Ledger``. Only some forms have the fields after ``versions``. The
@@ -36,7 +36,7 @@ class Record:
     versions: Mapping[str, str] | None = None
     claimed: float | None = None  # by the paper
     n: int | None = None  # number of trainings or replicates
-    samples: int | None = None  # number of values; the worst is the measured one
+    samples: int | None = None  # number of values, of which ``measured`` is the worst
     statistic: str | None = None
     interval: tuple[Value, Value] | None = None
     resolution: float | None = None
@@ -47,7 +47,7 @@ class Record:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Record:
-        """A record from its JSON; fields of another version are left out."""
+        """A record from a dictionary as JSON gives it. Fields unknown to this version of the class are dropped."""
         facts: dict[str, Any] = {}
         for name in (field.name for field in fields(cls)):
             if name in stored:
@@ -56,7 +56,7 @@ class Record:
         return cls(**facts)
 
     def as_dict(self) -> dict[str, Any]:
-        """The record for JSON, without the fields that its form lacks."""
+        """The record as a dictionary for JSON, without empty fields that only some forms have."""
         always = ("kind", "measured", "expected", "band", "holds")
         facts = {}
         for name, value in asdict(self).items():
@@ -67,7 +67,7 @@ class Record:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The names of claim and check; no two checks of a chapter share both."""
+        """The names of the claim and of the check: unique in a chapter."""
         return self.claim, self.check
 
     @property
@@ -77,14 +77,14 @@ class Record:
 
 
 def json_value(number: float | None) -> Value:
-    """A number in a form that JSON has: a value that is not finite becomes text."""
+    """A number as JSON can store it: NaN and infinities become text."""
     if number is None:
         return None
     return float(number) if math.isfinite(number) else str(float(number))
 
 
 def format_number(value: Value) -> str:
-    """A measured value or the end of a band as text; None means that there is no bound."""
+    """A measured value or an end of a band as text, with five digits. None, an absent upper bound, becomes "∞"."""
     if value is None:
         return "∞"
     return value if isinstance(value, str) else f"{value:.5g}"
@@ -103,11 +103,11 @@ def _interval_text(low: Value, high: Value) -> str:
     return f"[{format_number(low)}, {format_number(high)}]"
 
 
-WORST = {"smallest": "smallest ", "largest": "largest ", "nearest": "nearest an end "}  # of many values, by form
+WORST = {"smallest": "smallest ", "largest": "largest ", "nearest": "nearest an end "}  # which of many values decides
 
 
 def format_measured(record: Record) -> str:
-    """The measured value with its statistic, its interval, and the values at further seeds if there are any."""
+    """The measured value as text, with its statistic, its interval, and the values at further seeds, if any."""
     text = WORST.get(record.form, "")
     if record.form == "population":
         text = f"{record.statistic} of {record.n}: "
@@ -124,7 +124,10 @@ def format_measured(record: Record) -> str:
 
 
 def mark_and_text(record: Record) -> tuple[str, str]:
-    """The line of a check for readers: its mark, and the text that follows the claim's name."""
+    """The line of a check for readers: its mark, and the text that follows the claim's name.
+
+    Marks are ✓ (holds), ✗ (fails), ◐ (noted) and ○ (open).
+    """
     if record.role == "open":
         return "○", f"open: {record.reason}"
     mark = "✗"

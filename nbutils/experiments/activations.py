@@ -1,4 +1,4 @@
-"""How far softmax moves when its input is scaled by c ≥ 1, and what the bounds on this error depend on.
+"""The error of softmax when its input is scaled by c ≥ 1, and the quantities on which bounds on this error depend.
 
 Errors are returned as natural logarithms, so that errors far below the smallest float64 keep their digits, and are
 computed without cancellation. An error of 0 has the logarithm −inf.
@@ -49,9 +49,11 @@ def log_softmax_error(x: ArrayLike, c: ArrayLike) -> Array:
     """``ln |softmax(c·x)_i − softmax(x)_i|`` for every entry i, shape ``(..., n)``; ``c = inf`` is the limit.
 
     With W(c) = Σ_j exp(−c d_j) the difference is exp(−d_i) ((W(1) − W(c)) − W(1) (1 − exp(−(c−1) d_i))) / (W(1) W(c)).
-    Each of the two terms is a sum of positive numbers.
+    Each of the two terms in the outer parentheses is a sum of positive numbers, so neither has cancellation.
 
-    Scales ``c`` of at least 1 are broadcast against the leading shape of ``x``.
+    Args:
+        x: scores, ``(..., n)``; −inf masks an entry, but not all entries may be masked.
+        c: scales of at least 1, broadcast against the shape ``(...)``.
 
     Used in chapter 8.
 
@@ -76,12 +78,14 @@ def log_softmax_error(x: ArrayLike, c: ArrayLike) -> Array:
 
 
 def _depth(x: ArrayLike) -> Array:
+    """max − x, ``(..., n)``; inf at masked entries."""
     x = np.asarray(x, dtype=np.float64)
     with np.errstate(over="ignore"):
         return x.max(-1, keepdims=True) - x
 
 
 def _log_sum(logs: Array) -> Array:
+    """ln of the sum of exp(``logs``) over the last axis, ``(...)``."""
     return np.asarray(logsumexp(logs, axis=-1))
 
 

@@ -1,4 +1,4 @@
-"""Counting with attention: a mean head built by hand, with or without a gap between its scores, and trained networks.
+"""Counting with attention: a head built by hand that takes means, and trained networks.
 
 The majority of a string of a and b is the smallest task that needs a mean over the sequence. Symbols are those of
 ``nbutils.experiments.languages``.
@@ -39,15 +39,17 @@ class Classifier(models.Transformer):
 class MeanHead(nn.Module):
     """An attention head, built by hand, that computes (number of b − number of a) / T, float64.
 
-    Embeddings are (1, −1) for a and (1, 1) for b, and the value is the second coordinate. All scores are equal, for
-    one of three reasons, or the scores of b and a differ by ``gap``.
+    Embeddings are (1, −1) for a and (1, 1) for b, and the value is the second coordinate. Without a ``gap`` all scores
+    are equal, for the reason ``flat``, so attention takes the mean.
 
     Used in chapter 23.
 
     Args:
-        flat: the reason: ``query`` (Q = 0), ``key`` (K = 0) or ``constant`` (keys read the first coordinate only).
+        flat: why scores are equal: ``query`` (Q = 0), ``key`` (K = 0) or ``constant`` (keys read only the first
+            coordinate, which a and b share).
         gap: score of b minus score of a at c = 1; requires ``flat="constant"``.
-        fixed: the embedding is a buffer, which is not scaled. Scores then have degree 2 in the parameters, otherwise 4.
+        fixed: whether the embedding is a buffer, which is not scaled. Scores then have degree 2 in the parameters;
+            otherwise they have degree 4.
 
     Raises:
         ValueError: unknown ``flat``, or a gap with ``flat="query"`` or ``flat="key"``.
@@ -79,12 +81,12 @@ class MeanHead(nn.Module):
             getattr(self.attention, name).weight = nn.Parameter(torch.tensor(rows, dtype=torch.float64))
 
     def hidden_states(self, tokens: Tensor, score_log: list[Tensor] | None = None) -> list[Tensor]:
-        """Embedding and head output, ``(batch, T, 2)``."""
+        """Embedding and output of the head, both ``(batch, T, 2)``. Scores are appended to ``score_log``."""
         x = self.embedding[tokens - languages.A]
         return [x, self.attention(x, score_log)]
 
     def attentions(self, tokens: Tensor) -> list[Tensor]:
-        """Scores of the only layer, in a list: ``(batch, 1, T, T)``."""
+        """Scores, before the softmax, of the only layer: a list of one tensor ``(batch, 1, T, T)``."""
         return [self.attention.scores(self.hidden_states(tokens)[0])]
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -104,14 +106,14 @@ class TrainedNetwork(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A formal language as a task: how strings with labels are drawn, and which network learns them.
+    """A formal language as a task: how labelled strings are drawn, and which network is trained on them.
 
     Used in chapter 23.
     """
 
-    draw: Callable[..., tuple[Tensor, Tensor]]  # from count, length and generator
-    depth: int = 1
-    positions: bool = False
+    draw: Callable[..., tuple[Tensor, Tensor]]  # from count, length and generator to tokens and labels
+    depth: int = 1  # layers
+    positions: bool = False  # whether the network has position embeddings
     every_position: bool = False  # a causal network labels every position; otherwise the last position labels a string
 
 
@@ -130,7 +132,10 @@ def train_networks(
     """Train small post-norm transformers on one of ``TASKS`` with AdamW, a network for each seed, all at once.
 
     Networks have width 16 and two heads. Each starts from torch's initial values, with queries and keys times
-    ``sharpen``, and draws its own strings, 32 in each step. It is tested on 200 further strings.
+    ``sharpen``, and draws its own strings, 32 in each step. The returned strings are 200 further ones for each network.
+
+    Raises:
+        KeyError: ``task_name`` is not in ``TASKS``.
 
     Used in chapter 23.
 
@@ -195,7 +200,9 @@ def train_with_adamw(
 
 
 def accuracy(network: TrainedNetwork, c: float = 1.0, *, per_string: bool = False) -> float:
-    """Share of right answers with queries and keys times ``c``, in float64; ``per_string``, of strings without error.
+    """Share of right answers with queries and keys times ``c``, computed in float64.
+
+    With ``per_string``, the share of strings in which every answer is right.
 
     Used in chapter 23.
 

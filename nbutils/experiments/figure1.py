@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nbutils.sublayers import BIASES, Sublayer
 
-SUBLAYERS = {  # those of Fig. 1: kind, whether it has biases, placement of the layer norm
+SUBLAYERS = {  # the five of Fig. 1: kind, whether there are biases, placement of the layer norm
     "attention": ("attention", True, "post"),
     "attention, no biases": ("attention", False, "post"),
     "feed-forward": ("feedforward", True, "post"),
@@ -48,8 +48,11 @@ def figure1(name: str, *, released: bool = False, generator: torch.Generator) ->
     As described in §4.2, it is a sublayer of BERT (post-norm, two heads, output projection), with a random affine layer
     on top that belongs to the loss. As ``released`` (``transformer_scale_test.py`` of the authors' repository) it has
     one head, no output projection, scores that are not divided by √d, torch's uniform initialization, ε = 1e-5, and no
-    affine layer. Variants of one kind that are drawn from the same state of the generator agree in all weights that
-    both of them have.
+    affine layer. Variants of one kind that are drawn from the same state of the generator share the values of all
+    weights that both variants have.
+
+    Raises:
+        KeyError: ``name`` is not in ``SUBLAYERS``.
 
     Used in chapters 11 and 14.
 
@@ -81,6 +84,10 @@ def _released_sublayer(
     placement: str = "post",
     generator: torch.Generator,
 ) -> Sublayer:
+    """A sublayer as ``transformer_scale_test.py`` builds and initializes it.
+
+    ``hidden`` is the inner width of a feed-forward sublayer. Scores of attention are not divided by √d.
+    """
     is_attention = kind == "attention"
     project = not is_attention or heads > 1  # a single head has no output projection
     biases = [name for name in BIASES[kind] if project or name != "output"]
@@ -95,7 +102,7 @@ def _released_sublayer(
         else:
             fan_in = hidden if name.startswith("output") and not is_attention else dim
             parameter.data = _uniform(parameter.shape, fan_in, generator)
-    if not has_biases:  # they are removed after the draw, so that variants share all other weights
+    if not has_biases:  # removed only after the draw, so that both variants share all other weights
         for name in biases:
             setattr(layer, f"{name}_bias", None)
     return layer
@@ -141,7 +148,7 @@ class ReleasedModel(nn.Module):
         dim = 240
         word = torch.randn(100, dim, generator=generator, dtype=torch.float64)
         position = torch.randn(512, dim, generator=generator, dtype=torch.float64)
-        # pairs keep this order; the keys of a dictionary would be sorted
+        # pairs, since the keys of a dictionary would be sorted
         self.embedding = nn.ParameterDict([("word", word), ("position", position)])
         sublayers = [_released_sublayer(kind, dim, 50, heads=12, generator=generator) for kind in 6 * KINDS]
         self.layers = nn.Sequential(*sublayers)
@@ -150,6 +157,6 @@ class ReleasedModel(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of every token, ``(T, classes)``."""
+        """``(T,)``, T ≤ 512, to logits of every token, ``(T, classes)``."""
         x = self.embedding["word"][tokens] + self.embedding["position"][: len(tokens)]
         return self.layers(x) @ self.weight.mT + self.bias

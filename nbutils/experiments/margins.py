@@ -1,8 +1,8 @@
-"""θ·∇L of binary cross-entropy for a homogeneous network: by example, by batch, and where it changes sign on a ray.
+"""θ·∇L of binary cross-entropy for a homogeneous network, of examples and batches, and its change of sign on a ray.
 
 The *margin* of an example is m = f for label 1 and −f for label 0: positive where the network is right. The loss is
 log(1 + exp(−m)). Homogeneity of degree k makes m = ρ^k m̂, where m̂ is the margin at unit norm and ρ = ‖θ‖. Then
-θ·∇L = −k m σ(−m), so θ·∇L follows from the margins. The functions ``measured_*`` do not use this: they use autograd.
+θ·∇L = −k m σ(−m), so θ·∇L follows from the margins. The functions ``measured_*`` do not use this formula but autograd.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ LARGEST_PULL = float(lambertw(np.exp(-1)).real)
 
 
 def equilibrium(unit_margins: ArrayLike, degree: float) -> float:
-    """Norm ρ* at which θ·∇L of a batch changes sign on the ray with these margins at unit norm.
+    """Norm ρ* at which θ·∇L of a batch changes sign on the ray with the margins ``unit_margins``, ``(n,)``, at norm 1.
 
-    The loss is convex in s = ρ^k, so there is at most one such norm: where the mean of ``σ(s|m̂|)``, weighted by
-    ``|m̂|``, equals the accuracy with the same weights. It is 0 if this accuracy is at most ½ (the norm shrinks at every
-    norm), and ``inf`` if all examples are right.
+    The loss is convex in s = ρ^k, so there is at most one such norm: the one at which the mean of ``σ(s|m̂|)``, weighted
+    by ``|m̂|``, equals the accuracy with the same weights. The norm ρ* is 0 if this accuracy is at most ½ (a step then
+    shrinks the parameters at every norm), and ``inf`` if no example is wrong.
 
     Used in chapters 12 and 13.
 
@@ -49,7 +49,7 @@ def equilibrium(unit_margins: ArrayLike, degree: float) -> float:
     if not (m != 0).any():
         raise ValueError("at least one margin must differ from 0")
     largest = abs(m).max()
-    m = m / largest  # s* scales inversely
+    m = m / largest  # s* of the scaled margins is ``largest`` times that of the given ones
     right = m[m > 0].sum()
     wrong = -m[m < 0].sum()
     if wrong == 0:
@@ -57,8 +57,8 @@ def equilibrium(unit_margins: ArrayLike, degree: float) -> float:
     if right <= wrong:
         return 0.0
     weight = abs(m) / (right + wrong)
-    low = np.log(right / wrong) / (weight @ abs(m))  # σ is concave for positive margins
-    # a right example pulls by at most LARGEST_PULL, a wrong example pushes by |f|/2 or more
+    low = np.log(right / wrong) / (weight @ abs(m))  # a lower bound on s*, by Jensen
+    # an upper bound on s*: a right example pulls by at most LARGEST_PULL, a wrong one pushes by |f|/2 or more
     high = 2 * LARGEST_PULL * (m > 0).sum() / wrong
 
     def slope(log_s: float) -> float:  # dL/ds
@@ -74,7 +74,8 @@ def measured_projection(module: nn.Module, inputs: Tensor, labels: Tensor, scale
     Used in chapter 12.
 
     Args:
-        module: with one output, and matrices that broadcast as in ``models.HomogeneousMLP``; they are scale 1.
+        module: has one output and only matrices as parameters, which broadcast as in ``models.HomogeneousMLP``. Scale 1
+            means these parameters.
         inputs: ``(n, n_in)``.
         labels: 0 or 1, ``(n,)``.
         scales: c, ``(n,)``.
@@ -88,7 +89,7 @@ def measured_projection(module: nn.Module, inputs: Tensor, labels: Tensor, scale
     >>> np.allclose(projection, -2 * f * expit(-f))
     True
     """
-    scales = scales.to(inputs.dtype)[:, None, None]  # every example has its own copy of the parameters
+    scales = scales.to(inputs.dtype)[:, None, None]  # (n, 1, 1): a copy of the parameters for every example
     theta = [(scales * w.detach()).requires_grad_() for w in module.parameters()]
     margins = _margins(module, theta, inputs[:, None], labels[:, None])[:, 0]
     # not binary_cross_entropy_with_logits: its backward pass is σ(f) − y, which is 0 from f = 37 on for y = 1
@@ -99,12 +100,15 @@ def measured_projection(module: nn.Module, inputs: Tensor, labels: Tensor, scale
 
 
 def _signs(labels: Tensor, inputs: Tensor) -> Tensor:
-    """1 for label 1 and −1 for label 0."""
+    """1 for label 1 and −1 for label 0, in the type of ``inputs`` and the shape of ``labels``."""
     return 2 * labels.to(inputs.dtype) - 1
 
 
 def _margins(module: nn.Module, theta: Sequence[Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
-    """Margins of a module with the parameters ``theta``, which may have one more axis in front than its own."""
+    """Margins of a module with ``theta`` as its parameters, ``(n,)``.
+
+    A leading axis ``runs`` of all parameters is kept: ``(runs, n)``.
+    """
     names = [name for name, _ in module.named_parameters()]
     parameters = dict(zip(names, theta, strict=True))
     f = functional_call(module, parameters, (inputs,)).squeeze(-1)
@@ -114,8 +118,13 @@ def _margins(module: nn.Module, theta: Sequence[Tensor], inputs: Tensor, labels:
 def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor) -> float:
     """Norm at which autograd's θ·∇L of the batch changes sign, by root finding on the ray through the parameters.
 
-    It is 0 if θ·∇L is positive, and ``inf`` if θ·∇L is negative, over four decades of the scale on either side of the
-    module's own norm.
+    The scale is searched over four decades on either side of the module's own norm. If θ·∇L is positive at the lower
+    end, the result is 0; if it is negative at the upper end, the result is ``inf``.
+
+    Args:
+        module: has one output.
+        inputs: ``(n, n_in)``.
+        labels: 0 or 1, ``(n,)``.
 
     Used in chapter 12.
 
@@ -129,7 +138,7 @@ def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor) -> f
     weights = [w.detach() for w in module.parameters()]
 
     def compressed_projection(log_c: float) -> float:
-        """arcsinh(1000 θ·∇L) at the scale c, since θ·∇L spans many decades."""
+        """arcsinh(1000 θ·∇L) at the scale c: it has the sign of θ·∇L, whose own values span many decades."""
         theta = [(np.exp(log_c) * w).requires_grad_() for w in weights]
         loss = -logsigmoid(_margins(module, theta, inputs, labels)).mean()
         gradients = torch.autograd.grad(loss, theta)
@@ -147,7 +156,7 @@ def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor) -> f
 
 
 class Descent(NamedTuple):
-    """Norms and margins of several runs at some times of a gradient descent.
+    """Norms and margins of several runs of gradient descent, at the recorded times.
 
     Used in chapter 13.
     """
@@ -161,7 +170,7 @@ class Descent(NamedTuple):
         return (self.margins > 0).mean(-1)
 
     def equilibria(self, degree: float) -> Array:
-        """ρ* on the ray through the parameters of each run at each time, ``(times, runs)``."""
+        """ρ* of ``equilibrium`` on the ray through the parameters of every run at every time, ``(times, runs)``."""
         unit_margins = self.margins / self.norm[..., None] ** degree
         return np.apply_along_axis(equilibrium, -1, unit_margins, degree)
 
@@ -169,12 +178,13 @@ class Descent(NamedTuple):
 def descend(
     modules: Sequence[nn.Module], inputs: Tensor, labels: Tensor, *, rate: float, times: Iterable[int]
 ) -> Descent:
-    """Full-batch gradient descent on the mean loss, several networks of one shape at once, to the last of ``times``.
+    """Train several networks of one shape at once by full-batch gradient descent on the mean loss, up to the last time.
 
     Used in chapter 13.
 
     Args:
-        modules: of the same shape, with one output, and broadcasting as ``models.HomogeneousMLP``; they are unchanged.
+        modules: have the same shape, one output, and parameters that broadcast as in ``models.HomogeneousMLP``. They
+            are left unchanged.
         inputs: ``(n, n_in)`` for all runs or ``(runs, n, n_in)``.
         labels: 0 or 1, ``(n,)`` for all runs or ``(runs, n)``.
         rate: learning rate.
@@ -206,6 +216,6 @@ def descend(
 
 
 def _inner_products(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """Inner product of two lists of tensors for each run, their first axis: ``(runs,)``, float64."""
+    """Inner product of two lists of tensors ``(runs, …)`` for every run: ``(runs,)``, float64."""
     products = (x.double() * y.double() for x, y in zip(a, b, strict=True))
     return sum((product.flatten(1).sum(1) for product in products), start=torch.zeros(()))

@@ -1,4 +1,4 @@
-"""A small series of checkpoints, as a trainer would save it: of a GPT-2 trained on the sources of Python itself."""
+"""A small series of checkpoints of a GPT-2, trained on the sources of Python and saved as a ``Trainer`` saves them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,17 @@ def series(folder: Path, device: str = "cpu", *, width: int, layers: int, steps:
     """Train a ``gpt2``, save checkpoints, and return the history of every step, as in ``training.TrainingRun``.
 
     Checkpoints are saved at step 0 and at ``steps``, half of it, a quarter of it and so on, as long as the number is
-    whole: growth like √t is then sampled evenly on a logarithmic axis.
+    whole, so that points of growth like √t are evenly spaced on a logarithmic axis.
 
     Used in chapter 24.
+
+    Args:
+        folder: gets a folder ``checkpoint-<step>`` for every saved step, with model and tokenizer.
+        device: on which the model is trained.
+        width: of the model; a multiple of four, the number of heads.
+        layers: of the model.
+        steps: number of steps.
+        seed: of the initial values and of the batches.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -52,14 +60,14 @@ def series(folder: Path, device: str = "cpu", *, width: int, layers: int, steps:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="</s>")
     model = gpt2(bpe.get_vocab_size(), width, layers, seed).to(device)
 
-    saved_steps = [0, steps]  # 0, 12, 6, 3
+    saved_steps = [0, steps]  # for 12 steps: 0, 12, 6, 3
     while saved_steps[-1] % 2 == 0 and saved_steps[-1] > 0:
         saved_steps.append(saved_steps[-1] // 2)
 
     def save(step: int) -> None:
         if step not in saved_steps:
             return
-        logging.disable(logging.WARNING)  # where DeepSpeed is installed, saving imports it, and it logs to stdout
+        logging.disable(logging.WARNING)  # saving imports DeepSpeed where it is installed, and DeepSpeed logs to stdout
         try:
             model.save_pretrained(folder / f"checkpoint-{step}")
             tokenizer.save_pretrained(folder / f"checkpoint-{step}")

@@ -25,12 +25,15 @@ INFINITE = 1e30  # transformers mask by the lowest number of a type, −3.4e38
 
 
 class Degree(Fraction):
-    """A degree, and what else the rules know about the value.
+    """A degree, with two properties of the value that the rules use.
 
-    ``leading``: the degree is that of the leading term only, which may vanish on a region. ``kind`` is
-    ``"nonnegative"`` where no entry is negative, as in a square, ``"size"`` for a norm or a standard deviation, which
-    vanish only with the whole vector or where it is constant, and ``"masked"`` for scores of which some have −3.4e38
-    in place of −∞.
+    ``leading``: the degree is that of the leading term only, which may vanish on a region. ``kind`` is one of
+
+    - ``"nonnegative"``: no entry is negative, as in a square;
+    - ``"size"``: a norm, which is 0 only for the zero vector, or a standard deviation, which is 0 only for a constant
+      vector;
+    - ``"masked"``: scores with −3.4e38 in place of −∞ at some entries;
+    - empty: none of these is known.
     """
 
     leading: bool
@@ -59,7 +62,7 @@ def is_leading(k: Any) -> bool:
 
 
 class NotHomogeneous(ValueError):
-    """There is no degree, a forward pass cannot see it, or an operation has no rule."""
+    """The output has no degree, a forward pass cannot determine its degree, or an operation has no rule."""
 
 
 def readable(degrees: Any) -> Any:
@@ -94,6 +97,10 @@ def is_real_tensor(x: Any) -> bool:
 class Algebra:
     """The operations from which rules are built. ``rows`` lists the operations of a forward pass, in order.
 
+    An operand is a tensor, a number, None or, in place of a tensor, its degree. Methods that return a degree raise
+    ``NotHomogeneous`` where the result has none. ``approximate`` admits degrees that hold only asymptotically, as
+    the scale of the parameters grows.
+
     >>> algebra = Algebra()
     >>> product = algebra.mul(Fraction(1), Fraction(1))  # a weight times an input
     >>> readable(algebra.add(product, Fraction(2))), readable(algebra.pow(product, 0.25))
@@ -104,7 +111,8 @@ class Algebra:
         super().__init__()
         self.approximate = approximate
         self.module_tracker = ModuleTracker()
-        # The keys of all three are storages: the memory that tensors lie in.
+        # The keys of these three dictionaries are storages, the memory of tensors, so that all views of a tensor share
+        # its entry.
         self.degrees = WeakIdKeyDictionary()
         self.zero_filled = WeakIdKeyDictionary()
         self.parameters = WeakIdKeyDictionary()
@@ -136,7 +144,11 @@ class Algebra:
         return True
 
     def degree_of(self, x: Any) -> Any:
-        """Degree of an operand: 1 for a parameter, 0 for a constant, ``EVERY`` for zeros, infinities and None."""
+        """Degree of an operand: 0 for a constant, but ``EVERY`` for one of zeros and infinities alone, and for None.
+
+        Raises:
+            NotHomogeneous: see ``is_constant``.
+        """
         if x is None:
             return EVERY
         if isinstance(x, Fraction):
@@ -146,7 +158,10 @@ class Algebra:
         return self.degrees[x.untyped_storage()]
 
     def _distinct_degrees(self, operands: tuple[Any, ...]) -> set[Fraction]:
-        """The distinct degrees of operands that meet. A constant of −3.4e38 stands for −∞, which fits every degree."""
+        """The distinct degrees of the operands of one operation, without ``EVERY``.
+
+        A constant of −3.4e38 stands for −∞, which fits every degree.
+        """
         distinct = set()
         for x in operands:
             k = self.degree_of(x)
@@ -171,7 +186,7 @@ class Algebra:
         return annotated(max(distinct, default=EVERY), "size" if self.is_guarded_size(x, y) else "")
 
     def equal_degrees(self, *parts: Any) -> Any:
-        """Parts side by side, as in ``cat`` and ``where``: degrees must be equal, asymptotically too."""
+        """Parts side by side, as in ``cat`` and ``where``: degrees must be equal, even where they are asymptotic."""
         distinct = self._distinct_degrees(parts)
         if len(distinct) > 1:
             self.fail("parts side by side need equal degrees", *parts)
@@ -213,7 +228,7 @@ class Algebra:
         return annotated(power * self.degree_of(x), "size")
 
     def is_guarded_size(self, x: Any, y: Any) -> bool:
-        """Whether x is a size and y a number that is added to keep it away from 0, as ε in a norm."""
+        """Whether x is a size and y a nonnegative number that keeps x + y away from 0, as ε in a layer norm."""
         return kind_of(self.degree_of(x)) == "size" and isinstance(y, int | float) and y >= 0
 
     def arbitrary(self, *arguments: Any) -> Any:
@@ -223,7 +238,7 @@ class Algebra:
         return self.continuous(*arguments)
 
     def continuous(self, *arguments: Any) -> Any:
-        """A function that is continuous everywhere: as ``arbitrary``, but asymptotic degrees of 0 suffice."""
+        """A function that is continuous everywhere: like ``arbitrary``, but an asymptotic degree of 0 suffices."""
         if all(self.degree_of(x) in (ZERO, EVERY) for x in arguments):
             return ZERO
         return self.fail("needs degree 0", *arguments)
@@ -237,7 +252,7 @@ class Algebra:
         return Degree(0, kind)
 
     def asymptotically_linear(self, x: Any) -> Any:
-        """A function that is linear far from 0 on either side (GELU, SiLU): asymptotically a positive degree stays."""
+        """A function that is linear far from 0 on either side (GELU, SiLU). In the limit it keeps a positive degree."""
         if self.approximate and self.degree_of(x) > 0:
             self.note("asymptotic: linear far from 0", leading=True)
             return Fraction(self.degree_of(x))
@@ -251,7 +266,7 @@ class Algebra:
     # --- The table ----------------------------------------------------------------------------------------------------
 
     def begin(self, operation: str, degrees: Any = ()) -> dict[str, Any]:
-        """Begin the row of an operation in the table, with the degrees of its operands."""
+        """Append the row of an operation to the table, with the degrees of its operands, and return the row."""
         modules = [name for name in self.module_tracker.parents if name != "Global"]
         innermost = max(modules, key=len, default="")
         row: dict[str, Any] = {
@@ -267,7 +282,7 @@ class Algebra:
         return row
 
     def note(self, text: str, **properties: Any) -> None:
-        """Add a remark to the row of the current operation, and set ``leading`` or ``kind`` of its result."""
+        """Add a remark to the row of the current operation; ``properties``: ``leading`` or ``kind`` of its result."""
         row = self.rows[-1] if self.rows else self.begin("the module")
         row["note"].append(text)
         row.update(properties)

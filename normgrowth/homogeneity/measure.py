@@ -30,7 +30,7 @@ __all__ = [
 def one_minus_cosine(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
     """1 − cos of the angle between a and b, float64, as ½‖â − b̂‖²: accurate down to 1e-32, not only to 1e-16.
 
-    NaN where a or b is zero.
+    Shapes are those of a and b, broadcast, without the axis ``dim``. The result is NaN where a or b is zero.
 
     >>> a, b = torch.tensor([[1.0, 0.0], [1.0, 1e-10]], dtype=torch.float64)
     >>> f"{one_minus_cosine(a, b).item():.3g}"  # ½ · 10⁻²⁰
@@ -45,7 +45,7 @@ def one_minus_cosine(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
 
 
 def first_output(outputs: Any) -> Any:
-    """The first output of a module that returns several, as attention returns its output and its weights."""
+    """The first tensor that a module returns: attention, for example, returns its output and its weights."""
     while isinstance(outputs, tuple | list | Mapping):
         outputs = next(iter(outputs.values() if isinstance(outputs, Mapping) else outputs))
     return outputs
@@ -60,7 +60,8 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments of a module, from one input, a tuple of inputs, or inputs by name.
 
     Raises:
-        ValueError: an input is not a tensor, a number or text. A cache, say, may hold tensors, and change.
+        ValueError: an input is not a tensor, a number, text or None. Tensors inside another object, such as a cache,
+            have no known degree, and the pass may change them.
     """
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
@@ -78,14 +79,14 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @contextmanager
 def without_fused_kernels(module: nn.Module, experts: str) -> Iterator[nn.Module]:
-    """A copy of a module with its parameters in the same memory, run without fused kernels, which hide operations.
+    """Yield a copy of a module that shares its parameters' memory, with fused kernels off, since they hide operations.
 
     ``experts`` names the implementation of mixtures of experts that models of ``transformers`` use in the copy.
     """
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in module.parameters()}
     for submodule in module.modules():
         for x in vars(submodule).values():
-            # A value that an earlier forward pass has stored: torch cannot copy it together with its graph.
+            # Torch cannot copy a tensor together with its graph, as an earlier forward pass may have stored one.
             if isinstance(x, Tensor) and not x.is_leaf:
                 memo[id(x)] = x.detach().clone()
     copied = copy.deepcopy(module, memo)
@@ -102,13 +103,14 @@ def without_fused_kernels(module: nn.Module, experts: str) -> Iterator[nn.Module
 
 @contextmanager
 def scalable(module: nn.Module, inputs: Any, input_degree: Any) -> Iterator[Callable[[Any], Tensor]]:
-    """The first output of a module as a function of the scale c, in float64, flattened. The module is left unchanged.
+    """Yield the function from the scale c to the module's first output, flattened, in float64.
 
-    Parameters are multiplied by c and inputs by c to the power ``input_degree``; indices and booleans are not.
+    Parameters are multiplied by c and inputs by c to the power ``input_degree``; indices and booleans are not. The
+    module is left unchanged. Complex outputs give two numbers for each entry.
 
     Raises:
-        ValueError: an input is not a tensor, a number or text; when the function is called, a token that the model
-            does not know.
+        ValueError: an input is not a tensor, a number, text or None; or, when the function is called, a token is
+            unknown to the model.
 
     >>> with scalable(nn.Linear(2, 1, bias=False), torch.ones(2), input_degree=1) as output:
     ...     round(float(output(3.0) / output(1.0)), 6)  # weights and inputs times 3
@@ -138,13 +140,13 @@ def scalable(module: nn.Module, inputs: Any, input_degree: Any) -> Iterator[Call
         value = first_output(outputs)
         return (torch.view_as_real(value) if value.is_complex() else value).reshape(-1)
 
-    # Grouped products of experts support neither float64 nor forward derivatives.
+    # "eager", since the grouped products of experts support neither float64 nor forward derivatives.
     with without_fused_kernels(module, experts="eager") as copied:
         yield output
 
 
 def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, input_degree: Any = 0) -> pd.DataFrame:
-    """The measured degree: at each scale c by Euler's identity, and from c to the next scale by a log-ratio of norms.
+    """Measure the degree: at every scale c by Euler's identity, and from c to the next scale by a log-ratio of norms.
 
     With D = d/dt f(e^t cθ) at t = 0, the derivative along all parameters and inputs, a k-homogeneous f has D = k·f
     (Lemma 9). ``euler`` is the k that fits best, ⟨D, f⟩/⟨f, f⟩, and ``residual`` is ‖D − k·f‖/‖f‖, which is 0 if one k
@@ -157,14 +159,14 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, i
     unit on at just that scale.) Another ``RuntimeWarning`` says where torch has no derivative, as for BLOOM's GELU:
     there D is a difference of these two outputs, accurate to about 1e-6.
 
+    Tensors that the code reaches outside the module, by a closure or a hook on another module, are not scaled.
+
     Args:
         module: runs in its present mode (dropout must be off), in float64, with unscaled buffers.
         inputs: a tensor, a tuple of tensors, or tensors by name, as ``{"input_ids": …, "decoder_input_ids": …}`` for
             an encoder–decoder.
         scales: positive numbers c.
         input_degree: inputs are multiplied by c to this power, except for indices and booleans.
-
-    What the code reaches outside the module, by a closure or a hook on another module, is not scaled.
 
     Returns:
         A row for each scale, with columns ``scale``, ``euler``, ``residual`` and ``log_ratio``, float64.

@@ -3,7 +3,8 @@
 A rule takes the ``Algebra``, here ``a``, and the arguments of the operation, and returns the degree of the result, or a
 tuple of degrees if there are several results. Operations are named without the underscores around them: ``mul_`` is
 ``mul`` in place, and ``_softmax`` is ``softmax``. Operations of other libraries than ATen are ``library::operation``.
-An operation on values that do not change with scale needs no rule.
+An operation on values that do not change with scale needs no rule. Where the result has no degree, the rule raises
+``NotHomogeneous`` by ``a.fail``.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ def degree_one(*kinds: str) -> Callable[..., Any]:
 
 
 def total(a: Algebra, x: Any, *_: Any, **__: Any) -> Any:
-    """A sum or a largest entry. Where no entry is negative, it vanishes only if all entries do, so it is a size."""
+    """A sum or a largest entry. Without negative entries the result is 0 only if all entries are, so it is a size."""
     k = a.degree_of(x)
     return annotated(k, "size" if kind_of(k) in ("nonnegative", "size") else "")
 
 
 def view(a: Algebra, x: Any, size: Any) -> Any:
-    """A view of another shape. ``x.view(dtype)`` has the same name, but reads the bits of a value as other numbers."""
+    """A view of another shape. ``x.view(dtype)`` has this name too and is refused: it reads bits as other numbers."""
     if isinstance(size, torch.dtype):
         return a.fail("reads the bits of a value", x)
     return a.degree_of(x)
@@ -68,7 +69,10 @@ def finite_bound(bound: Any) -> Any:
 
 
 def clamp(a: Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
-    """Exact if the bounds have the degree of x, as 0 and ∞ have. Asymptotically the values lie on finite bounds."""
+    """``clamp`` keeps the degree of x if the bounds have the same one; 0 and ∞ have every degree.
+
+    Between two finite bounds the degree is 0 asymptotically, since the values then lie on the bounds.
+    """
     lower = finite_bound(min)
     upper = finite_bound(max)
     if upper is None and a.is_guarded_size(x, lower):
@@ -79,7 +83,7 @@ def clamp(a: Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def layer_norm(a: Algebra, x: Any, weight: Any, bias: Any, eps: float) -> Any:
-    """The normalised value, and what torch keeps for the gradient: the mean, and one over the standard deviation."""
+    """Degrees of three results: the normalised value and, kept for the gradient, the mean and 1/standard deviation."""
     k = a.degree_of(x)
     if k == EVERY or k < 0 < eps:
         a.fail("ε outgrows the value", x)
@@ -88,7 +92,7 @@ def layer_norm(a: Algebra, x: Any, weight: Any, bias: Any, eps: float) -> Any:
 
 
 def with_factor(a: Algebra, x: Any, factor: Any) -> Any:
-    """A term of a sum, multiplied by the factor that operations of torch accept for it."""
+    """A term of a sum times its factor, such as ``alpha`` in ``torch.add``; a factor of 1 leaves the term as it is."""
     return x if factor == 1 else a.mul(x, factor)
 
 
@@ -101,7 +105,7 @@ def add_product(a: Algebra, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: 
 def batch_norm(
     a: Algebra, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, _momentum: Any, _eps: float
 ) -> Any:
-    """Running statistics are constants, so the operation is an affine map, ε included."""
+    """Degrees of three results; running statistics are constants, so the first is an affine map of x, ε included."""
     if training:
         a.fail("takes statistics of the batch; call eval()", x)
     a.arbitrary(var)
@@ -135,10 +139,10 @@ register("square", unary(lambda a, x: a.pow(x, 2)))
 register("pow", Algebra.pow)
 register("std", unary(Algebra.size))
 register("var", unary(lambda a, x: a.size(x, 2)))
-# the norm of order 0 counts entries, and norms of negative order may vanish before x does
+# of order 0 or below it is not a size: order 0 counts entries, and at a negative order a single 0 makes the norm 0
 register("linalg_vector_norm norm", lambda a, x, ord=2, *_, **__: a.size(x) if ord > 0 else a.arbitrary(x))
 register("add", lambda a, x, y, alpha=1: a.add(x, with_factor(a, y, alpha)))
-# degrees as operands: they hide that y is a number, since a size minus ε may vanish
+# ``add`` gets degrees, not x and y: a size plus a number ε stays a size, but a size minus ε may be 0
 register("sub", lambda a, x, y, alpha=1: a.add(a.degree_of(x), a.degree_of(with_factor(a, y, alpha))))
 register("rsub", lambda a, x, y, alpha=1: a.add(a.degree_of(with_factor(a, x, alpha)), a.degree_of(y)))
 register("mul dot", Algebra.mul)
@@ -165,7 +169,7 @@ register("native_batch_norm", batch_norm)
 register("weight_norm_interface", lambda a, v, g, *_: (a.degree_of(g), a.size(v)))  # g · v/‖v‖
 register("embedding", lambda a, weight, _index, *_: a.degree_of(weight))
 
-# Operations that return indices as well; indices do not change with scale.
+# Operations that return indices, which do not change with scale although their operands do.
 RETURN_INDICES = {"argmax", "argmin", "max", "max_pool2d_with_indices", "min", "sort", "topk"}
-# Operations on scores that are masked by −3.4e38 in place of −∞, on their way to the softmax.
+# Operations that may lie between the mask and the softmax, where −3.4e38 stands for −∞.
 ACCEPT_MASKED_SCORES = set(f"add softmax safe_softmax view slice select repeat {REARRANGEMENTS}".split())

@@ -1,4 +1,4 @@
-"""Parameters as flat pieces, with a copy of their last values, so that a tracker reads them in few calls."""
+"""Parameters as flat pieces, each with a copy of its last values, so that a tracker needs few calls of torch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from normgrowth.norms import kernels, shards
 from normgrowth.norms.kernels import Sums
 from normgrowth.norms.shards import local
 
-SMALL = 1 << 14  # elements: tensors up to this size are joined by layer, since every call of torch costs time
+SMALL = 1 << 14  # elements; tensors up to this size are joined by layer, since every call of torch has a fixed cost
 
 
 class Pieces:
     """Parameters on one device as flat pieces, and a copy of each piece; the caller keeps the copy current.
 
-    A large parameter is a piece by itself; small ones of a layer form one piece. All sums are float64 by layer, over
-    all processes, shape ``(…, layers)``. Half types are read as float32.
+    A large parameter is a piece by itself; small ones of a layer form one piece. Half types are read as float32, and
+    only this process's shard of a DTensor. Methods return float64 sums by layer, over all processes: ``(layers,)`` for
+    one sum, ``(sums, layers)`` for several.
 
     Args:
-        members: each parameter with its layer; of a DTensor, the shard of this process is read.
+        members: pairs of a parameter and the name of its layer; at least one.
+
+    Raises:
+        ValueError: parameters on several device meshes.
     """
 
     def __init__(self, members: Sequence[tuple[Tensor, str]]) -> None:
@@ -43,25 +47,25 @@ class Pieces:
         self._weights = torch.tensor([weight for _, weight, *_ in groups], dtype=torch.float64, device=device)
 
     def refresh(self) -> Tensor:
-        """Copy the parameters as they are now. Returns their ‖θ‖²."""
+        """Copy the parameters as they are now, and return their ‖θ‖²."""
         for piece, copy in zip(self._pieces(), self._copies, strict=True):
             copy.copy_(piece)
         return self.squares()
 
     def snapshot(self) -> None:
-        """Keep the copy as it is now, for the product in ``advance``."""
+        """Store the present copy as the snapshot that ``advance`` multiplies with."""
         self._snapshots = [copy.clone() for copy in self._copies]
 
     def advance(self) -> Tensor:
         """θ·δ, ‖δ‖², ‖θ + δ‖² and the product of θ + δ with the snapshot (0 without one).
 
-        θ is in the copy, θ + δ in the parameters. Afterwards θ + δ is in the copy as well.
+        The copy holds θ and the parameters hold θ + δ. Afterwards the copy holds θ + δ as well.
         """
         sums = []
         for piece, copy, snapshot in zip(self._pieces(), self._copies, self._snapshots, strict=True):
             theta = _wide(copy)
             sums.append(kernels.advance(_wide(piece), theta, _wide(snapshot)))
-            if theta is not copy:  # the kernel has moved a float32 version of the copy
+            if theta is not copy:  # the kernel overwrote a float32 version, not the copy itself
                 copy.copy_(piece)
         return self._by_layer(sums)
 
@@ -71,7 +75,7 @@ class Pieces:
         return self._products(pieces, pieces)[1]
 
     def gradient(self) -> Tensor:
-        """θ·∇L and ‖∇L‖² with θ in the copy."""
+        """θ·∇L and ‖∇L‖², with θ as in the copy: the gradient was taken there."""
         return self._products(self._copies, [_flat(map(_gradient, group)) for group in self._groups])
 
     def _pieces(self) -> list[Tensor]:
@@ -79,10 +83,11 @@ class Pieces:
         return [_flat(map(local, group)) for group in self._groups]
 
     def _products(self, left: Iterable[Tensor], right: Iterable[Tensor]) -> Tensor:
+        """``left``·``right`` and ‖``right``‖² by layer, ``(2, layers)``."""
         return self._by_layer([kernels.products(_wide(a), _wide(b)) for a, b in zip(left, right, strict=True)])
 
     def _by_layer(self, sums: list[Sums]) -> Tensor:
-        """Sums by layer from the sums of each piece, shape ``(sums, layers)``."""
+        """Add up by layer what a kernel returned for every piece: ``(sums, layers)``."""
         values: list[Any] = list(itertools.chain.from_iterable(sums))
         flat = torch.stack(values) if torch.is_tensor(values[0]) else torch.tensor(values, dtype=torch.float64)
         by_piece = flat.view(len(sums), -1).T  # (sums, pieces)
@@ -98,12 +103,12 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def _wide(piece: Tensor) -> Tensor:
-    """The piece itself, or a float32 copy of half types."""
+    """The piece itself, or a float32 copy if it is of a half type."""
     return piece.float() if piece.element_size() < 4 else piece
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    """The dense gradient of a parameter, of the shard of this process; zeros for a parameter without a gradient."""
+    """The dense gradient of this process's shard of a parameter; zeros for a parameter without a gradient."""
     gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
     shard = local(shards.sharded_like(gradient, parameter))
     return shard.to_dense() if shard.is_sparse else shard

@@ -1,4 +1,4 @@
-"""Batches of sentences, the real tokens in them, and the forward pass of models of ``transformers``."""
+"""Batches of sentences, their tokens without padding, and the forward pass of models of ``transformers``."""
 
 from __future__ import annotations
 
@@ -64,19 +64,21 @@ def batches_by_length(
 ) -> list[dict[str, Tensor]]:
     """Pack sentences, sorted by length, into batches of at most ``max_tokens`` tokens.
 
-    Padding is on the right, and padding tokens count. A sentence longer than ``max_tokens`` is a batch of its own.
+    Padding is on the right. A sentence longer than ``max_tokens`` is a batch of its own.
 
     Args:
         sentences: token ids of each sentence.
-        decoder: token ids that the decoder of an encoder–decoder reads with each sentence.
+        decoder: for an encoder–decoder, the token ids that its decoder reads with each sentence.
+        max_tokens: tokens of a batch including padding, in the encoder or in the decoder, whichever has more.
         pad: token id of the padding.
+        device: where the batches are put.
 
     Returns:
         Batches with ``input_ids`` and ``attention_mask``, int64, ``(batch, T)``; with ``decoder`` also
         ``decoder_input_ids`` and ``decoder_attention_mask``.
 
     Raises:
-        ValueError: there are no sentences, or a sentence is empty.
+        ValueError: there are no sentences, a sentence is empty, or ``decoder`` is not as long as ``sentences``.
 
     >>> [batch["input_ids"].shape for batch in batches_by_length([[1, 2, 3], [4], [5, 6]], max_tokens=4)]
     [torch.Size([2, 2]), torch.Size([1, 3])]
@@ -112,7 +114,7 @@ def batches_by_length(
 
 
 def _padded(sentences: Sequence[Sequence[int]], pad: int, device: torch.device | str) -> dict[str, Tensor]:
-    """One batch of sentences, padded on the right, with its attention mask."""
+    """One batch of sentences, padded on the right: ``input_ids`` and ``attention_mask``, int64, ``(batch, T)``."""
     ids = [torch.tensor(sentence) for sentence in sentences]
     real = [torch.ones(len(sentence), dtype=torch.long) for sentence in sentences]
     return {
