@@ -4,6 +4,7 @@ import copy
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -149,6 +150,7 @@ REFUSED = {
     "number": (lambda m, x: m.f(x) * m.f(x).sum().item(), "Python reads a value", True),
     "branch far out": (lambda m, x: x if (m.f(x) + x).sum() > 0 else x * x, "equal|reads", True),
     "error that is caught": (error_caught, "equal degrees", False),
+    "NumPy": (lambda m, x: torch.from_numpy(np.tanh(m.f(x).detach().numpy())), "out of torch", True),
     "by keyword": (lambda m, x: torch.tensor(data=[m.f(x).min(), x.max()]), "out of torch", True),
     "unseen": (filled_by_numpy, "no operation was seen", True),
     "not registered": (lambda m, x: x @ NOT_REGISTERED.T, "a constant has a gradient.*must be registered", True),
