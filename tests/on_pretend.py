@@ -18,9 +18,9 @@ BATCHES = [torch.randint(9, (4, 7), generator=devices.generator(1, "cpu")) for _
 
 @pytest.fixture(autouse=True)
 def device():
-    pretend.waited.clear()
+    pretend.waits.clear()
     with ExitStack() as stack:
-        pretend.device(stack)
+        pretend.install_device(stack)
         yield
 
 
@@ -45,9 +45,9 @@ def waits(work):
     """How often 8 steps wait for the device, and 4."""
     found = []
     for steps in (8, 4):
-        pretend.waited.clear()
+        pretend.waits.clear()
         work(steps)
-        found.append(pretend.waited.total())
+        found.append(pretend.waits.total())
     return found
 
 
@@ -73,7 +73,7 @@ def test_the_tracker():
         tracker.before()
         adamw.step()
         tracker.after(stepped=True)
-    assert pretend.waited.total() == 0 and np.isfinite(tracker.history()["norm"]).all()
+    assert pretend.waits.total() == 0 and np.isfinite(tracker.history()["norm"]).all()
 
 
 def test_measures():
