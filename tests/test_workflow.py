@@ -98,7 +98,9 @@ def test_a_chapter_that_is_edited_while_it_runs_has_no_result_and_no_page(projec
     for arguments, options in ((("--html",), {}), (("01-one",), {"command": "page"})):
         write(project, edits + "\n" + check())
         done = workflow(project, *arguments, **options)
-        assert done.returncode == 1 and "01-one: it, or a module of it, changed while" in last_line(done), done.stdout
+        assert done.returncode == 1 and "01-one: it, or a module of it, was edited after" in last_line(done), (
+            done.stdout
+        )
         assert "01-one" not in stamps(project) and "To read" not in done.stdout
         assert not (executed(project).parent / "html" / "index.html").exists()
 
@@ -111,7 +113,7 @@ TROUBLE = {  # a chapter that fails: its cell, and the reason that is given; all
     "04-sleeps": ("import time\ntime.sleep(600)", "TimeUp: not finished after 30 s"),
     "05-unlisted": (check("nowhere"), "checked, but not listed in claims.yml"),
     "06-exits": ("import sys\nsys.exit(0)", "RuntimeError: a cell left the notebook before its end"),
-    "07-edits": ("n = 1\n" + EDITS, "it, or a module of it, changed while the run went on"),
+    "07-edits": ("n = 1\n" + EDITS, "it, or a module of it, was edited after it began to run"),
 }
 
 

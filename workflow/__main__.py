@@ -50,7 +50,7 @@ def _do(options: argparse.Namespace) -> int:
         case "pdf":
             from workflow.pages import pdf
 
-            print(f"wrote {pdf.make(Run(options.profile))}")
+            print(f"wrote {pdf.print_book(Run(options.profile))}")
         case "notebooks":
             for path in kept.write_notebooks():
                 print(f"updated {path.relative_to(ROOT)}")

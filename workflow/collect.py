@@ -17,7 +17,7 @@ from nbutils.claims.records import Record
 from workflow import Run, sources
 from workflow.processes import last_words
 
-EDITED = "it, or a module of it, changed while the run went on: run it again"
+EDITED = "it, or a module of it, was edited after it began to run: run it again"
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,7 @@ def collect(run: Run) -> Collected:
             stats = json.loads(run.stats(chapter).read_text(encoding="utf-8"))
             records = _records(run, chapter)
         except FileNotFoundError:
-            did_not_start = EDITED if chapter in outdated else "no result: its job did not start"
-            collected.missing[chapter] = _why_failed(run, chapter) or did_not_start
+            collected.missing[chapter] = _why_missing(run, chapter, outdated)
         except ValueError as error:
             collected.missing[chapter] = f"its result is damaged ({error}): run it again"
             run.notebook(chapter).unlink()
@@ -90,19 +89,22 @@ def _records(run: Run, chapter: str) -> list[Record]:
     return records
 
 
-def _why_failed(run: Run, chapter: str) -> str:
-    """Why a chapter failed: from its failed notebook, or the last line of its log or of its trainings'; else ""."""
+def _why_missing(run: Run, chapter: str, outdated: set[str]) -> str:
+    """Why a chapter has no result: from its failed notebook, or the last line of its log or of its trainings'.
+
+    The log of a chapter whose result is ``outdated`` says nothing: that job ended well.
+    """
     log = run.log(chapter)
-    if log.exists():
+    if log.exists() and chapter not in outdated:
         reason = last_words(log).removeprefix(f"{chapter}: ")
         raised = reason.startswith("PapermillExecutionError")
         return _failed_cell(run.logs / f"{chapter}.ipynb") if raised else reason
-    needed = set(sources.trainings_of(chapter))
+    untrained = {name for name in sources.trainings_of(chapter) if not run.training_stats(name).exists()}
     for family in sources.families():
         log = run.log(family[0])
-        if needed & set(family) and log.exists():
+        if untrained & set(family) and log.exists():
             return f"not run: in the job of its trainings, {last_words(log)}"
-    return ""
+    return EDITED if chapter in outdated else "no result: its job did not start"
 
 
 def _failed_cell(notebook: Path) -> str:

@@ -1,4 +1,4 @@
-"""Execute what is missing or of older code, by Snakemake: one run at a time in a checkout."""
+"""Execute, by Snakemake, chapters whose result is missing or of older code: one run at a time in a checkout."""
 
 from __future__ import annotations
 
@@ -18,25 +18,30 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def positive(text: str) -> int:
-    """A whole number from 1, for the parser."""
+def positive_int(text: str) -> int:
+    """The type of an option that is a whole number of at least 1.
+
+    Raises:
+        ValueError: the text is not a whole number.
+        argparse.ArgumentTypeError: the number is below 1.
+    """
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: at least 1")
     return number
 
 
-OPTIONS = argparse.ArgumentParser(add_help=False)  # how jobs are run: on what, how many at once, how long
+OPTIONS = argparse.ArgumentParser(add_help=False)  # for every command that executes chapters
 OPTIONS.add_argument("--device", default="", help="auto, cpu or cuda; cpu unless the profile is gpu")
-OPTIONS.add_argument("--jobs", type=positive, default=min(2, cores()), help="notebooks at once")
-OPTIONS.add_argument("--time-limit", type=positive, default=3600, help="seconds for one notebook")
+OPTIONS.add_argument("--jobs", type=positive_int, default=min(2, cores()), help="notebooks at once")
+OPTIONS.add_argument("--time-limit", type=positive_int, default=3600, help="seconds for one notebook")
 
 
-def checkout() -> AbstractContextManager[object]:
-    """This checkout for one run; it is free again when the process ends, however it does.
+def lock_checkout() -> AbstractContextManager[object]:
+    """Reserve this checkout for one run. The lock is released when the process ends, even if it is killed.
 
     Raises:
-        RuntimeError: another run has it.
+        RuntimeError: another run holds the lock.
     """
     BUILD.mkdir(exist_ok=True)
     try:
@@ -46,14 +51,14 @@ def checkout() -> AbstractContextManager[object]:
 
 
 def chapters(runs: Sequence[Run], options: argparse.Namespace) -> bool:
-    """Execute the chapters of runs that differ in their seed, where that is needed. True if every job ended."""
+    """Execute chapters with a missing or outdated result, in runs that differ only in seed. True if all succeeded."""
     for run in runs:
-        shutil.rmtree(run.logs, ignore_errors=True)  # a failure of an earlier run says nothing about this one
+        shutil.rmtree(run.logs, ignore_errors=True)  # or failures of an earlier run would count as failures of this one
     return _snakemake("notebooks", runs, options)
 
 
 def pages(run: Run, options: argparse.Namespace) -> bool:
-    """Render the pages of a run whose report is written, where that is needed. True if it succeeded."""
+    """Render the pages of a run if they are outdated. Reports must be written before. True if it succeeded."""
     return _snakemake("html", [run], options)
 
 
@@ -72,13 +77,14 @@ def _snakemake(target: str, runs: Sequence[Run], options: argparse.Namespace) ->
     }
     arguments = [target, "--snakefile", str(ROOT / "Snakefile"), "--directory", str(ROOT)]
     arguments += ["--cores", str(options.jobs), "--resources", "gpu=1"]
-    # Our own lock is released when the process dies; Snakemake's is not. Content decides, whatever its size.
+    # No lock of Snakemake's, since it outlives a killed process, unlike ours. A checksum for files of any usual size,
+    # since otherwise Snakemake compares the dates of large ones.
     arguments += ["--keep-going", "--nolock", "--rerun-incomplete", "--max-checksum-file-size", "100MB"]
     arguments += ["--quiet", "host", "reason", "rules"]
     arguments += ["--config", *(f"{name}={value}" for name, value in settings.items())]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     try:
         main(arguments)
-    except SystemExit as end:
-        return not end.code
+    except SystemExit as exit_request:
+        return not exit_request.code
     return True

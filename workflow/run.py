@@ -41,7 +41,7 @@ def run(request: Run, options: argparse.Namespace, html: bool = False) -> int:
         0 only if all ran and every claim came out as expected.
     """
     whole = list(request.chapters) == book.chapters()
-    with execute.checkout():
+    with execute.lock_checkout():
         judgement, complete = judged(request, options)
         if whole:
             write.reports(judgement, request)
@@ -58,7 +58,7 @@ def page(request: Run, options: argparse.Namespace) -> int:
     from workflow.pages import build
 
     first_page = None
-    with execute.checkout():
+    with execute.lock_checkout():
         judgement, complete = judged(request, options)
         if complete:
             for name in request.chapters:

@@ -1,6 +1,6 @@
-"""What a chapter or a shared training is made from, as one hash: another hash, and it runs again.
+"""One hash of all that a chapter or a shared training is made from: when the hash changes, the chapter runs again.
 
-The hash is of code, not of its looks: prose, captions, comments and docstrings change no number.
+The hash leaves out prose, captions, comments and docstrings, which change no number.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from itertools import groupby
 from nbutils import devices, shared_runs
 from workflow import ROOT, book
 
-PACKAGES = ("normgrowth", "nbutils")  # whose modules chapters import
-# What chapters read beside modules; a change of it is one for all.
+PACKAGES = ("normgrowth", "nbutils")  # the packages whose modules chapters import
+# Files that chapters read beside modules. A change of one of them makes every chapter run again.
 DATA = ("book/data/*.csv", "normgrowth/*.mplstyle", "normgrowth/*.txt")
 
 
 def hashes() -> dict[str, str]:
-    """``hash_of`` each chapter and each shared training, by name."""
+    """``hash_of`` of all chapters and shared trainings, by name."""
     codes = modules()
     return {name: hash_of(name, codes) for name in (*shared_runs.names(), *book.chapters())}
 
 
 def hash_of(name: str, codes: Mapping[str, str] | None = None) -> str:
-    """SHA-256 of all that the numbers of a chapter or of a shared training depend on, as it is now.
+    """SHA-256 of all that the numbers of a chapter or of a shared training depend on today.
 
-    Its code cells, the modules of both packages that these import, theirs in turn, its trainings' modules, the
-    published data, and the versions of Python and packages. Not of the workflow that runs it.
+    That is the code cells, the modules of both packages that the cells and the shared trainings import, directly or
+    through other modules, the files of ``DATA``, and the versions of Python and of packages. The workflow, which runs
+    the chapter, is left out.
 
     Raises:
-        ValueError: a cell of a chapter is no Python, or a training's name in it is no constant.
+        ValueError: a code cell is not valid Python, or the name of a training in it is not a constant.
     """
     codes = codes or modules()
     is_training = name in shared_runs.RECIPES
@@ -45,20 +46,20 @@ def hash_of(name: str, codes: Mapping[str, str] | None = None) -> str:
 
 
 def modules() -> dict[str, str]:
-    """The code of all modules of both packages by their full names."""
+    """The code of every module of both packages, by full name of the module."""
     paths = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     files = {path.relative_to(ROOT).with_suffix(""): path for path in paths}
     return {".".join(name.parts).removesuffix(".__init__"): path.read_text("utf-8") for name, path in files.items()}
 
 
 def used_by(chapter: str, codes: Mapping[str, str] | None = None) -> set[str]:
-    """The modules of ours that a chapter's code imports, and its trainings', those that they use, and so on."""
+    """The modules of both packages that a chapter's code and its trainings import, directly or through others."""
     direct = {*map(_module_of, trainings_of(chapter))}.union(*map(_imports, _cells(chapter)))
     return _closure(direct, codes or modules())
 
 
 def _closure(names: Iterable[str], codes: Mapping[str, str]) -> set[str]:
-    """Modules of ours and what they import, in turn."""
+    """The modules ``names`` and all that they import, directly or through others; only those in ``codes``."""
     reached: set[str] = set()
     queue = list(names)
     while queue:
@@ -69,8 +70,8 @@ def _closure(names: Iterable[str], codes: Mapping[str, str]) -> set[str]:
     return reached
 
 
-def of_pages() -> list[str]:
-    """Files, relative to the root, that the rendered pages are made from besides the executed notebooks."""
+def page_sources() -> list[str]:
+    """Files that the rendered pages are made from besides the executed notebooks, relative to the root."""
     code = ("workflow/**/*.py", "workflow/**/*.j2", "normgrowth/**/*.py", "nbutils/**/*.py")
     patterns = (*code, "_config.yml", "_toc.yml", "constraints.txt", "book/*.*", "book/_static/**/*", "CITATION.cff")
     files = {path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()}
@@ -81,7 +82,7 @@ def trainings_of(chapter: str) -> list[str]:
     """Names of the shared trainings that a chapter loads, from its calls ``shared_runs.load("pattern", …)``.
 
     Raises:
-        ValueError: a call whose pattern is not a constant, so that nobody can tell what it needs before it runs.
+        ValueError: the pattern in a call is not a constant, so the trainings are unknown before the chapter runs.
     """
     names: set[str] = set()
     for cell in _cells(chapter):
@@ -95,7 +96,10 @@ def trainings_of(chapter: str) -> list[str]:
 
 
 def families() -> list[list[str]]:
-    """The shared trainings by the job that makes them, those of one module: to start takes as long as a small one."""
+    """Names of the shared trainings in groups, one for each job: starting a job takes as long as a small training.
+
+    A job makes the trainings of one module.
+    """
     return [list(names) for _, names in groupby(shared_runs.names(), key=_module_of)]
 
 
@@ -125,7 +129,7 @@ _parse = cache(ast.parse)
 @cache
 def _hash(code: str) -> str:
     """SHA-256 of code without comments and docstrings."""
-    tree = ast.parse(code)  # another one: it is changed
+    tree = ast.parse(code)  # not the cached ``_parse``, since the tree is changed below
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             del node.body[0]
@@ -134,17 +138,23 @@ def _hash(code: str) -> str:
 
 @cache
 def _imports(code: str) -> frozenset[str]:
-    """What code imports by full names, in functions too; a package runs before its parts, so it counts too."""
-    named = set()
+    """Full names of the modules and packages that code imports, in functions too.
+
+    Importing a module runs the packages that it lies in first, so these count as well.
+
+    Raises:
+        ValueError: the code imports a whole package.
+    """
+    imported = set()
     for node in ast.walk(_parse(code)):
         if isinstance(node, ast.Import):
-            named |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            named |= {f"{node.module}.{alias.name}" for alias in node.names}
-    if whole := named & set(PACKAGES):
-        name = min(whole)
+            imported |= {f"{node.module}.{alias.name}" for alias in node.names}
+    if whole_packages := imported & set(PACKAGES):
+        name = min(whole_packages)
         raise ValueError(f"`import {name}` names no module: write `from {name} import …`, so that a change is seen")
-    return frozenset(name.rsplit(".", up)[0] for name in named for up in range(name.count(".")))
+    return frozenset(name.rsplit(".", parts)[0] for name in imported for parts in range(name.count(".")))
 
 
 def _digest(parts: Iterable[str | bytes]) -> str:

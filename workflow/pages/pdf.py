@@ -1,6 +1,7 @@
-"""The book as one PDF: its pages on one, printed by a Chromium. ``python -m workflow pdf --profile book``
+"""The book as one PDF: ``python -m workflow pdf --profile book``.
 
-LaTeX is not needed, and the PDF shows what the reader sees in the browser; ``book.css`` says what paper is like.
+Sphinx joins all pages into a single one, and Chromium prints it. This needs no LaTeX, and the PDF shows what readers
+see in the browser; ``book.css`` has the rules for print.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def browser() -> str:
     """Path of a Chromium.
 
     Raises:
-        RuntimeError: there is none on the path.
+        RuntimeError: no program of ``BROWSERS`` is on the path.
     """
     for name in BROWSERS:
         path = shutil.which(name)
@@ -29,25 +30,25 @@ def browser() -> str:
     raise RuntimeError(f"no Chromium to print with: install one of {', '.join(BROWSERS)}")
 
 
-def make(run: Run) -> Path:
-    """Print the pages that were last rendered of this run's profile.
+def print_book(run: Run) -> Path:
+    """Print the pages that were last rendered for the profile of a run.
 
     Returns:
         The PDF, ``_build/<profile>/norm-growth.pdf``.
 
     Raises:
-        RuntimeError: no Chromium, or one of the two steps failed.
+        RuntimeError: there is no Chromium, or Sphinx or Chromium failed.
     """
-    folder = run.reports / "pages"
     program = browser()
+    folder = run.reports / "pages"
     target = run.reports / "norm-growth.pdf"
     build.sphinx(folder, folder / "single", folder / "pdf.log", "-b", "singlehtml")
     options = ["--headless", "--disable-gpu", "--no-pdf-header-footer", "--virtual-time-budget=120000"]
-    options += ["--no-sandbox"] if sys.platform == "linux" else []  # a container's root has none; the page is our own
+    options += ["--no-sandbox"] if sys.platform == "linux" else []  # else root cannot start it; the page is ours
     target.unlink(missing_ok=True)
-    page = (folder / "single" / "index.html").as_uri() + "?print"  # figures to move are drawn at once
-    done = subprocess.run([program, *options, f"--print-to-pdf={target}", page], capture_output=True, text=True)
-    if done.returncode or not target.exists():
-        raise RuntimeError(f"{program} printed nothing: {done.stderr[-2000:]}")
+    page = (folder / "single" / "index.html").as_uri() + "?print"  # ?print draws interactive figures at once
+    process = subprocess.run([program, *options, f"--print-to-pdf={target}", page], capture_output=True, text=True)
+    if process.returncode or not target.exists():
+        raise RuntimeError(f"{program} printed nothing: {process.stderr[-2000:]}")
     shutil.rmtree(folder / "single")
     return target
