@@ -82,7 +82,7 @@ rule pages:
     input:
         rules.notebooks.input,
         path(RUNS[0].reports / "metrics.json"),  # verdicts are written once, before
-        sources.of_pages(),
+        sources.page_sources(),
     output:
         path(RUNS[0].html / "index.html"),
     log:

@@ -60,7 +60,7 @@ def measure(first: Run, seeds: Iterable[int], options: argparse.Namespace) -> Ke
     """Run what these seeds still miss, and keep what each says. May be broken off and goes on where it was."""
     kept = load(first.profile, first.device)
     today = sources.hashes()
-    with execute.checkout():  # until all is judged: another run would change the notebooks that are read
+    with execute.lock_checkout():  # until all is judged: another run would change the notebooks that are read
         for seed in seeds:
             chapters = tuple(name for name in first.chapters if missing(kept, name, today[name], [seed]))
             if chapters:

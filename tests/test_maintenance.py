@@ -109,7 +109,7 @@ def test_seeds_are_added_until_an_edit_voids_them_and_go_on_where_they_were_brok
         seed = float(runs[0].seed)
         write(runs[0], ("a", "exact", seed, True), ("endless", "exact", "inf", True), made_from=code["01-one"])
 
-    for name, does in {"chapters": execute, "checkout": contextlib.nullcontext}.items():
+    for name, does in {"chapters": execute, "lock_checkout": contextlib.nullcontext}.items():
         monkeypatch.setattr(alarms.execute, name, does)
     options = argparse.Namespace()
     with pytest.raises(KeyboardInterrupt):

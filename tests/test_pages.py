@@ -456,7 +456,7 @@ def test_no_legend_lies_on_what_is_drawn(browser, html):
 @pytest.mark.slow
 def test_one_pdf_of_the_whole_book(html, chromium):
     """Each chapter's title is in the outline or text of the printed page, and its figures are there."""
-    made = pdf.make(Run("smoke"))
+    made = pdf.print_book(Run("smoke"))
     content = made.read_bytes()
     pages = len(re.findall(rb"/Type\s*/Page\b", content))
     assert content.startswith(b"%PDF") and pages > 5 * len(book.chapters()), f"{pages} pages"

@@ -228,7 +228,7 @@ def launched(tmp_path, monkeypatch):
     """Runs of the profile book whose notebooks are made up: ``launched(*chapters, problems=…)`` gives the status."""
     for module in ("workflow", "workflow.write"):
         monkeypatch.setattr(f"{module}.BUILD", tmp_path)
-    monkeypatch.setattr(execute, "checkout", contextlib.nullcontext)
+    monkeypatch.setattr(execute, "lock_checkout", contextlib.nullcontext)
     monkeypatch.setattr(run, "measured", lambda request, options: (True, Collected(request), []))
 
     def start(*names, problems=()):
