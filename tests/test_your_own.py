@@ -105,8 +105,8 @@ def test_readers_own_series(tmp_path, claimed, capsys):
     assert list(space["total"].step) == [1000, 2000, 4000] and space["live"] is None
     assert list(space["means"].index) == [1000, 2000, 4000]  # and no model that the series rejects
     assert [len(table) for table in space["by_step"].values()] == [2, 2, 2], "layers without the embedding"
-    last, model = space["last"], space["models"]["untrained"].model
-    assert {p.dtype for one in space["models"].values() for p in one.model.parameters()} == {torch.float32}
+    last, model = space["last"], space["compared"]["untrained"].model
+    assert {p.dtype for one in space["compared"].values() for p in one.model.parameters()} == {torch.float32}
     assert len(space["control"]) == 2 and type(model).__name__ == "LlamaForCausalLM"
     assert max(map(len, last.sentences)) == 12 < max(len(text.split()) for text in space["sentences"])
     assert space["by_head"].masked_mass.max() == 0 and len(space["by_head"]) == 2 * 4 * 2 * 2
