@@ -1,4 +1,4 @@
-"""Defects, planted one at a time in a copy of the checkout: the tests named for each must turn red.
+"""Plant defects, one at a time, in a copy of the checkout: the tests that are named for a defect must turn red.
 
 The list is ``maintenance/mutants.yml``: wrong mathematics that no generator makes.
 """
@@ -21,7 +21,7 @@ from maintenance.checkout import copy_checkout
 from workflow import ROOT
 
 LIST = Path(__file__).with_name("mutants.yml")
-LIMIT = 300  # seconds for the tests of a module, which take half a minute: then it never ends
+LIMIT = 300  # seconds for the tests of a module, which take half a minute: a mutant that needs more never ends
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "ci")
 FAST = ("-m", "not slow and not colab and not whole and not project")
 
@@ -33,12 +33,15 @@ class Mutant(NamedTuple):
     file: str
     text: str
     becomes: str
-    breaks: str  # what is wrong then, in words
+    breaks: str  # what is wrong with the mutant, in words
     tests: tuple[str, ...]  # files, relative to the root
 
 
 def load() -> list[Mutant]:
-    """The listed mutants. Without ``tests``, those of the file's own name, or of its folder's; its examples always."""
+    """The listed mutants. An entry without ``tests`` gets those named like its file or, without such, like its folder.
+
+    The examples in the docstrings of the file are added to the tests of every mutant.
+    """
     mutants = []
     for entry in yaml.safe_load(LIST.read_text(encoding="utf-8")):
         file = Path(entry["file"])
@@ -62,39 +65,43 @@ def misplaced(mutants: Sequence[Mutant]) -> list[str]:
     return lines
 
 
-def tested(root: Path, tests: Sequence[str], limit: int = LIMIT) -> str:
+def first_failure(root: Path, tests: Sequence[str], limit: int = LIMIT) -> str:
     """The first test that fails in a checkout, or what else stopped the tests; "" if all pass."""
-    words = [sys.executable, "-m", "pytest", *OPTIONS, *FAST, *tests]
-    # a mutant of the same length and second would run from the old bytecode
+    command = [sys.executable, "-m", "pytest", *OPTIONS, *FAST, *tests]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    # no bytecode: Python would take it for that of a mutant of the same length, written in the same second
     environment = os.environ | threads | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        done = subprocess.run(words, cwd=root, env=environment, capture_output=True, text=True, timeout=limit)
+        process = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
         return f"not finished after {limit} s"
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.M)
-    return "" if done.returncode == 0 else failed[1] if failed else f"pytest ended with status {done.returncode}"
+    if process.returncode == 0:
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", process.stdout, re.M)
+    return failed[1] if failed else f"pytest ended with status {process.returncode}"
 
 
 def plant(mutants: Sequence[Mutant]) -> list[str]:
-    """Plant each mutant in a copy of the checkout, and print which test sees it. Returns those that nothing sees.
+    """Plant each mutant in a copy of the checkout, and print which test fails. Returns the ids of those that none sees.
 
     Raises:
-        RuntimeError: a test fails without a defect, too.
+        RuntimeError: a test fails even without a defect.
     """
     unseen = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         copy = copy_checkout(Path(scratch) / "copy")
-        if failed := tested(copy, sorted({test for mutant in mutants for test in mutant.tests}), 9 * LIMIT):
-            raise RuntimeError(f"{failed} fails without a defect, too: no verdict")
+        all_tests = sorted({test for mutant in mutants for test in mutant.tests})
+        if failed := first_failure(copy, all_tests, 9 * LIMIT):
+            raise RuntimeError(f"{failed} fails even without a defect: no verdict")
         for mutant in mutants:
             file = copy / mutant.file
             text = file.read_text(encoding="utf-8")
             file.write_text(text.replace(mutant.text, mutant.becomes), encoding="utf-8")
-            by = tested(copy, mutant.tests)
+            seen_by = first_failure(copy, mutant.tests)
             file.write_text(text, encoding="utf-8")
-            print(f"{mutant.id} ({mutant.breaks}): {by or 'seen by NOTHING'}", flush=True)
-            unseen += [] if by else [mutant.id]
+            print(f"{mutant.id} ({mutant.breaks}): {seen_by or 'seen by NOTHING'}", flush=True)
+            if not seen_by:
+                unseen.append(mutant.id)
     return unseen
 
 

@@ -192,14 +192,14 @@ def pairs(last):
 )
 def test_measured_seeds_survive_only_a_change_that_moves_no_bit(code, last, measured_at, kept_at):
     kept = {"chapters": {"01-one": {"made_from": measured_at, "runs": {"7": []}}}}
-    restamp.restamp(kept, restamp.unmoved(*pairs(last)))
+    restamp.restamp(kept, restamp.unchanged_chapters(*pairs(last)))
     assert kept["chapters"]["01-one"]["made_from"] == kept_at
 
 
 def test_seeds_are_stamped_only_by_the_runs_that_decide_and_of_todays_code(code):
     before, after = pairs({})
     with pytest.raises(ValueError, match="the runs are"):
-        restamp.unmoved(before[:3], after[:3])
+        restamp.unchanged_chapters(before[:3], after[:3])
     code["01-one"] = "an edit"
     with pytest.raises(ValueError, match="01-one was edited after it was run"):
-        restamp.unmoved(before, after)
+        restamp.unchanged_chapters(before, after)

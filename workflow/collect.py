@@ -1,7 +1,7 @@
-"""Collect what a run left: of each chapter its records and stats, or why it has no result.
+"""Collect the result of every chapter of a run: its records and stats, or the reason why there are none.
 
-Snakemake decides what runs. Whether a result counts is asked here, and nowhere else: one that is not of today's code is
-removed, and the next run makes it again.
+Snakemake decides what runs. Only this module decides whether a result counts: it removes results that are not of
+today's code, and the next run makes them again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ EDITED = "it, or a module of it, was edited after it began to run: run it again"
 
 @dataclass(frozen=True)
 class Collected:
-    """What a run left, by chapter, in the order of the run."""
+    """The results of a run by chapter, in the order of the run."""
 
     run: Run
     records: dict[str, list[Record]] = field(default_factory=dict)  # of the chapters that have a result
-    stats: dict[str, dict[str, Any]] = field(default_factory=dict)  # of these, too: time, memory, versions
-    missing: dict[str, str] = field(default_factory=dict)  # why another has none
+    stats: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the same chapters: time, memory, versions
+    missing: dict[str, str] = field(default_factory=dict)  # reasons, for the chapters without a result
 
 
 def collect(run: Run) -> Collected:
-    """Read what the executed notebooks of a run say."""
+    """Read the executed notebooks of a run; outdated and damaged results are removed."""
     outdated = _discard_outdated(run)
     collected = Collected(run)
     for chapter in run.chapters:
@@ -50,9 +50,9 @@ def collect(run: Run) -> Collected:
 
 
 def _discard_outdated(run: Run) -> set[str]:
-    """Remove the results of chapters and trainings that are of other code, or of another device. Returns their names.
+    """Remove results of other code or another device, of chapters and trainings, and return the names of these.
 
-    A chapter whose training is removed goes with it.
+    The result of a chapter is removed as well if one of its trainings is.
     """
     today = sources.hashes()
     outdated: set[str] = set()
@@ -72,15 +72,21 @@ def _discard_outdated(run: Run) -> set[str]:
 
 
 def _is_current(stats: Path, made_from: str, device: str) -> bool:
+    """Whether a file of stats is of this hash and this device; False if the file is absent or damaged."""
     try:
-        kept = json.loads(stats.read_text(encoding="utf-8"))
-        return (kept["made_from"], kept["device"]) == (made_from, device)
+        stored = json.loads(stats.read_text(encoding="utf-8"))
+        return (stored["made_from"], stored["device"]) == (made_from, device)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
 def _records(run: Run, chapter: str) -> list[Record]:
-    """The records of a chapter, which must be of this run: a notebook may overwrite the parameters it was given."""
+    """The records of a chapter.
+
+    Raises:
+        ValueError: a record is of another run, as when a notebook overwrites the parameters that it was given.
+        FileNotFoundError: there is no notebook.
+    """
     records = records_of(run.notebook(chapter))
     for record in records:
         if (record.chapter, record.profile, record.seed, record.device) != (chapter, run.profile, run.seed, run.device):

@@ -1,4 +1,4 @@
-"""Where we compute and the plain way runs: the random walk, the projections of Figure 1, the degree of an encoder."""
+"""Computed results against simulated ones: the random walk, the projections of Figure 1, the degree of an encoder."""
 
 from __future__ import annotations
 
@@ -12,42 +12,45 @@ from nbutils.experiments import figure1, projection, walks
 from normgrowth import homogeneity
 
 
-def stepwise(n: int, steps: int, count: int, seed: int) -> torch.Tensor:
-    """The plain way: every step of every walk. Norms after the last step, shape (count,)."""
-    rng, theta = generator(seed, "cpu"), torch.zeros(count, n)
+def stepwise_norms(n: int, steps: int, count: int, seed: int) -> torch.Tensor:
+    """Norms of ``count`` walks in n dimensions after the last step, ``(count,)``, by making every step."""
+    rng = generator(seed, "cpu")
+    theta = torch.zeros(count, n)
     for _ in range(steps):
         theta += torch.randn(count, n, generator=rng)
     return theta.norm(dim=1)
 
 
-def agree(n: int = 1000, steps: int = 300, count: int = 200) -> None:
-    """Norms of both kinds of walk have the same law: means within 5 standard errors, deviations within 30 %."""
+def check_walks(n: int = 1000, steps: int = 300, count: int = 200) -> None:
+    """Assert that norms of both kinds of walk have the same law: means to 5 standard errors, deviations to 30 %."""
     times = np.array([1, steps])
     jumped = walks.walk_norms(walks.gaussian, n=n, times=times, walks=count, generator=generator(1, "cpu"))[:, -1]
-    stepped = stepwise(n, steps, count, 2).double().numpy()
+    stepped = stepwise_norms(n, steps, count, 2).double().numpy()
     error = np.hypot(jumped.std(ddof=1), stepped.std(ddof=1)) / count**0.5
     assert abs(jumped.mean() - stepped.mean()) < 5 * error, f"they disagree: {jumped.mean()} and {stepped.mean()}"
     assert 0.7 < jumped.std() / stepped.std() < 1.4, f"they disagree: spread {jumped.std()} and {stepped.std()}"
 
 
 def random_walk(n: int = 10**5, t: int = 10**6, count: int = 100, steps: int = 10) -> Row:
-    """The plain side is timed over ``steps`` steps; its cost is linear in t."""
-    agree()
+    """``walks.walk_norms`` against making every step, which is timed over ``steps`` steps: its cost is linear in t."""
+    check_walks()
     times = walks.log_times(t, per_decade=4)
 
     def ours() -> np.ndarray:
         return walks.walk_norms(walks.gaussian, n=n, times=times, walks=count, generator=generator(0, "cpu"))
 
     what = "random walk, n = 10⁵, t = 10⁶, 100 walks"
-    return compare(what, ours, lambda: stepwise(n, steps, count, 0), 1000, share=steps / t, repeats=3)
+    return compare(what, ours, lambda: stepwise_norms(n, steps, count, 0), 1000, share=steps / t, repeats=3)
 
 
 def figure_1(timed: int = 10) -> Row:
-    """One backward pass for each point is the plain way, timed over points spread over scales and accuracies.
+    """``projection.along_ray`` against one backward pass for each point of the figure.
 
-    The projections of those points must agree to 1e-11 of the samples' own size.
+    The backward passes are timed at ``timed`` points spread over scales and accuracies. Both projections of a point
+    must agree to 1e-11 of the mean size of the samples' contributions.
     """
-    scales, accuracies = np.linspace(1, 50, 50), np.linspace(0, 1, 101)
+    scales = np.linspace(1, 50, 50)
+    accuracies = np.linspace(0, 1, 101)
     nets = [figure1.figure1(name, generator=generator(0, "cpu")) for name in figure1.SUBLAYERS]
     x = torch.randn(32, 16, 10, generator=generator(1, "cpu"), dtype=torch.float64)
     points = [(int(i), int(j)) for i, j in zip(np.linspace(0, 100, timed), np.linspace(49, 0, timed), strict=True)]
@@ -69,13 +72,15 @@ def figure_1(timed: int = 10) -> Row:
 
 
 def degree(depth: int = 12, d: int = 768, input_degree: int = 3) -> Row:
-    """An encoder of the size of BERT-base. The plain side runs it at two scales: one log-ratio is the least there is.
+    """The degree of an encoder of the size of BERT-base by algebra, against running it at two scales.
 
-    Its input has the degree of a pre-norm sublayer without biases: a gain and two matrices. Attention is homogeneous
-    in the limit only, so the scales are 1000 and 2000.
+    The input has the degree 3 of a pre-norm sublayer without biases, which has a gain and two matrices.
+    Two scales are the fewest that give a log-ratio. They are 1000 and 2000, since attention is homogeneous only in the
+    limit.
     """
     layer = nn.TransformerEncoderLayer(d, 4, 4 * d, dropout=0.0, batch_first=True, norm_first=True, bias=False)
-    net, rng = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False).eval(), generator(0, "cpu")
+    net = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False).eval()
+    rng = generator(0, "cpu")
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5, generator=rng)
     x = torch.randn(1, 16, d, generator=rng)
