@@ -33,19 +33,19 @@ Kept = dict[str, Any]
 
 
 def file_of(profile: str, device: str = "cpu") -> Path:
-    """The file of a profile, for each device apart."""
+    """The file with the results of a profile on a device."""
     return Path(__file__).with_name(f"alarms-{profile}{'' if device == 'cpu' else f'-{device}'}.json")
 
 
 def load(profile: str, device: str = "cpu") -> Kept:
-    """What is kept of a profile, by chapter; nothing before the first measurement."""
+    """The stored results of a profile, by chapter; empty before the first measurement."""
     file = file_of(profile, device)
     empty = {"profile": profile, "device": device, "chapters": {}}
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else empty
 
 
 def save(kept: Kept) -> None:
-    """Write what is kept of a profile to its file."""
+    """Write the results of a profile to its file."""
     text = json.dumps(kept, indent=1, ensure_ascii=False) + "\n"
     write_atomically(file_of(kept["profile"], kept["device"]), text)
 
@@ -57,14 +57,15 @@ def missing(kept: Kept, chapter: str, made_from: str, seeds: Iterable[int]) -> l
 
 
 def measure(first: Run, seeds: Iterable[int], options: argparse.Namespace) -> Kept:
-    """Run what these seeds still miss, and keep what each says. May be broken off and goes on where it was."""
+    """Run chapters at the seeds that they lack, and save the result after each seed: a stopped run can go on."""
     kept = load(first.profile, first.device)
     today = sources.hashes()
     with execute.lock_checkout():  # until all is judged: another run would change the notebooks that are read
         for seed in seeds:
             chapters = tuple(name for name in first.chapters if missing(kept, name, today[name], [seed]))
             if chapters:
-                _, collected, reruns = run.measured(replace(first, seed=seed, chapters=chapters), options)
+                request = replace(first, seed=seed, chapters=chapters)
+                _, collected, reruns = run.measured(request, options, rerun_if_stopped=True)  # each chapter by itself
                 for chapter in chapters:
                     add(kept, chapter, today[chapter], collected, reruns)
                 save(kept)
@@ -98,7 +99,7 @@ def add(kept: Kept, chapter: str, made_from: str, collected: Collected, reruns: 
 
 
 def _raised(collected: Collected, chapter: str) -> str:
-    """The error that left a chapter without a result; "" where it has one, or was stopped from outside."""
+    """The error that left a chapter without a result; "" if it has a result or was stopped from outside."""
     reason = collected.missing.get(chapter, "")
     return reason if RAISED.search(reason) else ""
 
@@ -113,7 +114,7 @@ def _is_decided(chapter: str, made_from: str, collected: Collected, reruns: Sequ
 
 
 def _failed(record: Record) -> dict[str, Any]:
-    """A check that did not hold: what is kept of it."""
+    """The stored fields of a check that did not hold."""
     fields = ("claim", "check", "kind", "measured", "band", "further")
     return {field: getattr(record, field) for field in fields} | {"red": not record.noted}
 
