@@ -1,7 +1,7 @@
 """Collect the result of every chapter of a run: its records and stats, or the reason why there are none.
 
-Snakemake decides what runs. Only this module decides whether a result counts: it removes results that are not of
-today's code, and the next run makes them again.
+Whether a result counts is asked here, and nowhere else. One that is not of today's code is removed: before a run, so
+that Snakemake makes it again even if its own records are lost, and after it, because code may be edited meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Collected:
 
 def collect(run: Run) -> Collected:
     """Read the executed notebooks of a run; outdated and damaged results are removed."""
-    outdated = _discard_outdated(run)
+    outdated = discard_outdated(run)
     collected = Collected(run)
     for chapter in run.chapters:
         try:
@@ -40,6 +40,7 @@ def collect(run: Run) -> Collected:
             records = _records(run, chapter)
         except FileNotFoundError:
             collected.missing[chapter] = _why_missing(run, chapter, outdated)
+            run.notebook(chapter).unlink(missing_ok=True)  # or Snakemake would never make the stats that it lacks
         except ValueError as error:
             collected.missing[chapter] = f"its result is damaged ({error}): run it again"
             run.notebook(chapter).unlink()
@@ -49,7 +50,7 @@ def collect(run: Run) -> Collected:
     return collected
 
 
-def _discard_outdated(run: Run) -> set[str]:
+def discard_outdated(run: Run) -> set[str]:
     """Remove results of other code or another device, of chapters and trainings, and return the names of these.
 
     The result of a chapter is removed as well if one of its trainings is.

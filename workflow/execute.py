@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from filelock import FileLock, Timeout
 
 from workflow import BUILD, ROOT, Run
+from workflow.collect import discard_outdated
 
 
 def cores() -> int:
@@ -54,6 +55,7 @@ def chapters(runs: Sequence[Run], options: argparse.Namespace) -> bool:
     """Execute chapters with a missing or outdated result, in runs that differ only in seed. True if all succeeded."""
     for run in runs:
         shutil.rmtree(run.logs, ignore_errors=True)  # or failures of an earlier run would count as failures of this one
+        discard_outdated(run)
     return _snakemake("notebooks", runs, options)
 
 
