@@ -6,7 +6,7 @@ import pytest
 from bs4 import BeautifulSoup
 
 from nbutils.claims.records import Record
-from workflow import book
+from workflow import Run, book, sources
 from workflow.judge import Judgement, Problem
 from workflow.pages import build, chapter, figures, verdicts
 from workflow.pages.rendering import TEMPLATES
@@ -101,6 +101,16 @@ def test_a_placeholder_for_nothing_is_an_error_that_names_it(run, text, named):
         build.filled("errata.md", text, known)
     filled = build.filled("a.md", '{{ judged("one") }}, $x$', known)
     assert filled.endswith(', <a href="01-one.html#claim-one">checks</a>, $x$')
+
+
+@pytest.mark.parametrize("notebooks", [[], [STATS | {"made_from": "an older text"}]])
+def test_a_chapter_that_was_edited_after_it_was_judged_is_not_rendered(run, notebooks, monkeypatch):
+    """Its page would show outputs of one code with the verdicts on another."""
+    monkeypatch.setattr(sources, "hashes", lambda: {"01-one": "today"})
+    judgement = run()
+    judgement.run["notebooks"] = notebooks
+    with pytest.raises(ValueError, match="01-one was edited after it was judged: run it again"):
+        build.staged(Run("smoke", chapters=("01-one",)), judgement, [])
 
 
 def test_a_box_stands_below_the_title():

@@ -65,6 +65,7 @@ def outcome(run=RUN, found=None):
         ("exact", True, None, "green"),
         ("exact", False, None, "red"),
         ("derived", False, [True, True], "noted"),
+        ("derived", False, [True, False], "red"),
         ("empirical", False, [True, None], None),
         ("derived", False, None, None),
     ],
@@ -125,6 +126,18 @@ def test_seeds_are_added_until_an_edit_voids_them_and_go_on_where_they_were_brok
     monkeypatch.setattr(alarms.execute, "chapters", lambda *_: None)
     assert alarms.main(["--first", "7", "--seeds", "2"]) == 1
     assert capsys.readouterr().out.startswith("RED: not every seed came to its end in 01-one")
+
+
+def test_a_chapter_is_judged_by_its_reruns_though_another_of_its_run_was_stopped(code, monkeypatch):
+    def chapters(runs, options):
+        for run in runs:
+            write(run, ("a", "derived", 1.0, run.seed != RUN.seed))
+        return False  # some job failed
+
+    for name, does in {"chapters": chapters, "lock_checkout": contextlib.nullcontext}.items():
+        monkeypatch.setattr(alarms.execute, name, does)
+    (check,) = alarms.measure(RUN, [RUN.seed], argparse.Namespace())["chapters"]["01-one"]["runs"]["1"]
+    assert len(check["further"]) == 2 and not check["red"]
 
 
 def kept(profile, **red_of_runs):

@@ -10,10 +10,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+import workflow
 from nbutils import shared_runs
 from nbutils.claims import KINDS, MIME, ROLES, VERDICTS
 from nbutils.claims.records import Record
-from workflow import ROOT, Run, book, execute, run, sources, write
+from workflow import ROOT, Run, book, execute, kept, run, sources, write
 from workflow.collect import EDITED, Collected, collect
 from workflow.judge import Judgement, Problem, audit, judge, to_rerun
 from workflow.processes import KILLED
@@ -125,6 +126,11 @@ def test_records_of_another_run_do_not_count(folder):
     assert not found.run["green"] and "damaged (a record of 02-two, profile smoke, seed 7" in found.problems[0].what
 
 
+def test_a_notebook_without_its_stats_is_removed_so_that_the_next_run_makes_both(folder):
+    Run("smoke").stats("02-two").unlink()
+    assert not judged().run["green"] and not Run("smoke").notebook("02-two").exists()
+
+
 @pytest.mark.parametrize(
     ("log", "text", "why"),
     [
@@ -179,6 +185,41 @@ def test_further_seeds_of_another_code_excuse_nothing(folder):
     for seed, made_from in zip(FURTHER, ("today", "yesterday"), strict=True):
         folder("01-one", record(kind="derived"), seed=seed, made_from=made_from)
     assert [each.fails for each in judged("01-one").records] == [True]
+
+
+def test_reruns_after_an_edit_excuse_nothing(folder, monkeypatch):
+    """The edit comes after the chapter was run, and before its reruns: they are of other code than it is."""
+    folder("01-one", record(kind="derived", holds=False))
+
+    def chapters(runs, options):
+        if runs[0].seed == FURTHER[0]:
+            monkeypatch.setattr(sources, "hashes", lambda: dict.fromkeys((*BOTH, *shared_runs.names()), "edited"))
+            for seed in FURTHER:
+                folder("01-one", record(kind="derived"), seed=seed, made_from="edited")
+        return True
+
+    monkeypatch.setattr(execute, "chapters", chapters)
+    _, collected, reruns = run.measured(Run("smoke", 0, chapters=("01-one",)), argparse.Namespace())
+    assert all("01-one" in rerun.records for rerun in reruns)
+    assert collected.missing == {"01-one": EDITED} and not judge(collected, reruns).run["green"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "made_from"), [("confirmed", "today"), ("refuted", "today"), ("confirmed", "older")]
+)
+def test_numbers_are_kept_only_of_a_run_that_is_green_by_todays_claims_and_code(
+    folder, monkeypatch, expected, made_from
+):
+    folder("01-one", record(), made_from=made_from)
+    claims = listed("one", expected=expected) | listed("two", chapters=["02-two"])
+    monkeypatch.setattr(book, "claims", lambda: claims)
+    monkeypatch.setattr(kept, "Run", lambda profile, *facts: Run("smoke", *facts))
+    monkeypatch.setattr(kept, "_last", lambda profile: {"run": {"green": True, "hardware": "h"}})
+    monkeypatch.setattr(kept, "NUMBERS", workflow.BUILD / "numbers.json")
+    monkeypatch.setattr(kept, "glued", lambda executed: {"n": "1"})
+    monkeypatch.setattr("nbformat.read", lambda file, as_version: file.name)
+    kept.keep_numbers()
+    assert kept.NUMBERS.exists() == ((expected, made_from) == ("confirmed", "today"))
 
 
 def golden(monkeypatch):

@@ -8,6 +8,7 @@ from typing import Any
 
 from workflow import ROOT, Run, book
 from workflow.collect import collect
+from workflow.judge import judge, to_rerun
 from workflow.notebooks import NUMBERS, ON_GPU, glued, plain
 
 
@@ -34,10 +35,10 @@ def write_notebooks() -> list[Path]:
 
 
 def keep_numbers() -> None:
-    """Keep what the last whole ``book`` run gave the prose, if it was green and is of today's code."""
+    """Keep what the last whole ``book`` run gave the prose, if it was green, and is by today's code and claims."""
     facts = _last("book")["run"]
     run = Run("book", facts.get("seed", 0), facts.get("device", "cpu"), tuple(book.chapters()))
-    if not facts["green"] or collect(run).missing:
+    if not facts["green"] or not _is_green_today(run):
         print("no whole green run of profile book: the numbers in the notebooks stay as they are")
         return
     import nbformat
@@ -48,6 +49,14 @@ def keep_numbers() -> None:
         "chapters": {name: glued(notebook) for name, notebook in executed.items()},
     }
     NUMBERS.write_text(json.dumps(numbers, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _is_green_today(run: Run) -> bool:
+    """Whether what a run and its reruns left is of today's code, and is as today's ``claims.yml`` expects."""
+    collected = collect(run)
+    doubtful = to_rerun(collected)
+    reruns = [collect(other) for other in run.further(doubtful)] if doubtful else []
+    return bool(judge(collected, reruns).run["green"])
 
 
 def keep_gpu() -> None:

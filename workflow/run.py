@@ -76,8 +76,12 @@ def judged(request: Run, options: argparse.Namespace) -> tuple[Judgement, bool]:
     return judgement, ended and not collected.missing
 
 
-def measured(request: Run, options: argparse.Namespace) -> tuple[bool, Collected, list[Collected]]:
+def measured(
+    request: Run, options: argparse.Namespace, *, rerun_if_stopped: bool = False
+) -> tuple[bool, Collected, list[Collected]]:
     """Execute a run and collect it; and, of chapters that chance may have failed, the reruns at two other seeds.
+
+    A run in which a job failed is red whatever reruns say, so it has none, unless ``rerun_if_stopped``.
 
     Returns:
         Whether all jobs of the run ended, what it left, and what the reruns left. A rerun that does not end excuses
@@ -86,9 +90,11 @@ def measured(request: Run, options: argparse.Namespace) -> tuple[bool, Collected
     ended = execute.chapters([request], options)
     collected = collect(request)
     doubtful = to_rerun(collected)
-    if not (ended and doubtful):
+    if not doubtful or not (ended or rerun_if_stopped):
         return ended, collected, []
     print(f"rerun at two other seeds: {', '.join(doubtful)} (seed {request.seed})", flush=True)
     others = request.further(doubtful)
     execute.chapters(others, options)
-    return ended, collected, [collect(other) for other in others]
+    # Collected once more, now that the reruns are there: seeds of other code excuse nothing, so an edit in between
+    # leaves the chapter without a result.
+    return ended, collect(request), [collect(other) for other in others]
