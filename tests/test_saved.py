@@ -22,7 +22,7 @@ DEGREES = {"gpt2": 2, "bert": 1, "t5": 2}  # a norm's weight, then the output la
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Folders of three kinds of folders, in half precision, each with a tokenizer."""
+    """Folders of three kinds of models, in half precision, each with a tokenizer."""
     root = tmp_path_factory.mktemp("models")
     for kind in DEGREES:
         tiny(kind).half().save_pretrained(root / kind)
