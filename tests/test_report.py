@@ -5,6 +5,8 @@ import contextlib
 import errno
 import json
 import os
+import resource
+from datetime import UTC, datetime
 from pathlib import Path
 
 import jsonschema
@@ -14,7 +16,7 @@ import workflow
 from nbutils import shared_runs
 from nbutils.claims import KINDS, MIME, ROLES, VERDICTS
 from nbutils.claims.records import Record
-from workflow import ROOT, Run, book, execute, kept, run, sources, write
+from workflow import ROOT, Run, book, execute, job, kept, run, sources, write
 from workflow.collect import EDITED, Collected, collect
 from workflow.judge import Judgement, Problem, audit, judge, to_rerun
 from workflow.processes import KILLED
@@ -185,6 +187,17 @@ def test_further_seeds_of_another_code_excuse_nothing(folder):
     for seed, made_from in zip(FURTHER, ("today", "yesterday"), strict=True):
         folder("01-one", record(kind="derived"), seed=seed, made_from=made_from)
     assert [each.fails for each in judged("01-one").records] == [True]
+
+
+@pytest.mark.parametrize(("at_end", "counts"), [("today", True), ("edited", False)])
+def test_a_result_counts_only_if_its_code_was_the_same_as_its_job_ended(folder, monkeypatch, at_end, counts):
+    """Also if the edit is taken back afterwards: code that is imported late may have been the edited one."""
+    monkeypatch.setattr(sources, "hash_of", lambda name: at_end)
+    request = Run("smoke", 0, chapters=("01-one",))
+    options = argparse.Namespace(profile="smoke", seed=0, device="cpu", threads=1)
+    job.keep_stats("01-one", request.stats("01-one"), options, datetime.now(UTC), "today", resource.RUSAGE_SELF)
+    collected = collect(request)
+    assert ("01-one" in collected.records) == counts and collected.missing == ({} if counts else {"01-one": EDITED})
 
 
 def test_reruns_after_an_edit_excuse_nothing(folder, monkeypatch):

@@ -4,7 +4,7 @@
 
 A job dies with its run, keeps to its time, and leaves no result where it did not finish. Why it did not stands in the
 failed notebook, or in the last line of the log. A result has beside it the hash of what it is made from, as that was
-when the job began: an edit that comes later shows when results are collected.
+when the job began, or None if it was another when the job ended. Whether it is today's is asked as results are collected.
 """
 
 from __future__ import annotations
@@ -103,7 +103,12 @@ def pages(name: str, run: Run, options: argparse.Namespace) -> None:
 def keep_stats(
     name: str, file: Path, options: argparse.Namespace, started: datetime, made_from: str, rusage: int
 ) -> None:
-    """Write time, memory, hardware and versions of a job, and what its result is made from."""
+    """Write time, memory, hardware and versions of a job, and what its result is made from.
+
+    That is None if it was edited while the job ran, even if the edit is taken back before the run ends: code that is
+    imported late may have been the edited one.
+    """
+    was_edited = sources.hash_of(name) != made_from
     memory = resource.getrusage(rusage).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
     stats = {
         "profile": options.profile,
@@ -115,7 +120,7 @@ def keep_stats(
         "peak_mb": round(memory, 1),
         "hardware": devices.hardware(options.device),
         "versions": devices.versions(),
-        "made_from": made_from,
+        "made_from": None if was_edited else made_from,
     }
     write_atomically(file, json.dumps(stats, indent=1) + "\n")
     print(f"{name}, seed {options.seed}: {stats['seconds']:.1f} s, {stats['peak_mb']:.0f} MB", flush=True)
