@@ -16,7 +16,7 @@ FILES = {"mathematics": mathematics, "series": series, "loops": loops, "represen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m maintenance.benchmarks", description=__doc__)
     parser.add_argument("files", nargs="*", help=f"only the pairs of these: {', '.join(FILES)}")
     files = parser.parse_args(argv).files
     if unknown := set(files) - set(FILES):
