@@ -4,7 +4,7 @@
 
 A job dies with its run, keeps to its time, and leaves no result where it did not finish. Why it did not stands in the
 failed notebook, or in the last line of the log. A result has beside it the hash of what it is made from, as that was
-when the job began, or None if it was another when the job ended. Whether it is today's is asked as results are collected.
+when the job began, or None if it was another when the job ended. ``workflow.collect`` asks whether it is today's.
 """
 
 from __future__ import annotations
