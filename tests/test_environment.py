@@ -271,13 +271,16 @@ def test_ones_own_models_need_the_base_alone(site, tmp_path):
 
 
 def test_wheel_carries_what_a_chapter_reads(site, tmp_path):
-    """On Colab there is no checkout: data and style come from the wheel; and types for who checks."""
+    """On Colab there is no checkout: data, style, sentences and the report's page come from the wheel; and types."""
     assert {file.name for file in site.iterdir() if "norm_growth" not in file.name} == {"bin", "nbutils", "normgrowth"}
     assert {file.name for file in (site / "bin").iterdir()} == {"nbutils", "normgrowth"}
     assert all((site / package / "py.typed").is_file() for package in ("nbutils", "normgrowth"))
     code = (
-        "from nbutils import data, figures; figures.use_style(); print(data.__file__, len(data.published('t5_norm')))"
+        "from nbutils import data, figures; figures.use_style(); print(data.__file__, len(data.published('t5_norm')));"
+        "from normgrowth import sentences; from normgrowth.report.page import TEMPLATE;"
+        "print(TEMPLATE, len(sentences.first(24)), TEMPLATE.read_text().count('$summary'))"
     )
     done = python(code, tmp_path, site)
-    place, rows = done.stdout.split()
+    place, rows, page, count, fields = done.stdout.split()
     assert place.startswith(str(site)) and rows == "104"
+    assert page.startswith(str(site)) and (count, fields) == ("24", "1")
