@@ -33,7 +33,7 @@ wildcard_constraints:
 
 rule html:
     input:
-        path(RUNS[0].html / "index.html"),
+        path(RUNS[0].index),
 
 
 rule notebooks:
@@ -81,10 +81,10 @@ rule pages:
     """Staged sources, then Sphinx. The old pages are replaced in one step at the end."""
     input:
         rules.notebooks.input,
-        path(RUNS[0].reports / "metrics.json"),  # verdicts are written once, before
+        path(RUNS[0].metrics),  # verdicts are written once, before
         sources.page_sources(),
     output:
-        path(RUNS[0].html / "index.html"),
+        path(RUNS[0].index),
     log:
         path(RUNS[0].log("pages")),
     shell:

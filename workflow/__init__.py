@@ -44,6 +44,21 @@ class Run:
         """Folder of the pages: ``_build/html`` for the book, ``_build/<profile>/html`` for other profiles."""
         return BUILD / "html" if self.profile == "book" else self.reports / "html"
 
+    @property
+    def metrics(self) -> Path:
+        """The report for machines, of a run of all chapters."""
+        return self.reports / "metrics.json"
+
+    @property
+    def staging(self) -> Path:
+        """Folder in which Sphinx makes the pages, with their sources."""
+        return self.reports / "pages"
+
+    @property
+    def index(self) -> Path:
+        """The first of the rendered pages."""
+        return self.html / "index.html"
+
     def notebook(self, chapter: str) -> Path:
         return self.folder / f"{chapter}.ipynb"
 
@@ -63,6 +78,10 @@ class Run:
     def log(self, job: str) -> Path:
         """What a job printed; empty or gone where it succeeded."""
         return self.logs / f"{job}.log"
+
+    def unfinished(self, chapter: str) -> Path:
+        """The notebook of a chapter while its job runs; one that is left there is of a job that failed."""
+        return self.logs / f"{chapter}.ipynb"
 
     def further(self, chapters: tuple[str, ...] = ()) -> tuple[Run, Run]:
         """The same at the two seeds, far from any of a person's, that judge a check which chance may have failed."""

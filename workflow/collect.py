@@ -105,7 +105,7 @@ def _why_missing(run: Run, chapter: str, outdated: set[str]) -> str:
     if log.exists() and chapter not in outdated:
         reason = last_words(log).removeprefix(f"{chapter}: ")
         raised = reason.startswith("PapermillExecutionError")
-        return _failed_cell(run.logs / f"{chapter}.ipynb") if raised else reason
+        return _failed_cell(run.unfinished(chapter)) if raised else reason
     untrained = {name for name in sources.trainings_of(chapter) if not run.training_stats(name).exists()}
     for family in sources.families():
         log = run.log(family[0])

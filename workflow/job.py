@@ -43,14 +43,14 @@ def chapter(name: str, run: Run, options: argparse.Namespace) -> None:
 
     started = datetime.now(UTC)
     made_from = sources.hash_of(name)
-    log = run.logs / f"{name}.ipynb"
+    unfinished = run.unfinished(name)
     os.environ["NBUTILS_TRAININGS"] = str(run.trainings)
     with tempfile.TemporaryDirectory() as scratch, time_limit(options.time_limit):
         source = Path(scratch) / f"{name}.ipynb"
         nbformat.write(notebooks.executable(book.source(name)), source)
         executed = papermill.execute_notebook(
             source,
-            log,
+            unfinished,
             parameters={"profile": run.profile, "seed": run.seed, "device": run.device},
             kernel_name="python3",
             cwd=scratch,
@@ -61,7 +61,7 @@ def chapter(name: str, run: Run, options: argparse.Namespace) -> None:
     if any(output.output_type == "error" for cell in executed.cells for output in cell.get("outputs", ())):
         raise RuntimeError("a cell left the notebook before its end, by sys.exit")  # which papermill takes for success
     keep_stats(name, run.stats(name), options, started, made_from, resource.RUSAGE_CHILDREN)
-    os.replace(log, run.notebook(name))
+    os.replace(unfinished, run.notebook(name))
 
 
 def _kernel(folder: str) -> Any:

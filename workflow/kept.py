@@ -75,6 +75,6 @@ def keep_gpu() -> None:
 
 def _last(profile: str) -> dict[str, Any]:
     """What the last whole run of a profile left for machines; of a run that is not green where there is none."""
-    metrics = Run(profile).reports / "metrics.json"
+    metrics = Run(profile).metrics
     nothing: dict[str, Any] = {"run": {"green": False}}
     return json.loads(metrics.read_text(encoding="utf-8")) if metrics.exists() else nothing

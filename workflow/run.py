@@ -50,7 +50,7 @@ def run(request: Run, options: argparse.Namespace, html: bool = False) -> int:
             rendered = False
             judgement = stopped(judgement, f"no pages: {last_words(request.log('pages'))}")
             write.reports(judgement, request)
-    return write.conclude(judgement, request.html / "index.html" if rendered else None)
+    return write.conclude(judgement, request.index if rendered else None)
 
 
 def page(request: Run, options: argparse.Namespace) -> int:

@@ -39,7 +39,7 @@ def withdraw(run: Run) -> None:
 
 
 def _files(run: Run) -> list[Path]:
-    files = [run.reports / "summary.md", run.reports / "metrics.json"]
+    files = [run.reports / "summary.md", run.metrics]
     return [*files, BUILD / "metrics.json"] if run.profile == "book" else files
 
 

@@ -209,7 +209,7 @@ def pages(run: Run, judgement: Judgement) -> None:
     content |= api.pages()
     content["_toc.yml"] = (ROOT / "_toc.yml").read_bytes()
     content["conf.py"] = configuration().encode()
-    folder = run.reports / "pages"
+    folder = run.staging
     write(folder / "source", content)
     sphinx(folder, run.html, folder / "sphinx.log", "-W", "--keep-going", "-n")
 

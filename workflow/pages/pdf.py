@@ -40,7 +40,7 @@ def print_book(run: Run) -> Path:
         RuntimeError: there is no Chromium, or Sphinx or Chromium failed.
     """
     program = browser()
-    folder = run.reports / "pages"
+    folder = run.staging
     target = run.reports / "norm-growth.pdf"
     build.sphinx(folder, folder / "single", folder / "pdf.log", "-b", "singlehtml")
     options = ["--headless", "--disable-gpu", "--no-pdf-header-footer", "--virtual-time-budget=120000"]
