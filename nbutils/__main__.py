@@ -34,8 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         judgements = [judge(notebook) for notebook in options.notebook]
     except (ValueError, OSError) as error:
-        print(f"nbutils check: {error}", file=sys.stderr)
+        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
+        print(f"nbutils check: {reason}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("nbutils check: stopped", file=sys.stderr)
+        return 130
     for _, lines in judgements:
         print(*lines, sep="\n")
     return 0 if all(sound for sound, _ in judgements) else 1

@@ -19,6 +19,8 @@ PLACES = {
     "trainings": "nbutils.shared_runs",
 }
 
+SPLIT = {"checkpoints": " (its saved is normgrowth.models, its page and report are in normgrowth.report)"}
+
 
 class Finder(MetaPathFinder):
     """Raises ImportError for a module of old. It stands last, so it is asked only for what is not there."""
@@ -26,7 +28,7 @@ class Finder(MetaPathFinder):
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         package, _, module = name.partition(".")
         if package == "nbutils" and module in PLACES:
-            raise ImportError(f"{name} is {PLACES[module]} now: import that")
+            raise ImportError(f"{name} is {PLACES[module]} now: import that{SPLIT.get(module, '')}")
 
 
 sys.meta_path.append(Finder())

@@ -55,3 +55,15 @@ def test_files_that_are_not_notebooks(tmp_path, capsys, name, text):
     (tmp_path / "README.md").write_text("# none")
     assert main(["check", str(tmp_path / name)]) == 2
     assert f"nbutils check: {tmp_path / name}" in (error := capsys.readouterr().err) and text in error
+
+
+def test_a_folder_and_ctrl_c_end_in_a_line(tmp_path, capsys, monkeypatch):
+    assert main(["check", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"nbutils check: {tmp_path}: Is a directory\n"
+
+    def interrupted(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nbutils.__main__.judge", interrupted)
+    assert main(["check", "out.ipynb"]) == 130
+    assert capsys.readouterr().err == "nbutils check: stopped\n"

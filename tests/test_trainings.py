@@ -171,7 +171,8 @@ def test_what_the_workflow_trained_comes_before_what_a_session_kept(tmp_path, mo
     monkeypatch.setenv("NBUTILS_RESULTS", str(tmp_path / "drive"))
     assert norm() == norm() == [3.0] and len(made) == 3, "what one session has trained the next one reads"
     assert norm(seed=1) == norm(seed=1) == [3.0] and len(made) == 4, "of another seed"
-    monkeypatch.setattr(catalogue, "CODE", tmp_path)
+    assert {folder.name for folder in catalogue.CODE} == {"normgrowth", "nbutils"}
+    monkeypatch.setattr(catalogue, "CODE", (tmp_path,))
     assert norm() == [3.0] and len(made) == 5, "of other code"
     monkeypatch.setenv("NBUTILS_TRAININGS", str(tmp_path / "workflow"))
     with pytest.raises(FileNotFoundError, match=r"lm-pre-text/run\.pt"):

@@ -1,12 +1,14 @@
 """Collect the result of every chapter of a run: its records and stats, or the reason why there are none.
 
-Whether a result counts is asked here, and nowhere else. One that is not of today's code is removed: before a run, so
-that Snakemake makes it again even if its own records are lost, and after it, because code may be edited meanwhile.
+Whether a result is of today's code is asked here, and nowhere else. One that is not is removed: before a run, so that
+Snakemake makes it again even if its own records are lost, and after it, because code may be edited meanwhile. Pages of
+results that were edited after they were judged are refused.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,12 @@ def discard_outdated(run: Run) -> set[str]:
             stats.unlink()
             run.notebook(chapter).unlink(missing_ok=True)
     return outdated
+
+
+def edited(stats_of_chapters: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The chapters, of those whose stats are given, whose result is not of today's code any more."""
+    today = sources.hashes()
+    return [stats["chapter"] for stats in stats_of_chapters if stats["made_from"] != today.get(stats["chapter"])]
 
 
 def _is_current(stats: Path, made_from: str, device: str) -> bool:

@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from nbutils.shared_runs import recipes_lm, recipes_t5
 if TYPE_CHECKING:
     from nbutils.training import TrainingRun
 
-CODE = Path(__file__).parents[1]  # folder of nbutils
+CODE = tuple(Path(str(files(package))) for package in ("normgrowth", "nbutils"))  # folders of what trainings run
 RECIPES: Mapping[str, Callable[..., TrainingRun]] = {**recipes_lm.RECIPES, **recipes_t5.RECIPES}
 
 
@@ -68,7 +69,7 @@ def load(pattern: str, *, profile: str, seed: int, device: str) -> dict[str, Tra
 
 
 def _folder_name(profile: str, seed: int, device: str) -> str:
-    """A name made of all that a training depends on: profile, device, seed, and a digest of the code of ``nbutils``."""
-    files = sorted(CODE.rglob("*.py"))
-    digest = hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    """A name made of what a training depends on: profile, device, seed, and a digest of the code of both packages."""
+    modules = [module for folder in CODE for module in sorted(folder.rglob("*.py"))]
+    digest = hashlib.sha256(b"\0".join(module.read_bytes() for module in modules)).hexdigest()[:12]
     return f"{profiles.resolve(profile)}-{devices.resolve(device)}-seed-{seed}-{digest}"

@@ -24,7 +24,8 @@ from jinja2 import TemplateError
 
 from nbutils import __version__
 from nbutils.claims import KINDS
-from workflow import ROOT, Run, book, notebooks, sources
+from workflow import ROOT, Run, book, notebooks
+from workflow.collect import edited
 from workflow.judge import Judgement
 from workflow.pages import api, chapter, figures, verdicts
 from workflow.pages.chapter import Evidence
@@ -58,11 +59,8 @@ def staged(run: Run, judgement: Judgement, pages: Iterable[Path]) -> dict[str, b
     Raises:
         ValueError: a chapter was edited after it was judged, so the judgement is not on its text and outputs.
     """
-    judged = {stats["chapter"]: stats["made_from"] for stats in judgement.run["notebooks"]}
-    today = sources.hashes()
-    for name in run.chapters:
-        if judged.get(name) != today[name]:
-            raise ValueError(f"{name} was edited after it was judged: run it again")
+    if outdated := edited(stats for stats in judgement.run["notebooks"] if stats["chapter"] in run.chapters):
+        raise ValueError(f"{outdated[0]} was edited after it was judged: run it again")
     executed = {name: nbformat.read(run.notebook(name), as_version=4) for name in run.chapters}
     numbers = {name: notebooks.glued(notebook) for name, notebook in executed.items()}
     claims = verdicts.claims_of(judgement, ChainMap(*numbers.values()))
