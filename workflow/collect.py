@@ -74,10 +74,11 @@ def discard_outdated(run: Run) -> set[str]:
     return outdated
 
 
-def edited(stats_of_chapters: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The chapters, of those whose stats are given, whose result is not of today's code any more."""
+def edited(chapters: Iterable[str], stats_of_run: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The chapters whose result, by the stats that a judgement keeps, is not of today's code any more."""
+    made_from = {stats["chapter"]: stats["made_from"] for stats in stats_of_run}
     today = sources.hashes()
-    return [stats["chapter"] for stats in stats_of_chapters if stats["made_from"] != today.get(stats["chapter"])]
+    return [name for name in chapters if made_from.get(name) != today[name]]
 
 
 def _is_current(stats: Path, made_from: str, device: str) -> bool:

@@ -59,7 +59,7 @@ def staged(run: Run, judgement: Judgement, pages: Iterable[Path]) -> dict[str, b
     Raises:
         ValueError: a chapter was edited after it was judged, so the judgement is not on its text and outputs.
     """
-    if outdated := edited(stats for stats in judgement.run["notebooks"] if stats["chapter"] in run.chapters):
+    if outdated := edited(run.chapters, judgement.run["notebooks"]):
         raise ValueError(f"{outdated[0]} was edited after it was judged: run it again")
     executed = {name: nbformat.read(run.notebook(name), as_version=4) for name in run.chapters}
     numbers = {name: notebooks.glued(notebook) for name, notebook in executed.items()}
