@@ -32,9 +32,9 @@ def groups() -> dict[str, dict[str, str]]:
     shared: dict[str, str] = {}
     experiments: dict[str, str] = {}
     for name in sorted(codes):
-        is_face = any(module.startswith(f"{name}.") for module in codes)
-        if name.endswith("__main__") or (is_face and "__all__" not in codes[name]):
-            continue  # a command, or a package that hands on no names
+        is_face = any(module.startswith(f"{name}.") for module in codes)  # what it hands on has a page elsewhere
+        if is_face or name.endswith("__main__"):
+            continue
         purpose = (ast.get_docstring(ast.parse(codes[name])) or "").partition("\n")[0]
         if name.startswith("normgrowth."):
             instruments[name] = purpose
