@@ -100,8 +100,7 @@ class Block(nn.Module):
     """Attention and a ReLU layer, both with a residual connection and layer norm.
 
     Args:
-        dim, heads: sizes; ``heads`` divides ``dim``.
-        hidden: width of the ReLU layer.
+        dim, heads, hidden: sizes, ``hidden`` that of the ReLU layer; ``heads`` divides ``dim``.
         placement: of layer norm; ``post``: LN(x + f(x)); ``pre``: x + f(LN(x)); ``residual-post``: x + LN(f(x)), which
             the paper's released code calls pre-norm.
         mask: as in ``SelfAttention``.

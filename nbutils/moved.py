@@ -5,21 +5,13 @@ from __future__ import annotations
 import sys
 from importlib.abc import MetaPathFinder
 
-PLACES = {
-    "callbacks": "normgrowth.callbacks",
+TO_NORMGROWTH = ("callbacks", "fits", "heads", "homogeneity", "layers", "norms", "saturation")
+PLACES = {name: f"normgrowth.{name}" for name in TO_NORMGROWTH} | {
     "chapters": "nbutils.experiments",
-    "checkpoints": "normgrowth.checkpoints",
-    "fits": "normgrowth.fits",
-    "heads": "normgrowth.heads",
-    "homogeneity": "normgrowth.homogeneity",
-    "layers": "normgrowth.layers",
-    "norms": "normgrowth.norms",
-    "saturation": "normgrowth.saturation",
+    "checkpoints": "normgrowth.checkpoints (normgrowth.models for saved, normgrowth.report for page and report)",
     "together": "nbutils.ensembles",
     "trainings": "nbutils.shared_runs",
 }
-
-SPLIT = {"checkpoints": " (its saved is normgrowth.models, its page and report are in normgrowth.report)"}
 
 
 class Finder(MetaPathFinder):
@@ -28,7 +20,7 @@ class Finder(MetaPathFinder):
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         package, _, module = name.partition(".")
         if package == "nbutils" and module in PLACES:
-            raise ImportError(f"{name} is {PLACES[module]} now: import that{SPLIT.get(module, '')}")
+            raise ImportError(f"{name} is {PLACES[module]} now: import that")
 
 
 sys.meta_path.append(Finder())

@@ -46,8 +46,7 @@ class Sublayer(nn.Module):
 
     Args:
         kind: ``attention`` (f = W·concat(heads)) or ``feedforward`` (f = W·ReLU(W'x)).
-        dim: width of input and output.
-        hidden: width of the feed-forward layer; ``2 * dim`` by default.
+        dim, hidden: width of input and output, and of the feed-forward layer (``2 * dim`` by default).
         biases: names from ``BIASES[kind]``.
         project: False leaves out the last W; a feed-forward layer is then as wide as its input.
 

@@ -54,8 +54,7 @@ def normalise(text: str) -> str:
 def corpus(size: int) -> Corpus:
     """At most ``size`` bytes of the library's sources; about a tenth is the dev split, which has whole files.
 
-    Files are ordered by the hash of their path: a larger ``size`` only appends files, and a file never changes its
-    split.
+    Files are ordered by the hash of their path: a larger ``size`` only appends, and a file never changes its split.
 
     Raises:
         FileNotFoundError: this Python comes without its sources.

@@ -121,10 +121,8 @@ def train(
         model: returns logits, unless ``loss`` expects another output. It is moved to the device.
         batches: one batch per step, in a form of ``batch_loss``; a list is repeated as often as needed.
         steps: number of steps.
-        optimizer: a name of ``nbutils.optimizers``, or an optimizer over the model's parameters, whose learning rates
-            are left as they are.
-        schedule: the learning rate for an optimizer given by name: a number, or a function of the number of steps done
-            (``optimizers.inverse_sqrt``); 1e-3 by default.
+        optimizer: a name of ``nbutils.optimizers``, or an optimizer over the model's parameters, which keeps its rates.
+        schedule: learning rate of an optimizer given by name, or a function of the steps done; 1e-3 by default.
         loss: from the model and a batch to the loss, a scalar.
         gradients: ``loss``, or ``noise`` for the null model: the same loop with noise of standard deviation 1 in place
             of ∇L. The batches are then not used, the loss is not computed, and ``projection`` is θ·noise.

@@ -164,8 +164,8 @@ def test_readme_examples_run(tmp_path, monkeypatch):
 
 OLD_IMPORTS = {
     "from nbutils import norms": "nbutils.norms is normgrowth.norms now: import that",
-    "import nbutils.checkpoints": "nbutils.checkpoints is normgrowth.checkpoints now: import that "
-    "(its saved is normgrowth.models, its page and report are in normgrowth.report)",
+    "import nbutils.checkpoints": "nbutils.checkpoints is normgrowth.checkpoints "
+    "(normgrowth.models for saved, normgrowth.report for page and report) now: import that",
     "from nbutils.norms.tracker import NormTracker": "nbutils.norms is normgrowth.norms now: import that",
     "from nbutils.homogeneity import degree": "nbutils.homogeneity is normgrowth.homogeneity now: import that",
     "from nbutils import saturation, training": "nbutils.saturation is normgrowth.saturation now: import that",
