@@ -84,13 +84,19 @@ def _of_machine() -> int:
 
 
 def _of_container() -> list[int]:
-    """Bytes that the limit of a Linux container (control groups, version 2 or 1) leaves; empty without a limit."""
-    for limit_file, usage_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    """Bytes that the limit of a Linux container (control groups, version 2 or 1) leaves; empty without a limit.
+
+    Files that the kernel keeps in memory count as used there, but are given up when memory is wanted.
+    """
+    for folder, limit_name, usage_name in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
     ):
-        limit = Path(limit_file)
-        usage = Path(usage_file)
-        if limit.exists() and usage.exists() and limit.read_text().strip() != "max":
-            return [int(limit.read_text()) - int(usage.read_text())]
+        limit_file = Path(folder, limit_name)
+        if not limit_file.exists() or limit_file.read_text().strip() == "max":
+            continue
+        statistics = dict(line.split() for line in Path(folder, "memory.stat").read_text().splitlines())
+        cached = int(statistics.get("total_inactive_file", statistics.get("inactive_file", 0)))
+        used = int(Path(folder, usage_name).read_text()) - cached
+        return [int(limit_file.read_text()) - used]
     return []

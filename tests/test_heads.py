@@ -233,7 +233,7 @@ def test_scores_are_of_the_model_as_it_is_unless_scaled_and_without_dropout():
 def test_what_rows_lack_of_one_lies_on_a_sink(total, keys):
     """Beyond rounding, and not of a row that is all masked."""
     model = tiny("gpt2", "eager")
-    model.forward = lambda **_: SimpleNamespace(attentions=(torch.full((1, 1, 2, 2), total / 2),))
+    model.base_model.forward = lambda **_: SimpleNamespace(attentions=(torch.full((1, 1, 2, 2), total / 2),))
     (scores,) = heads.attention_scores(model, {"input_ids": torch.ones(1, 2).long()})
     assert scores.shape == (1, 1, 2, keys)
     if keys == 3:

@@ -201,7 +201,7 @@ def test_a_token_without_a_direction_is_named(bad, error):
     rows = torch.tensor([[[0.0, 1.0]] * 3, [[2.0, 0.0], [0.0, 3.0], [bad, bad]]])
     ids = torch.ones(2, 3, dtype=torch.long)
     assert raw(model, {"input_ids": ids, "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]])}, 5).isfinite().all()
-    with pytest.raises(error, match=r"layer 1 (at c = 1 has a token whose repr|of 1 is not finite)"):
+    with pytest.raises(error, match=r"layer 1 of 1 (has a token at c = 1 whose repr|is not finite)"):
         raw(model, {"input_ids": ids}, 5)
 
 

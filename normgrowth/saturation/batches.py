@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def forward(model: nn.Module, batch: Batch, **outputs: bool) -> Any:
             f"{type(model).__name__} is not a model of transformers: for saturation give it a method "
             "hidden_states(tokens), for heads attentions(tokens)"
         )
-    network: Any = model
+    network: Any = getattr(model, "base_model", model)  # without an output layer over the vocabulary
     vocabulary = getattr(network.get_input_embeddings(), "num_embeddings", None)
     for name in ("input_ids", "decoder_input_ids"):
         if vocabulary is None or name not in batch:
@@ -59,17 +60,19 @@ def batches_by_length(
     *,
     decoder: Sequence[Sequence[int]] | None = None,
     max_tokens: int = 4096,
+    max_pairs: float = math.inf,
     pad: int = 0,
     device: torch.device | str = "cpu",
 ) -> list[dict[str, Tensor]]:
-    """Pack sentences, sorted by length, into batches of at most ``max_tokens`` tokens.
+    """Pack sentences, sorted by length, into batches of at most ``max_tokens`` tokens and ``max_pairs`` pairs of them.
 
-    Padding is on the right. A sentence longer than ``max_tokens`` is a batch of its own.
+    Padding is on the right. A sentence beyond these bounds is a batch of its own.
 
     Args:
         sentences: token ids of each sentence.
         decoder: for an encoder–decoder, the token ids that its decoder reads with each sentence.
         max_tokens: tokens of a batch including padding, in the encoder or in the decoder, whichever has more.
+        max_pairs: queries times keys of a batch including padding, which attention weights are proportional to.
         pad: token id of the padding.
         device: where the batches are put.
 
@@ -99,7 +102,8 @@ def batches_by_length(
 
     groups: list[list[tuple[Sequence[int], ...]]] = []
     for example in sorted(examples, key=length):
-        if groups and (len(groups[-1]) + 1) * length(example) <= max_tokens:
+        tokens = (len(groups[-1]) + 1) * length(example) if groups else 0
+        if groups and tokens <= max_tokens and tokens * length(example) <= max_pairs:
             groups[-1].append(example)
         else:
             groups.append([example])

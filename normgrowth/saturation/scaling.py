@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from normgrowth.precision import float64_throughout
 
 
 @contextmanager
@@ -18,6 +21,9 @@ def scaled(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> I
     divided by ``c``. Tied weights are scaled once. Buffers keep their values. What the block itself writes to
     parameters is lost.
 
+    In float64 all of the block is computed in float64, also where the model's own code casts to float32
+    (``precision.float64_throughout``), and mixtures of experts run one expert after the other.
+
     Args:
         dtype: compute in another precision within the block, buffers included; the model's own precision by default.
 
@@ -25,7 +31,8 @@ def scaled(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> I
         ValueError: a parameter is not finite before scaling.
         TypeError: a parameter is not floating point (a quantised model).
         OverflowError: a scaled parameter is not finite, or the sum of squares of a vector that a norm reads overflows,
-            so that the norm would divide it to 0. The model is restored.
+            so that the norm would divide it to 0. Names the parameter or the norm, and the largest magnitude. The
+            model is restored.
 
     >>> layer = nn.Linear(2, 2)
     >>> with scaled(layer, 1000.0):
@@ -33,52 +40,105 @@ def scaled(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> I
     >>> bool((large == 1000 * layer.weight).all())
     True
     """
-    replacements: list[tuple[Tensor, Tensor]] = []
-    for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point():
-            raise TypeError(f"parameter {name!r} is {parameter.dtype}: only floating-point parameters can be scaled")
-        original = parameter.detach()
-        scaled_values = original.to(dtype or original.dtype) * c
-        if not scaled_values.isfinite().all():
-            if not original.isfinite().all():
-                raise ValueError(f"parameter {name!r} has values that are not finite before any scaling")
-            raise OverflowError(
-                f"parameter {name!r} overflows {scaled_values.dtype}: its largest magnitude "
-                f"{float(original.abs().max()):.3g} times c = {c:g} is beyond "
-                f"{torch.finfo(scaled_values.dtype).max:.3g}. Take a smaller c, or dtype=torch.float64"
-            )
-        replacements.append((parameter, scaled_values))
+    replacements = [
+        (parameter, _times(c, parameter.detach(), dtype, name)) for name, parameter in model.named_parameters()
+    ]
+    in_float64 = any(values.dtype == torch.float64 for _, values in replacements)
     if dtype is not None:
         replacements += [(buffer, buffer.to(dtype)) for buffer in model.buffers() if buffer.is_floating_point()]
     originals = [(tensor, tensor.data) for tensor, _ in replacements]  # set aside, never written to
-    overflows: list[Tensor] = []
+    with _NormInputs(model, torch.float64 if in_float64 else torch.float32) as norm_inputs:
+        try:
+            for tensor, values in replacements:
+                tensor.data = values
+            with float64_computation(model) if in_float64 else nullcontext():
+                yield model
+        except Exception as error:  # whatever the block raises, an overflow is the cause
+            norm_inputs.check(c, error)
+            raise
+        finally:
+            for tensor, values in originals:
+                tensor.data = values
+    norm_inputs.check(c)
 
-    def watch_norm(_norm: nn.Module, args: tuple[Any, ...]) -> None:
-        if args:
-            overflows.append(_square_overflows(args[0]))
 
-    norms = [module for module in model.modules() if "Norm" in type(module).__name__]
-    hooks = [module.register_forward_pre_hook(watch_norm) for module in norms]
+def _times(c: float, parameter: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
+    """A parameter times c, in ``dtype`` or its own precision. Raises as ``scaled`` does."""
+    if not parameter.is_floating_point():
+        raise TypeError(f"parameter {name!r} is {parameter.dtype}: only floating-point parameters can be scaled")
+    values = parameter.to(dtype or parameter.dtype) * c
+    if values.isfinite().all():
+        return values
+    if not parameter.isfinite().all():
+        raise ValueError(f"parameter {name!r} has values that are not finite before any scaling")
+    raise OverflowError(
+        f"parameter {name!r} overflows {values.dtype}: its largest magnitude {float(parameter.abs().max()):.3g} times "
+        f"c = {c:g} is beyond {torch.finfo(values.dtype).max:.3g}. {advice(values.dtype)}"
+    )
+
+
+def advice(dtype: torch.dtype) -> str:
+    """What to do after an overflow in a precision."""
+    return "Take a smaller c" if dtype == torch.float64 else "Take a smaller c, or dtype=torch.float64"
+
+
+@contextmanager
+def float64_computation(model: nn.Module) -> Iterator[None]:
+    """Within a ``with`` block: casts inside the model stay in float64, and experts run one after the other.
+
+    The grouped products of mixtures of experts in ``transformers`` have no float64.
+    """
+    network: Any = model
+    implementation = getattr(getattr(model, "config", None), "_experts_implementation", None)
+    if implementation is not None:
+        network.set_experts_implementation("eager")
     try:
-        for tensor, values in replacements:
-            tensor.data = values
-        yield model
+        with float64_throughout():
+            yield
     finally:
-        for tensor, values in originals:
-            tensor.data = values
-        for hook in hooks:
+        if implementation is not None:
+            network.set_experts_implementation(implementation)
+
+
+class _NormInputs:
+    """Watches, within a ``with`` block, the vectors that the norms of a model read, for squares that overflow."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype):
+        """``dtype``: the precision in which norms square, float32 unless all is float64."""
+        self.dtype = dtype
+        self.norms = {name: module for name, module in model.named_modules() if "norm" in type(module).__name__.lower()}
+        self.inputs: list[tuple[str, Tensor, Tensor]] = []  # name of the norm, whether a square overflows, magnitude
+
+    def __enter__(self) -> _NormInputs:
+        self.hooks = [
+            norm.register_forward_pre_hook(partial(self._watch, name), with_kwargs=True)
+            for name, norm in self.norms.items()
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self.hooks:
             hook.remove()
-    if overflows and torch.stack(overflows).any():
-        raise OverflowError(
-            f"a norm reads a vector at c = {c:g} whose square overflows, and would take it for 0. "
-            "Take a smaller c, or dtype=torch.float64"
-        )
 
+    def _watch(self, name: str, _norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        vectors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+        if vectors:
+            x = vectors[0].detach().to(self.dtype)
+            self.inputs.append((name, x.square().sum(-1).isinf().any(), x.abs().amax()))
 
-def _square_overflows(x: Tensor) -> Tensor:
-    """Whether the sum of squares of some row is infinite in the precision of a norm: float32, or float64 if x is."""
-    wide = x.detach() if x.dtype == torch.float64 else x.detach().float()
-    return wide.square().sum(-1).isinf().any()
+    def check(self, c: float, cause: Exception | None = None) -> None:
+        """Raise OverflowError for the first vector whose sum of squares is infinite although it is finite."""
+        if not self.inputs:
+            return
+        names, overflows, magnitudes = zip(*self.inputs, strict=True)
+        flags = torch.stack(overflows).tolist()
+        if any(flags):
+            first = flags.index(True)
+            largest = float(magnitudes[first])
+            raise OverflowError(
+                f"at c = {c:g} {names[first]} reads a vector whose largest magnitude is {largest:.3g}: its "
+                f"square overflows {self.dtype}, and the norm would divide it to 0. {advice(self.dtype)}"
+            ) from cause
 
 
 @contextmanager

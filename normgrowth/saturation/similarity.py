@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from normgrowth.saturation.batches import Batch, batches_by_length, check_unpadded, forward, real_tokens
-from normgrowth.saturation.scaling import mode, scaled
+from normgrowth.saturation.scaling import advice, mode, scaled
 
 
 class Similarity(NamedTuple):
@@ -90,7 +90,8 @@ def pairs(
         scaling: the context manager that multiplies the parameters, called as ``scaled`` is, which copies all of them.
 
     Raises:
-        OverflowError: a parameter or a representation is not finite at ``c``; names it.
+        OverflowError: a parameter or a representation is not finite at ``c``, or a square in front of it overflows, so
+            that a norm takes it for 0; names it.
         ValueError: as in ``layers``; ``average`` is unknown; the representation of a token is 0.
 
     >>> class Embedding(nn.Embedding):
@@ -106,7 +107,10 @@ def pairs(
     with mode(model, dropout=dropout, seed=seed):
         for scale in (1.0, c):
             with scaling(model, scale, dtype=dtype):
-                runs.append([_checked(layers(model, batch), scale) for batch in batches])
+                layers_of_batches = [layers(model, batch) for batch in batches]
+            for layers_of_batch in layers_of_batches:  # only now: ``scaling`` has the true reason of an overflow
+                _check_directions(layers_of_batch, scale)
+            runs.append(layers_of_batches)
     layers_at_1 = zip(*runs[0], strict=True)  # for each layer, its states in all batches
     layers_at_c = zip(*runs[1], strict=True)
     return [
@@ -119,18 +123,23 @@ def pairs(
     ]
 
 
-def _checked(layers: list[Layer], c: float) -> list[Layer]:
-    """The same layers, if every real token has a direction. Raises otherwise."""
+def _check_directions(layers: list[Layer], c: float) -> None:
+    """Raise if a real token has no direction in some layer, because its representation is 0 or not finite."""
+    largest_before = 0.0  # magnitude in the layers before
     for number, (states, real) in enumerate(layers):
         magnitude = states[real].abs().amax(-1)
+        where = f"layer {number} of {len(layers) - 1}"
         if not magnitude.isfinite().all():
-            raise OverflowError(
-                f"layer {number} of {len(layers) - 1} is not finite in {states.dtype} at c = {c:g}: "
-                "take a smaller c, or dtype=torch.float64"
-            )
+            raise OverflowError(f"{where} is not finite in {states.dtype} at c = {c:g}. {advice(states.dtype)}")
         if (magnitude == 0).any():
-            raise ValueError(f"layer {number} at c = {c:g} has a token whose representation is 0: it has no direction")
-    return layers
+            squared_in = torch.promote_types(states.dtype, torch.float32)  # by a norm
+            if largest_before > math.sqrt(torch.finfo(squared_in).max / states.shape[-1]):
+                raise OverflowError(
+                    f"{where} is 0 at c = {c:g}, since a vector before it has magnitude {largest_before:.3g}, whose "
+                    f"square overflows {squared_in}. {advice(squared_in)}"
+                )
+            raise ValueError(f"{where} has a token at c = {c:g} whose representation is 0: it has no direction")
+        largest_before = max(largest_before, float(magnitude.max()))
 
 
 def _weights(real: Tensor, average: str) -> Tensor:
