@@ -22,8 +22,19 @@ revisions name steps (EleutherAI/pythia-70m), one revision of it (org/name@step1
 """
 MODEL = """\
 MODEL is the folder of one model of transformers as save_pretrained leaves it, or a repository of the Hub: org/name, or
-org/name@revision. It is loaded in float32, and heads are computed in float64; code that comes with it is never run.
+org/name@revision. It is measured in float64, casts inside the model included; where the memory has no room for that, in
+float32 at the largest c that stays finite. Code that comes with a model is never run.
 """
+
+
+NO_NUMBER = {  # why a column of a table has a row without a number
+    "centred": "in this layer all tokens are alike, up to rounding",
+    "anisotropy": "there is one token alone",
+    "anisotropy_scaled": "there is one token alone",
+    "log_ratio": "the last scale has no next one",
+    "euler": "the outputs have no derivative at this scale",
+    "residual": "the outputs have no derivative at this scale",
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -141,9 +152,11 @@ def _saturation(options: argparse.Namespace) -> int:
     """The model against itself with all parameters times c, by layer, and an untrained model likewise.
 
     columns of the table; layer 0 is the embedding
-      raw         mean cosine between representations of the model and of itself with all parameters times c
-      centred     the same after the mean over all tokens is taken from both
-      anisotropy  mean cosine of two different tokens: where it is high, a high raw cosine says little
+      raw                mean cosine between representations of the model and of itself with all parameters times c
+      common             the part of raw that all tokens share: the product of the mean directions at 1 and at c
+      centred            raw after the mean over all tokens is taken from both
+      anisotropy         ω, mean cosine of two different tokens of the model
+      anisotropy_scaled  ω′, that at scale c; common is at most about √(ωω′), so a raw near it says little
     """
     return _print_measurement(options, "similarity")
 
@@ -186,8 +199,9 @@ def _print_measurement(options: argparse.Namespace, measure: str, control: bool 
     measured = getattr(models, measure)
     trained = models.load(options.model, sentences, tokenizer=options.tokenizer)
     tables = {"trained": measured(trained, options.c)}
+    scale = tables["trained"].attrs  # c, unless something overflows there; the precision; and the reason
     if control:
-        tables["untrained"] = measured(models.untrained(trained), options.c)
+        tables["untrained"] = measured(models.untrained(trained), scale["c"])
     class_name = type(trained.model).__name__
     parameters = trained.model.num_parameters()
     tokens = sum(map(len, trained.sentences))
@@ -200,15 +214,21 @@ def _print_measurement(options: argparse.Namespace, measure: str, control: bool 
             "parameters": parameters,
             "sentences": source,
             "tokens": tokens,
-            "c": options.c,
+            **scale,
             "table": json.loads(rows),
         }
         print(json.dumps(document, indent=1, ensure_ascii=False))
     else:
-        print(f"{class_name}, {trained.kind}, {parameters:,} parameters; {source}, {tokens} tokens; c = {options.c:g}")
+        print(f"{class_name}, {trained.kind}, {parameters:,} parameters; {source}, {tokens} tokens; c = {scale['c']:g}")
+        if scale["reason"]:
+            print(
+                f"in {scale['precision']} at c = {scale['c']:g}, where c = {options.c:g} was asked: {scale['reason']}"
+            )
         by_layer = {name: models.by_layer(table) for name, table in tables.items()}
         table = pd.concat(by_layer, axis=1) if control else by_layer["trained"]
-        print(table.round(4).to_string())
+        print(table.round(4).to_string(na_rep="–"))
+        for column in table.columns[table.isna().any()].get_level_values(-1).unique():
+            print(f"– {column}: {NO_NUMBER.get(column, 'no number')}")
     return 0
 
 

@@ -1,12 +1,14 @@
 """A saved model of ``transformers``, from a folder or the Hub, and its saturation, its heads and its degree.
 
-Models run in float32 and without fused attention, whatever the files hold: at c = 1000 float16 overflows. No code of a
-folder is run, neither pickled code nor files beside the weights.
+Models are loaded in float32 and without fused attention, whatever the files hold, and measured in float64 where the
+memory has room for it: at c = 1000 float16 overflows, and so do the squares that trained models compute in float32. No
+code of a folder is run, neither pickled code nor files beside the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,10 +16,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 
-from normgrowth import heads, homogeneity, saturation
+from normgrowth import heads, homogeneity, precision, saturation
 from normgrowth.checkpoints import find, weights
 
 MAX_TOKENS = 512  # of a sentence
+ATTENTION_BYTES = 1 << 28  # of the attention weights of a batch, all layers together
 CAUSAL = "causal"
 ENCODER = "encoder"
 ENCODER_DECODER = "encoder–decoder"
@@ -97,49 +100,111 @@ def kind_of(config: Any) -> str:
 
 
 def similarity(saved: SavedModel, c: float = 1000.0) -> pd.DataFrame:
-    """:class:`saturation.Similarity` of the model at scales 1 and c, by ``layer``; layer 0 is the embedding."""
-    by_number = saturation.similarity(saved.model, saved.sentences, c, decoder=_decoder_sentences(saved))
-    table = pd.DataFrame(by_number._asdict())
-    return table.set_index(pd.Index(_layer_names(saved, len(table), 0), name="layer"))
+    """:class:`saturation.Similarity` of the model at scales 1 and c, by ``layer``; layer 0 is the embedding.
+
+    In float64 throughout, or where that is not possible at the largest scale that stays finite: see ``at_scale``.
+    """
+
+    def measure(scale: float, dtype: torch.dtype | None) -> pd.DataFrame:
+        by_number = saturation.similarity(
+            saved.model, saved.sentences, scale, decoder=_decoder_sentences(saved), dtype=dtype
+        )
+        table = pd.DataFrame(by_number._asdict())
+        return table.set_index(pd.Index(_layer_names(saved, len(table), 0), name="layer"))
+
+    return at_scale(saved, c, measure)
 
 
 def attention(saved: SavedModel, c: float = 1000.0) -> pd.DataFrame:
     """The kind of each head at scale c (``heads.classify``) and the numbers of ``heads.summarise``.
 
-    Computed in float64: at c = 1000 float32 rounds different scores of T5 to ties, because its position bias grows
-    like c and the rest of a score like c⁴.
+    Computed in float64 throughout: at c = 1000 float32 rounds different scores of T5 to ties, because its position bias
+    grows like c and the rest of a score like c⁴. Where that is not possible: see ``at_scale``.
 
     Returns:
-        A table by ``layer`` and ``head``; layers are numbered from 1.
+        A table by ``layer`` and ``head``; layers are numbered from 1, and layers without attention are not counted.
+
+    Raises:
+        ValueError: the model has no attention.
     """
-    decoder = _decoder_sentences(saved)
-    (batch,) = saturation.batches_by_length(
+    masks = _masks(saved)
+    names = _layer_names(saved, len(masks), 1)
+    config = saved.model.config.get_text_config()
+    weights_per_pair = sum(config.num_attention_heads for _ in masks)  # for each pair of a query and a key
+    batches = saturation.batches_by_length(
         saved.sentences,
-        decoder=decoder,
-        max_tokens=MAX_TOKENS * len(saved.sentences),  # so that there is one batch
-        pad=saved.model.config.get_text_config().pad_token_id or 0,
+        decoder=_decoder_sentences(saved),
+        max_pairs=ATTENTION_BYTES / (8 * weights_per_pair),
+        pad=config.pad_token_id or 0,
         device=saved.model.device,
     )
-    scores_by_layer = heads.attention_scores(saved.model, batch, c, dtype=torch.float64)
-    names = _layer_names(saved, len(scores_by_layer), 1)
-    windows = heads.windows(saved.model) if decoder is None else [None] * len(scores_by_layer)
-    tables = []
-    for name, scores, window in zip(names, scores_by_layer, windows, strict=True):
-        causal = saved.kind == CAUSAL or str(name).startswith("decoder")
-        allowed = heads.allowed_positions(batch, causal=causal, window=window)
-        summary = heads.summarise(scores.softmax(-1), allowed)
-        table = pd.DataFrame(summary._asdict()).assign(kind=heads.classify(summary), layer=name)
-        tables.append(table.rename_axis("head").reset_index())
-    return pd.concat(tables).set_index(["layer", "head"])
+
+    def measure(scale: float, dtype: torch.dtype | None) -> pd.DataFrame:
+        tables = []
+        summaries = heads.summaries(saved.model, batches, scale, masks=masks, dtype=dtype)
+        for name, summary in zip(names, summaries, strict=True):
+            table = pd.DataFrame(summary._asdict()).assign(kind=heads.classify(summary), layer=name)
+            tables.append(table.rename_axis("head").reset_index())
+        return pd.concat(tables).set_index(["layer", "head"])
+
+    return at_scale(saved, c, measure)
+
+
+def _masks(saved: SavedModel) -> list[heads.Mask]:
+    """Which positions each layer with attention sees; those of an encoder, then those of its decoder."""
+    config = saved.model.config
+    if saved.kind != ENCODER_DECODER:
+        return [heads.Mask(saved.kind == CAUSAL, window) for window in heads.windows(saved.model)]
+    encoder = config.get_text_config(encoder=True)
+    decoder = config.get_text_config(decoder=True)
+    masks = [heads.Mask(False, window) for window in heads.windows_of(encoder)]
+    return masks + [heads.Mask(True, window) for window in heads.windows_of(decoder)]
+
+
+def at_scale(saved: SavedModel, c: float, measure: Callable[[float, torch.dtype | None], pd.DataFrame]) -> pd.DataFrame:
+    """A table that ``measure`` makes at scale c in float64 or, if that is not possible, nearest to it.
+
+    Where the memory has no room for float64 (``precision.choose``) the model's own precision is taken; where a number
+    overflows at c, the largest scale at which none does, to a tenth. ``table.attrs`` has ``c``, the ``precision``, and
+    the ``reason`` for another c or precision than those asked for, or "".
+
+    Raises:
+        OverflowError: a number overflows at scale 1.
+    """
+    dtype, reason = precision.choose(saved.model)
+    own = str(next(saved.model.parameters()).dtype if dtype is None else dtype).removeprefix("torch.")
+    try:
+        return _with_attributes(measure(c, dtype), c, own, reason)
+    except OverflowError as error:
+        if c <= 1:
+            raise
+        reason = "; ".join(filter(None, [reason, str(error)]))
+    finite = 1.0
+    table = measure(finite, dtype)
+    overflowing = c
+    while overflowing / finite > 1.1:
+        middle = float(f"{math.sqrt(finite * overflowing):.3g}")
+        try:
+            table = measure(middle, dtype)
+            finite = middle
+        except OverflowError:
+            overflowing = middle
+    return _with_attributes(table, finite, own, reason)
+
+
+def _with_attributes(table: pd.DataFrame, c: float, own: str, reason: str) -> pd.DataFrame:
+    """The table, which says at which scale and in which precision it was measured."""
+    table.attrs.update(c=c, precision=own, reason=reason)
+    return table
 
 
 def by_layer(table: pd.DataFrame) -> pd.DataFrame:
-    """A table of ``similarity`` or ``degree`` without its minor columns, or one of ``attention`` with a row per layer.
+    """A table of ``similarity`` or ``degree`` as it is, or one of ``attention`` with a row for each layer.
 
     The row of a layer counts its heads of each kind, and has their mean ``positions`` and largest ``masked`` weight.
     """
     if "kind" not in table:
-        return table.drop(columns=["common", "anisotropy_scaled"], errors="ignore")
+        return table
     layers = table.groupby("layer", sort=False)
     kinds = ("argmax-like", "mean-like", "sink", "other")  # as in ``heads.classify``
     counts = {kind: (table.kind == kind).groupby("layer", sort=False).sum() for kind in kinds}
@@ -162,7 +227,7 @@ def degree(saved: SavedModel, c: float = 1000.0) -> pd.DataFrame:
     """
     scales = [scale for scale in (1.0, 10.0, 100.0) if scale < c]
     table = homogeneity.measure_degree(saved.model.cpu(), first_sentence(saved), [*scales, c], input_degree=0)
-    return table.set_index("scale")
+    return _with_attributes(table.set_index("scale"), c, "float64", "")
 
 
 def _auto_class(kind: str) -> Any:

@@ -101,8 +101,8 @@ def test_sinks_take_their_weight_and_name_the_head():
 
 def test_layers_of_an_unknown_kind_are_refused():
     model = build(FAMILIES["mistral"][0])
-    model.config.layer_types = ["linear_attention", "full_attention"]
-    with pytest.raises(ValueError, match="linear_attention: which positions they see is not known here"):
+    model.config.layer_types = ["chunked_attention", "full_attention"]
+    with pytest.raises(ValueError, match="chunked_attention: which positions they see is not known here"):
         heads.windows(model)
 
 

@@ -13,7 +13,7 @@ from checkpoint_files import save
 from test_your_own import tokenizer
 from tiny import tiny
 
-from normgrowth import models
+from normgrowth import models, precision
 from normgrowth.__main__ import main
 
 WORDS = ["the words of a sentence", "to the end of the text is a word of the sentence"]
@@ -86,6 +86,21 @@ def test_the_command_prints_a_table_and_all_of_it_as_json(folders, tmp_path, cap
     assert len(found["table"]) == len(rows) * (1 if command == "degree" else 2)
 
 
+def test_where_a_number_overflows_the_largest_scale_without_is_taken_and_named(folders, capsys, monkeypatch):
+    """In float64 far up; in float32, where the memory is said to be full, already where a square overflows."""
+    scales = []
+    for room in (1e12, 1.0):
+        monkeypatch.setattr(precision, "free_memory", lambda _, room=room: room)
+        assert main(["saturation", str(folders / "gpt2"), "--c", "1e300"]) == 0
+        head, why, *_ = capsys.readouterr().out.splitlines()
+        scales.append(float(head.rpartition("c = ")[2]))
+        of_float32 = "float64 needs 1.1 GB beside the model, and 0.0 GB are free; " if room == 1 else ""
+        kind = "float32" if room == 1 else "float64"
+        assert why.startswith(f"in {kind} at c = {scales[-1]:g}, where c = 1e+300 was asked: {of_float32}")
+        assert "overflows" in why or "not finite" in why
+    assert 1e4 < scales[1] < 1e10 < 1e20 < scales[0] < 1e300
+
+
 def copied(folders, folder, *names, **changed):
     """A folder with files of the tiny GPT-2, its configuration changed."""
     folder.mkdir(parents=True)
@@ -126,7 +141,6 @@ def broken(folders, tmp_path, monkeypatch):
         (["part"], f"GPT2LMHeadModel needs {GONE}, which is not among the saved weights"),
         (["runs/step1", "--text", "empty.txt"], "empty.txt: no sentence in it"),
         (["runs/step1", "--text", "none.txt"], "normgrowth saturation: none.txt: No such file or directory"),
-        (["runs/step1", "--c", "1e300"], "times c = 1e+300 is beyond 3.4e+38. Take a smaller c"),
     ],
 )
 def test_a_first_try_is_answered_in_one_line(broken, capsys, monkeypatch, words, why):
