@@ -1,7 +1,8 @@
-"""Norms in the logs of a training: for the Trainer of ``transformers`` and for Lightning.
+"""Norms in the logs of a training, and its null model: for the Trainer of ``transformers`` and for Lightning.
 
-Both attach a ``NormTracker`` to the optimizer that really steps, so that accumulation, skipped steps and clipping are
-accounted for, and log ``NormTracker.latest`` wherever the trainer logs (TensorBoard, W&B, …).
+``for_trainer`` and ``for_lightning`` attach a ``NormTracker`` to the optimizer that really steps, so that accumulation,
+skipped steps and clipping are accounted for, and log ``NormTracker.latest`` wherever the trainer logs (TensorBoard,
+W&B, …). ``noise_for_trainer`` and ``noise_for_lightning`` attach ``NoiseGradients``, with or without norms beside it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from normgrowth.norms import NormTracker
+from normgrowth.norms import NoiseGradients, NormTracker
 
 
 def for_trainer(trainer: Any, **options: Any) -> Any:
@@ -63,6 +64,37 @@ def for_trainer(trainer: Any, **options: Any) -> Any:
     return norms
 
 
+def noise_for_trainer(trainer: Any, *, seed: int = 0) -> Any:
+    """Put noise in place of every gradient of a ``transformers.Trainer``. Call it before ``train()``.
+
+    A training that is resumed goes on with its noise.
+
+    Args:
+        trainer: the ``transformers.Trainer``.
+        seed: of ``NoiseGradients``.
+
+    Returns:
+        The callback. Once training has begun, its attribute ``noise`` is the ``NoiseGradients``.
+    """
+    from transformers import TrainerCallback
+
+    class Noise(TrainerCallback):
+        noise: NoiseGradients | None = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if self.noise:  # of a training that was interrupted, whose optimizer may go on
+                self.noise.remove()
+            self.noise = NoiseGradients(kwargs["optimizer"], seed=seed, steps=state.global_step)
+
+        def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+            if self.noise:
+                self.noise.remove()
+
+    noise = Noise()
+    trainer.add_callback(noise)
+    return noise
+
+
 def for_lightning(**options: Any) -> Any:
     """A callback for ``Trainer(callbacks=[…])`` of Lightning, which logs norms at the steps at which the trainer logs.
 
@@ -77,22 +109,18 @@ def for_lightning(**options: Any) -> Any:
     Raises:
         ValueError: at the start of training, if there are several optimizers.
     """
-    try:
-        from lightning.pytorch import Callback
-    except ImportError:
-        from pytorch_lightning import Callback  # type: ignore[assignment]
+    callback_class: Any = _lightning_callback()
 
-    class Norms(Callback):
+    class Norms(callback_class):
         tracker: NormTracker | None = None
         loaded_state: dict[str, Any] | None = None  # from a checkpoint, until training starts
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            if len(trainer.optimizers) != 1:
-                raise ValueError(f"{len(trainer.optimizers)} optimizers: attach a NormTracker of its own to each")
+            optimizer = _only_optimizer(trainer, "NormTracker")
             self.tracker = NormTracker(pl_module, **options)
             if self.loaded_state:
                 self.tracker.load_state_dict(self.loaded_state)
-            self.detach = self.tracker.attach(trainer.optimizers[0])
+            self.detach = self.tracker.attach(optimizer)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
             if self.tracker and trainer.log_every_n_steps and self.tracker.steps % trainer.log_every_n_steps == 0:
@@ -108,3 +136,51 @@ def for_lightning(**options: Any) -> Any:
             self.loaded_state = state_dict
 
     return Norms()
+
+
+def noise_for_lightning(*, seed: int = 0) -> Any:
+    """A callback for ``Trainer(callbacks=[…])`` of Lightning, which puts noise in place of every gradient.
+
+    A training that is resumed goes on with its noise.
+
+    Args:
+        seed: of ``NoiseGradients``.
+
+    Returns:
+        The callback. Once training has begun, its attribute ``noise`` is the ``NoiseGradients``.
+
+    Raises:
+        ValueError: at the start of training, if there are several optimizers.
+    """
+    callback_class: Any = _lightning_callback()
+
+    class Noise(callback_class):
+        noise: NoiseGradients | None = None
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            optimizer = _only_optimizer(trainer, "NoiseGradients")
+            if self.noise:  # of a training that was interrupted, whose optimizer may go on
+                self.noise.remove()
+            self.noise = NoiseGradients(optimizer, seed=seed, steps=trainer.global_step)
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            if self.noise:
+                self.noise.remove()
+
+    return Noise()
+
+
+def _lightning_callback() -> type:
+    """The base class of Lightning's callbacks, under either of its names."""
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        from pytorch_lightning import Callback  # type: ignore[assignment]
+    return Callback
+
+
+def _only_optimizer(trainer: Any, instrument: str) -> Any:
+    """The optimizer of a Lightning trainer; raises ValueError if there are several."""
+    if len(trainer.optimizers) != 1:
+        raise ValueError(f"{len(trainer.optimizers)} optimizers: attach a {instrument} of its own to each")
+    return trainer.optimizers[0]

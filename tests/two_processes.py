@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from normgrowth.norms import NormTracker
+from normgrowth.norms import NoiseGradients, NormTracker
 
 SHARDED = {
     "FSDP2": lambda net, mesh: fully_shard(net, mesh=mesh),
@@ -46,6 +46,27 @@ def run(net):
     return tracker.history()
 
 
+def whole_gradients(net):
+    gradients = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in net.parameters()]
+    return [gradient.clone() for gradient in gradients]
+
+
+def check_noise(net):
+    """Noise has the norm of the whole gradient, and no shard has the draws of another."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    NoiseGradients(optimizer)
+    net(torch.ones(4, 6, dtype=torch.float64)).square().sum().backward()
+    before = whole_gradients(net)
+    optimizer.step()
+    for gradient, noise in zip(before, whole_gradients(net), strict=True):
+        assert abs(noise.norm() / gradient.norm() - 1) < 1e-12
+        values = noise.flatten()
+        assert len(values.unique()) == len(values)
+        others = [torch.empty_like(noise) for _ in range(2)]
+        dist.all_gather(others, noise.contiguous())
+        assert torch.equal(*others), "copies of a parameter have the same noise"
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2)
     whole = run(network())
@@ -61,10 +82,17 @@ if __name__ == "__main__":
         square = sum(float(p.full_tensor().detach().double().square().sum() if hasattr(p, "full_tensor") else
                            p.detach().double().square().sum()) for p in net.parameters())  # fmt: skip
         assert abs(parts.norm.iloc[-1] ** 2 / square - 1) < 1e-12, (name, parts.norm.iloc[-1] ** 2, square)
+        net = network()
+        shard(net, init_device_mesh("cpu", (2,)))
+        check_noise(net)
     wrapped = FullyShardedDataParallel(network(), device_id=torch.device("cpu"), use_orig_params=True)
-    try:
-        NormTracker(wrapped.named_parameters())
-    except ValueError as error:
-        assert "FSDP1" in str(error)
-    else:
-        raise AssertionError("FSDP1 was taken")
+    for refuse in (
+        lambda: NormTracker(wrapped.named_parameters()),
+        lambda: NoiseGradients(torch.optim.SGD(wrapped.parameters(), lr=0.05)),
+    ):
+        try:
+            refuse()
+        except ValueError as error:
+            assert "FSDP1" in str(error)
+        else:
+            raise AssertionError("FSDP1 was taken")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from normgrowth.layers import layer_of
 from normgrowth.layers import layers as layers_of
 from normgrowth.norms import shards
+from normgrowth.norms.hooks import innermost
 from normgrowth.norms.pieces import Pieces
 
 CHECK_EVERY = 32  # steps between two checks for untracked writes to the parameters
@@ -103,7 +104,10 @@ class NormTracker:
             TypeError: the optimizer is not one of torch, as DeepSpeed's are not: use ``step``.
             ValueError: the tracker is on this optimizer already.
         """
-        inner = _innermost(optimizer)
+        inner = innermost(
+            optimizer,
+            "put `with tracker.step():` around the call that steps (of DeepSpeed engine.step())",
+        )
         if inner in self._attached:
             raise ValueError("this tracker is on this optimizer already: call first what attach() returned")
         optimized = {id(parameter) for group in inner.param_groups for parameter in group["params"]}
@@ -351,17 +355,3 @@ def _then_once(closure: Callable[[], Any], begin: Callable[[], None]) -> Callabl
 def _gap(value: Tensor, expected: Tensor) -> Tensor:
     """The largest relative difference."""
     return ((value - expected).abs() / value.clamp(min=np.finfo(np.float64).tiny)).max()
-
-
-def _innermost(optimizer: Any) -> Any:
-    """The optimizer of torch that accelerate and Lightning have wrapped, however often."""
-    wrapped = getattr(optimizer, "optimizer", None)
-    is_deepspeed = type(optimizer).__module__.startswith("deepspeed")
-    if isinstance(wrapped, torch.optim.Optimizer) and not is_deepspeed:
-        return _innermost(wrapped)
-    if is_deepspeed or not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"{type(optimizer).__name__} is not an optimizer of torch, and may write parameters after its step: put "
-            "`with tracker.step():` around the call that steps (of DeepSpeed engine.step())"
-        )
-    return optimizer
