@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from normgrowth import callbacks
+from normgrowth.checkpoints import weights
+from normgrowth.checkpoints.layouts import ReadError
 from normgrowth.norms import NormTracker, norm
 from workflow import ROOT
 
@@ -161,6 +163,15 @@ def test_trainer_with_accumulation_clipping_logs_and_resumption(tmp_path):
     norms = callbacks.for_trainer(again, gradients=True)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert_of_sgd(norms.tracker, again.model, 4)
+
+
+def test_the_history_beside_an_adapter_is_not_taken_for_weights(tmp_path):
+    tracker = NormTracker(network())
+    torch.save(tracker.state_dict(), tmp_path / "norms.pt")
+    (tmp_path / "adapter_model.safetensors").touch()
+    for place, why in ((tmp_path, "only an adapter"), (tmp_path / "norms.pt", "holds the history of a NormTracker")):
+        with pytest.raises(ReadError, match=why):
+            weights.read(place)
 
 
 def test_trainers_reporters_get_the_norms(tmp_path, monkeypatch):

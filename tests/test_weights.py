@@ -170,6 +170,7 @@ def test_buffers_do_not_count_and_what_is_trained_under_such_a_name_does(tmp_pat
         (["m-1-of-2.pt", "m-2-of-2.pt"], "2 weight files and no index: m-1-of-2.pt, m-2-of-2.pt"),
         (["m-1-of-1.pt"], "1 weight files and no index: m-1-of-1.pt"), (["epoch=1.ckpt/"], "no .safetensors"),
         (["d.pt", "c.pt", "b.pt", "a.pt"], "4 weight files and no index: a.pt, b.pt, c.pt"),
+        (["norms.pt", "model.pt"], ["model.pt"]), (["adapter_model.safetensors", "norms.pt"], "only an adapter"),
         (["optimizer.pt"], "no .safetensors, .bin, .pt, .pth or .ckpt file in it"),
     ],
 )  # fmt: skip

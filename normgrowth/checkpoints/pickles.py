@@ -61,6 +61,8 @@ def _weights(loaded: Any) -> tuple[dict[str, Any], dict[str, str]]:
     while isinstance(loaded, dict) and path.count(".") < _DEPTH:
         if any(key in loaded for key in ("param_groups", "exp_avg", "momentum_buffer")):
             raise ReadError(f"holds the state of an optimizer, and no weights; {_ALONE}")
+        if loaded.keys() == {"layers", "steps", "at", "sums"}:  # as NormTracker.state_dict returns it
+            raise ReadError("holds the history of a NormTracker (norms.pt of the callbacks), and no weights")
         tensors = {str(key): value for key, value in loaded.items() if torch.is_tensor(value)}
         others = {str(key): value for key, value in loaded.items() if str(key) not in tensors}
         containers = {key: value for key, value in others.items() if any(_tensor_names(value))}
