@@ -139,7 +139,11 @@ def _norms(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    """Norm growth along a series as one page to send, beside what noise of the same lengths would have done."""
+    """Norm growth along a series as one page to send, beside its no-drift curve.
+
+    The no-drift curve √(ρ₀² + Σ‖Δ‖²) is the norm if no interval had drifted. It is arithmetic on the series: what noise
+    does under the same optimizer, a training with normgrowth.norms.NoiseGradients shows.
+    """
     result = _series(options, "layer", options.output)
     from normgrowth.report import page
 

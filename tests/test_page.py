@@ -49,13 +49,13 @@ def test_the_page_is_accessible_and_fits_a_phone(series, tmp_path, browser, sche
     assert page.evaluate(size) > 0.9, "text in figures, in points, is nearly of its size in CSS pixels"
 
 
-def test_noise_of_the_same_lengths_is_the_sum_of_squares():
-    """A walk of orthogonal intervals is its own null."""
+def test_the_no_drift_curve_is_the_sum_of_squares():
+    """A walk of orthogonal intervals is its own no-drift curve."""
     lengths = np.array([1.0, 2.0, 0.5, 4.0])
     theta = np.cumsum(np.vstack([3 * np.eye(5)[0], np.diag([0, *lengths])[1:]]), axis=0)
     moved = [np.nan, *lengths**2]
     total = pd.DataFrame({"step": [0, 1, 2, 3, 4], "norm": np.linalg.norm(theta, axis=1), "displacement_sq": moved})
-    np.testing.assert_allclose(page.noise(total), total.norm, rtol=1e-14)
+    np.testing.assert_allclose(page.no_drift(total), total.norm, rtol=1e-14)
     even = total.assign(norm=np.sqrt(9 + 7.0 * total.step))
     np.testing.assert_allclose(page.square_root(even), even.norm, rtol=1e-14)
 

@@ -1,4 +1,4 @@
-"""Figures of a measured series and the page of ``normgrowth report``, with noise of the same lengths beside them."""
+"""Figures of a measured series and the page of ``normgrowth report``, with the no-drift curve beside them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pandas as pd
 
 from normgrowth import __version__, style
 from normgrowth.checkpoints import MeasuredSeries
-from normgrowth.report.summary import exponents, noise, square_root, summarise
+from normgrowth.report.summary import exponents, no_drift, square_root, summarise
 
 Draw = Callable[[pd.DataFrame, pd.DataFrame], None]  # draws from rows of the total and rows of layers
 POINTS: dict[str, Any] = {"color": style.BLUE, "markersize": 3.5}
@@ -37,7 +37,7 @@ def lead(total: pd.DataFrame) -> str:
             f". Of the growth of its square {displacement_sq / growth:.0%} is squared displacement and "
             f"{drift / growth:.0%} drift outward"
         )
-    return f"{text}. Noise of the same lengths, which learns nothing, would have ended at {noise(total)[-1]:.4g}."
+    return f"{text}. If no interval had drifted, it would have ended at {no_drift(total)[-1]:.4g}."
 
 
 def write(result: MeasuredSeries, source: str, path: Path) -> None:
@@ -106,7 +106,7 @@ def _norm(total: pd.DataFrame, layers: pd.DataFrame) -> None:
     ax.plot(total.step, total.norm, "o-", label="this series", **POINTS)
     if len(total) > 1:
         ax.plot(total.step, square_root(total), label=r"$\sqrt{\rho_0^2+ct}$", **style.THEORY)
-        ax.plot(total.step, noise(total), ":", color=style.RED, label="noise, same lengths")
+        ax.plot(total.step, no_drift(total), ":", color=style.RED, label="no drift")
     ax.legend()
 
 
@@ -130,7 +130,7 @@ def _octaves(total: pd.DataFrame, layers: pd.DataFrame) -> None:
     ax.set_xticks(ticks, [f"{step:.0f}" for step in ticks])
     ax.minorticks_off()
     ax.plot(octaves.middle, octaves.exponent, "o", color=style.BLUE, label="this series")
-    ax.plot(octaves.middle, octaves.noise, "s", color=style.RED, fillstyle="none", label="noise, same lengths")
+    ax.plot(octaves.middle, octaves.no_drift, "s", color=style.RED, fillstyle="none", label="no drift")
     ax.axhline(0.5, **style.THEORY)
     ax.legend()
 
@@ -150,9 +150,13 @@ def _direction(total: pd.DataFrame, layers: pd.DataFrame) -> None:
 
 
 FIGURES: tuple[tuple[Draw, str], ...] = (
-    (_norm, "Norm. Dashed: the square root through both ends. Dotted: noise of the same lengths."),
+    (
+        _norm,
+        "Norm. Dashed: the square root through both ends. Dotted: the no-drift curve √(ρ₀² + Σ‖Δ‖²), the norm if no "
+        "interval had drifted.",
+    ),
     (_layers, "Norm by layer."),
-    (_octaves, "Exponent by octave; noise beside it. One half is √t."),
+    (_octaves, "Exponent by octave, and that of the no-drift curve. One half is √t."),
     (_budget, "What the growth of ρ² is made of, by interval: squared displacement, and drift (outward above 0)."),
     (_direction, "Angle between neighbouring checkpoints: how far the direction turns in an interval."),
 )

@@ -1,4 +1,4 @@
-"""What a measured series shows: growth laws with intervals, norm budget, noise of the same lengths, and skips."""
+"""What a measured series shows: growth laws with intervals, norm budget, the no-drift curve, and skips."""
 
 from __future__ import annotations
 
@@ -129,10 +129,12 @@ def undetermined(estimates: dict[str, tuple[float, float, float]], size: float) 
     return ""
 
 
-def noise(total: pd.DataFrame) -> Array:
-    """ρ of a walk whose intervals have the lengths ‖Δ‖ of the series, without drift: √(ρ₀² + Σ‖Δ‖²), shape (steps,).
+def no_drift(total: pd.DataFrame) -> Array:
+    """The no-drift curve √(ρ₀² + Σ‖Δ‖²), shape (steps,): the norm if every interval Δ had been orthogonal to θ.
 
-    >>> noise(pd.DataFrame({"norm": [3.0, 9.0], "displacement_sq": [None, 16.0]}))
+    It is arithmetic on the series and no null model: for noise under the same optimizer run ``norms.NoiseGradients``.
+
+    >>> no_drift(pd.DataFrame({"norm": [3.0, 9.0], "displacement_sq": [None, 16.0]}))
     array([3., 5.])
     """
     displacement_sq = total.displacement_sq.astype(float).fillna(0).to_numpy()
@@ -147,10 +149,10 @@ def square_root(total: pd.DataFrame) -> Array:
 
 
 def exponents(total: pd.DataFrame) -> pd.DataFrame:
-    """d ln ρ / d ln t of the series and of noise in each whole octave, counted back from the last step.
+    """d ln ρ / d ln t of the series and of its no-drift curve in each whole octave, counted back from the last step.
 
-    Columns: ``middle``, the octave's geometric mean, ``exponent`` of the series and ``noise``. Without a whole octave
-    there are no rows.
+    Columns: ``middle``, the octave's geometric mean, ``exponent`` of the series and ``no_drift``, that of the curve.
+    Without a whole octave there are no rows.
 
     >>> total = pd.DataFrame({"step": [1, 2, 4], "norm": [1.0, 2.0, 8.0], "displacement_sq": [None, 3.0, 12.0]})
     >>> exponents(total).exponent.round(6).tolist()
@@ -162,9 +164,9 @@ def exponents(total: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame({"middle": np.sqrt(edges[1:] * edges[:-1])})
     if octaves == 0:
         return table
-    rho_of_noise = noise(total)[(total.step > 0) & (total.norm > 0)]
+    without_drift = no_drift(total)[(total.step > 0) & (total.norm > 0)]
     return table.assign(
-        exponent=fits.local_exponents(t, rho, edges), noise=fits.local_exponents(t, rho_of_noise, edges)
+        exponent=fits.local_exponents(t, rho, edges), no_drift=fits.local_exponents(t, without_drift, edges)
     )
 
 
