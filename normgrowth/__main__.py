@@ -14,6 +14,7 @@ from normgrowth import __version__
 
 if TYPE_CHECKING:
     from normgrowth.checkpoints import MeasuredSeries
+    from normgrowth.checkpoints.find import Checkpoint
 
 SOURCES = """\
 SOURCE is a folder of checkpoints (step1000, checkpoint-300000, step_20k, …), a repository of the Hugging Face Hub whose
@@ -57,7 +58,11 @@ def parser() -> argparse.ArgumentParser:
         return subparser
 
     norms = command("norms", _norms, SOURCES)
-    norms.add_argument("--by", choices=("total", "layer", "type", "tensor"), default="total", help="more rows")
+    norms.add_argument(
+        "--by",
+        choices=("total", "layer", "type", "tensor"),
+        help="more rows (default: total for a series, layer for a single model)",
+    )
     norms.add_argument("--plot", type=Path, metavar="PNG", help="draw the curve (.png, .svg or .pdf)")
     report = command("report", _report, SOURCES)
     report.add_argument("-o", "--output", type=Path, metavar="HTML", default=Path("report.html"), help="the page")
@@ -110,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _norms(options: argparse.Namespace) -> int:
-    """Parameter norm, direction and norm budget along a series of checkpoints. No model is built.
+    """Norm, direction and norm budget along a series of checkpoints, or the norms of one model. No model is built.
 
     columns of the table
       step, layer      total; with --by layer also embeddings, block 0, … (or encoder 0, …, text encoder 0, …), head,
@@ -119,10 +124,20 @@ def _norms(options: argparse.Namespace) -> int:
       cos_similarity   cosine between these parameters and those of the step before
       displacement_sq  ‖Δ‖², Δ the difference from the step before
       inner            2θ·Δ, θ the parameters of the step before; ρ² grows by displacement_sq + inner
+
+    SOURCE may also be one model: its folder or file of weights, org/name@revision, or org/name without revisions that
+    name a step. Its table has layer, norm, share of ρ² in %, and parameters.
     """
     if options.plot and options.plot.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(f"{options.plot}: give a name that ends in .png, .svg or .pdf")
-    result = _series(options, options.by, options.plot)
+    _check_outputs(options.out, options.plot)
+    if len(options.source) == 1 and options.match == "*" and not options.step:
+        from normgrowth.checkpoints.single import locate
+
+        checkpoint = locate(options.source[0])
+        if checkpoint:
+            return _norms_of_model(options, checkpoint)
+    result = _series(options, options.by or "total")
     from normgrowth.report import summary
 
     if options.json:
@@ -138,13 +153,30 @@ def _norms(options: argparse.Namespace) -> int:
     return 0
 
 
+def _norms_of_model(options: argparse.Namespace, checkpoint: Checkpoint) -> int:
+    """Print the norms of a single model, and write and draw them."""
+    from normgrowth.checkpoints.single import measure
+    from normgrowth.report import single as report
+
+    if options.out and options.out.with_name(options.out.name + ".state.json").exists():
+        raise ValueError(f"{options.out}: belongs to a series, and {options.source[0]} is a single model")
+    measured = measure(checkpoint, options.by or "layer", not options.no_keep)
+    print(report.as_json(measured) if options.json else report.as_text(measured))
+    if options.out:
+        measured.table.to_csv(options.out, index=False, lineterminator="\n")
+    if options.plot:
+        report.plot(measured, options.plot)
+    return 0
+
+
 def _report(options: argparse.Namespace) -> int:
     """Norm growth along a series as one page to send, beside its no-drift curve.
 
     The no-drift curve √(ρ₀² + Σ‖Δ‖²) is the norm if no interval had drifted. It is arithmetic on the series: what noise
     does under the same optimizer, a training with normgrowth.norms.NoiseGradients shows.
     """
-    result = _series(options, "layer", options.output)
+    _check_outputs(options.out, options.output)
+    result = _series(options, "layer")
     from normgrowth.report import page
 
     page.write(result, " ".join(options.source), options.output)
@@ -248,15 +280,13 @@ def _sentences(file: Path | None) -> tuple[list[str], str]:
     return lines, f"{len(lines)} sentences of {file}"
 
 
-def _series(options: argparse.Namespace, by: str, figure: Path | None) -> MeasuredSeries:
-    """Measure the series, once it is certain that the results can be written and drawn.
+def _check_outputs(table: Path | None, figure: Path | None) -> None:
+    """Make certain that the results can be written and drawn, before anything is measured.
 
     Raises:
         ValueError: the folder of an output does not exist, or a figure is wanted and matplotlib is missing.
     """
-    from normgrowth import checkpoints
-
-    for path in (options.out, figure):
+    for path in (table, figure):
         if path and not path.resolve().parent.is_dir():
             raise ValueError(f"{path}: its folder does not exist")
     if figure:
@@ -264,6 +294,12 @@ def _series(options: argparse.Namespace, by: str, figure: Path | None) -> Measur
             import matplotlib  # noqa: F401
         except ImportError:
             raise ValueError(f"{figure} needs matplotlib: pip install matplotlib, or 'norm-growth[plot]'") from None
+
+
+def _series(options: argparse.Namespace, by: str) -> MeasuredSeries:
+    """Measure the series that the options describe."""
+    from normgrowth import checkpoints
+
     return checkpoints.series(
         options.source, by=by, out=options.out, match=options.match, step=options.step, keep=not options.no_keep
     )

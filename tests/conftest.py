@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from hub import Hub
 from playwright.sync_api import Browser, sync_playwright
 
 from workflow.pages import pdf
@@ -89,6 +91,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for fixture, marker in (("smoke", "whole"), ("project", "project")):
             if fixture in getattr(item, "fixturenames", ()) and fixture not in given:
                 item.add_marker(marker)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """The client's own requests, answered on this machine."""
+    from huggingface_hub import constants
+
+    hub = Hub(tmp_path / "hub")
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
+    for name, value in (("ENDPOINT", hub.url), ("HUGGINGFACE_CO_URL_TEMPLATE", template), ("HF_HUB_OFFLINE", False),
+                        ("HF_HUB_CACHE", str(tmp_path / "cache"))):  # fmt: skip
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield hub
+    hub.close()
 
 
 @pytest.fixture(autouse=True)

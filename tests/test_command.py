@@ -142,7 +142,7 @@ def test_a_short_series_is_not_fitted_and_shares_are_those_of_the_whole_growth()
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["{tmp}/nowhere"], "no such folder"), (["{tmp}/run/step14k"], "no checkpoint could be read"),
+        (["{tmp}/nowhere"], "no such folder"), (["{tmp}/run/step14k"], "step14k/model.safetensors: cut short, damaged"),
         (["{tmp}/run", "--out", "{tmp}/nowhere/norms.csv"], "its folder does not exist"),
         (["{tmp}/run", "--plot", "{tmp}/norms.txt"], "give a name that ends in .png"),
         (["{tmp}/run", "--step", "("], "--step '(' is not a regular expression"),

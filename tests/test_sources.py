@@ -1,13 +1,11 @@
 """Where checkpoints are: names with steps, folders, the Hub and its cache."""
 
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoint_files import assert_is, make, model, save, shard
-from hub import Hub
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -166,21 +164,6 @@ def test_of_300_folders_of_one_kind_there_is_one_line(tmp_path):
     lines = find.grouped(series(tmp_path).skipped)
     assert lines[0] == f"{tmp_path / 'step10'}: {NONE} (and 299 more like it, to {tmp_path / 'step309'})"
     assert len(lines) == 2 and "merge_and_unload" in lines[1] and find.grouped([]) == []
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """The client's own requests, answered on this machine."""
-    from huggingface_hub import constants
-
-    hub = Hub(tmp_path / "hub")
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
-    for name, value in (("ENDPOINT", hub.url), ("HUGGINGFACE_CO_URL_TEMPLATE", template), ("HF_HUB_OFFLINE", False),
-                        ("HF_HUB_CACHE", str(tmp_path / "cache"))):  # fmt: skip
-        monkeypatch.setattr(constants, name, value)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    yield hub
-    hub.close()
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -3,5 +3,6 @@
 from normgrowth.checkpoints.find import Skip, grouped
 from normgrowth.checkpoints.layouts import ReadError
 from normgrowth.checkpoints.series import MeasuredSeries, series
+from normgrowth.checkpoints.single import MeasuredModel, single
 
-__all__ = ["MeasuredSeries", "ReadError", "Skip", "grouped", "series"]
+__all__ = ["MeasuredModel", "MeasuredSeries", "ReadError", "Skip", "grouped", "series", "single"]

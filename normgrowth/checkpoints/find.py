@@ -70,7 +70,7 @@ def checkpoints(
     step_of = by_pattern(step)
     entries: list[Entry] = []
     for name in map(str, [source] if isinstance(source, str | Path) else source):
-        if _is_on_disk(name):
+        if is_on_disk(name):
             entries += _on_disk(Path(name), match, step_of)
         else:
             entries += _on_hub(name, match, step_of)
@@ -91,7 +91,7 @@ def model_folder(name: str, *, weights: bool = True) -> Path:
         ValueError: the place is a folder of several models, or a file.
         ReadError: the revision has no weights that can be read.
     """
-    if not _is_on_disk(name):
+    if not is_on_disk(name):
         repo, _, revision = name.partition("@")
         return hub.snapshot(repo, revision or "main", weights)
     place = Path(name)
@@ -103,7 +103,7 @@ def model_folder(name: str, *, weights: bool = True) -> Path:
     return place
 
 
-def _is_on_disk(name: str) -> bool:
+def is_on_disk(name: str) -> bool:
     """Whether a source is a file or folder, and not a repository of the Hub; raises FileNotFoundError if neither."""
     if Path(name).exists():
         return True

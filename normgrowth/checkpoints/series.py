@@ -84,8 +84,7 @@ def series(
     ...     series(folder).table.iloc[1, 2:].tolist()  # ρ' = 5, cos = 3/5, ‖Δ‖² = 4², 2θ·Δ = 0
     [5.0, 0.6, 16.0, 0.0]
     """
-    if isinstance(by, str) and by not in GROUPINGS:
-        raise ValueError(f"by = {by!r}: choose {', '.join(GROUPINGS)}, or give a function of a tensor's name")
+    row_names((), by)  # only to raise if ``by`` is unknown
     sources = [source] if isinstance(source, str | Path) else list(source)
     store = Store(Path(out) if out is not None else None, _origin(sources, by, match, step))
     checkpoints, skipped = find.checkpoints(sources, match, step)
@@ -223,26 +222,28 @@ def _measure(
     weights = open_weights(checkpoint)
     reference.left_out |= weights.left_out
     reference.check(checkpoint.label, weights)
-    row_names = _row_names(reference.shapes, by)
+    rows_of_tensors = row_names(reference.shapes, by)
     parts: dict[str, list[Sums]] = {"total": []}
     for name in reference.shapes:
         tensor_sums = sums(weights.parameters[name], previous[name] if previous else None)
         if not all(map(math.isfinite, tensor_sums)):
             raise ReadError(f"{checkpoint.label}: {name} holds values that are not finite, or too large to square")
         parts["total"].append(tensor_sums)
-        if name in row_names:
-            parts.setdefault(row_names[name], []).append(tensor_sums)
+        if name in rows_of_tensors:
+            parts.setdefault(rows_of_tensors[name], []).append(tensor_sums)
     norms_before = {row.layer: row.norm for row in before.rows} if before else {}
     order = sorted(parts, key=layer_order) if by == "layer" else list(parts)
     return [_row(checkpoint.step, layer, parts[layer], norms_before.get(layer)) for layer in order]
 
 
-def _row_names(names: Iterable[str], by: Grouping) -> dict[str, str]:
+def row_names(names: Iterable[str], by: Grouping) -> dict[str, str]:
     """The row of each tensor beside the total."""
-    row_names = {name: by(name) for name in names} if callable(by) else GROUPINGS[by](names)
-    if "total" in row_names.values():
+    if isinstance(by, str) and by not in GROUPINGS:
+        raise ValueError(f"by = {by!r}: choose {', '.join(GROUPINGS)}, or give a function of a tensor's name")
+    rows = {name: by(name) for name in names} if callable(by) else GROUPINGS[by](names)
+    if "total" in rows.values():
         raise ValueError("no row may be named 'total': that one is the sum over all")
-    return row_names
+    return rows
 
 
 def _row(step: int, layer: str, parts: Sequence[Sums], norm_before: float | None) -> Row:

@@ -1,4 +1,4 @@
-"""Reports of a measured series: a summary in words, JSON for a program, a page to send."""
+"""Reports of a measured series, or of one model: a summary in words, JSON for a program, a page to send."""
 
 from normgrowth.report.page import plot, write
 from normgrowth.report.summary import as_json, budget, exponents, growth, no_drift, square_root, summarise
