@@ -89,6 +89,12 @@ def all_zero_or_infinite(x: Any, infinite: float = math.inf) -> bool:
     return bool((zero | (x.abs() >= infinite)).all())
 
 
+def innermost_module(tracker: ModuleTracker) -> str:
+    """Name of the innermost module that runs, as in ``named_modules``; empty for the outermost."""
+    names = [name for name in tracker.parents if name != "Global"]
+    return max(names, key=len, default="").partition(".")[2]
+
+
 def is_real_tensor(x: Any) -> bool:
     """Whether an operand is a tensor of real numbers, whose square is nowhere negative."""
     return isinstance(x, Tensor) and not x.is_complex()
@@ -182,7 +188,8 @@ class Algebra:
         if len(distinct) > 1:
             if not self.approximate:
                 self.fail("a sum needs equal degrees", x, y)
-            self.note(f"asymptotic: of {readable(tuple(sorted(distinct)))} the largest", leading=True)
+            largest = max(distinct)
+            self.note(f"asymptotic: of {readable(tuple(sorted(distinct)))} the largest", leading=True, largest=largest)
         return annotated(max(distinct, default=EVERY), "size" if self.is_guarded_size(x, y) else "")
 
     def equal_degrees(self, *parts: Any) -> Any:
@@ -246,7 +253,7 @@ class Algebra:
     def saturating(self, x: Any, kind: str = "") -> Any:
         """Softmax, σ, tanh: degree 0, exactly for an argument of degree 0, asymptotically for a positive degree."""
         if self.approximate and self.degree_of(x) > 0:
-            self.note("asymptotic: saturates", leading=True)
+            self.note("asymptotic: saturates", leading=True, has_limit=True)
         else:
             self.continuous(x)
         return Degree(0, kind)
@@ -254,7 +261,7 @@ class Algebra:
     def asymptotically_linear(self, x: Any) -> Any:
         """A function that is linear far from 0 on either side (GELU, SiLU). In the limit it keeps a positive degree."""
         if self.approximate and self.degree_of(x) > 0:
-            self.note("asymptotic: linear far from 0", leading=True)
+            self.note("asymptotic: linear far from 0", leading=True, has_limit=True)
             return Fraction(self.degree_of(x))
         return self.continuous(x)
 
@@ -267,16 +274,16 @@ class Algebra:
 
     def begin(self, operation: str, degrees: Any = ()) -> dict[str, Any]:
         """Append the row of an operation to the table, with the degrees of its operands, and return the row."""
-        modules = [name for name in self.module_tracker.parents if name != "Global"]
-        innermost = max(modules, key=len, default="")
         row: dict[str, Any] = {
-            "module": innermost.partition(".")[2],
+            "module": innermost_module(self.module_tracker),
             "operation": operation,
             "in": tuple(degrees),
             "out": None,
             "note": [],
             "leading": False,
             "kind": "",
+            "largest": None,  # degree of the leading terms of a sum that has others
+            "has_limit": False,  # for large arguments only
         }
         self.rows.append(row)
         return row

@@ -24,7 +24,9 @@ from normgrowth.homogeneity.algebra import (
     annotated,
     is_leading,
     kind_of,
+    readable,
 )
+from normgrowth.homogeneity.leading import KEEP_ZEROS, LIMITS, TERMS, LeadingParts, lower_terms
 from normgrowth.homogeneity.measure import arguments, first_output, is_real_valued, without_fused_kernels
 from normgrowth.homogeneity.rules import ACCEPT_MASKED_SCORES, RETURN_INDICES, RULES
 
@@ -40,6 +42,10 @@ MASK_OUTSIDE_SOFTMAX = "the lowest number of a type stands for −∞ before a s
 
 class Forward(Algebra, TorchDispatchMode):
     """The algebra, applied to every operation while this mode is active."""
+
+    def __init__(self, approximate: bool = False):
+        super().__init__(approximate)
+        self.leading_parts = LeadingParts()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -59,8 +65,11 @@ class Forward(Algebra, TorchDispatchMode):
             self.fail("changes a parameter in place", *written)
         k = self._degree_by_rule(name, row, operands, args, kwargs)
         degrees_before = {id(x): self.degree_of(_whole_storage(x)) for x in written}
+        leading = self._leading_part(name, row, func, args, kwargs)
+        zero_parameter = self.leading_parts.parameter_in(operands)
         outputs = func(*args, **kwargs)
         self._keep_degrees(name, row, k, outputs, operands, degrees_before)
+        self._keep_zeros(leading, zero_parameter, outputs, operands, written)
         return outputs
 
     def _run_on_constants(self, name: str, func: Any, args: Any, kwargs: Any, written: list[Tensor]) -> Any:
@@ -130,6 +139,62 @@ class Forward(Algebra, TorchDispatchMode):
             self.set_degree(x, annotated(degree, kind, row["leading"]))
         row["out"] = k
 
+    def _leading_part(self, name: str, row: dict[str, Any], func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """The leading part of the result, or None where it is 0 at zeros of the result only.
+
+        Raises:
+            NotHomogeneous: it is 0 as a whole, so that the result has the degree of lower terms.
+        """
+        parts = self.leading_parts
+        if row["largest"] is not None and name in TERMS:
+            lower, factors = lower_terms(name, args, row["largest"], self.degree_of)
+            leading = parts.result(name, func, args, kwargs, lower)
+            if not leading.any():
+                self._fail_at_zero(f"its leading term, of degree {readable(row['largest'])},", factors)
+            return leading
+        if row["has_limit"] and name in LIMITS:
+            leading = parts.result(name, func, args, kwargs, [])
+            if not leading.any() and name != "sigmoid":
+                self._fail_at_zero("its limit far from 0", args[:1])
+            return leading if name == "sigmoid" and not leading.any() else None
+        if parts.has_mask((args, kwargs)) and name in KEEP_ZEROS:
+            return parts.result(name, func, args, kwargs, [])
+        return None
+
+    def _fail_at_zero(self, what: str, values: Any) -> None:
+        """Refuse a degree of which the values show nothing, and name the parameter that makes them 0."""
+        name = self.leading_parts.parameter_in(values)
+        if name:
+            cause = f", since parameter {name!r} is 0"
+            advice = "train it or fill it with other values"
+        else:
+            cause = ""
+            advice = "give other parameters or inputs"
+        self.fail(f"{what} is 0 here{cause}, and what is left has another degree: {advice}")
+
+    def check_output(self, output: Tensor) -> None:
+        """Refuse an output of which all is 0, or all of the leading part."""
+        if is_real_valued(output) and self.leading_parts.is_zero(output):
+            self._fail_at_zero("the leading part of the output", output)
+
+    def _keep_zeros(
+        self,
+        leading: Tensor | None,
+        zero_parameter: str,
+        outputs: Any,
+        operands: list[Tensor],
+        written: list[Tensor],
+    ) -> None:
+        """Remember where the leading part of a new value is 0, and the parameter that makes all of the value 0."""
+        memory = {x.untyped_storage().data_ptr() for x in operands if all(x is not other for other in written)}
+        new = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and is_real_valued(x)]
+        new = [x for x in new if x.untyped_storage().data_ptr() not in memory]
+        if new and leading is not None and leading.shape == new[0].shape:
+            self.leading_parts.keep(new[0], leading)
+        for x in new:
+            if zero_parameter and not x.any():
+                self.leading_parts.zero_parameters[x.untyped_storage()] = zero_parameter
+
     def _changes_with_scale(self, x: Tensor) -> bool:
         k = self.degree_of(x)
         return k not in (ZERO, EVERY) or is_leading(k)
@@ -174,9 +239,10 @@ def carry(module: nn.Module, inputs: Any, input_degree: Any, algebra: Forward) -
         return x
 
     with without_fused_kernels(module, experts="batched_mm") as copied, torch.no_grad():
-        for parameter in copied.parameters():
+        for name, parameter in copied.named_parameters():
             if is_real_valued(parameter):
                 algebra.set_degree(parameter, Degree(1))
+                algebra.leading_parts.add_parameter(name, parameter)
                 algebra.parameters[parameter.untyped_storage()] = True
         args, kwargs = tree_map_only(Tensor, with_degree, arguments(inputs))
         try:
@@ -185,6 +251,8 @@ def carry(module: nn.Module, inputs: Any, input_degree: Any, algebra: Forward) -
                 k = algebra.degree_of(output)
                 if kind_of(k) == "masked":
                     algebra.fail(MASK_OUTSIDE_SOFTMAX)
+            if k != EVERY:
+                algebra.check_output(output)
         except Exception:
             if algebra.error is None:
                 raise

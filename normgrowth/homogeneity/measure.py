@@ -8,13 +8,16 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from normgrowth.homogeneity.finite import finite_output
+from normgrowth.precision import float64_throughout
 
 __all__ = [
     "arguments",
@@ -105,8 +108,9 @@ def without_fused_kernels(module: nn.Module, experts: str) -> Iterator[nn.Module
 def scalable(module: nn.Module, inputs: Any, input_degree: Any) -> Iterator[Callable[[Any], Tensor]]:
     """Yield the function from the scale c to the module's first output, flattened, in float64.
 
-    Parameters are multiplied by c and inputs by c to the power ``input_degree``; indices and booleans are not. The
-    module is left unchanged. Complex outputs give two numbers for each entry.
+    Parameters are multiplied by c and inputs by c to the power ``input_degree``; indices and booleans are not. Casts to
+    float32 in the module's own code stay in float64, too. The module is left unchanged. Complex outputs give two
+    numbers for each entry.
 
     Raises:
         ValueError: an input is not a tensor, a number, text or None; or, when the function is called, a token is
@@ -117,22 +121,24 @@ def scalable(module: nn.Module, inputs: Any, input_degree: Any) -> Iterator[Call
     9.0
     """
 
+    arguments_at_1 = tree_map_only(Tensor, lambda x: x.detach().clone(), arguments(inputs))
+
     def in_double(x: Tensor) -> Tensor:
         return x.detach().to(torch.promote_types(x.dtype, torch.float64)) if is_real_valued(x) else x
 
-    arguments_at_1 = tree_map_only(Tensor, in_double, arguments(inputs))
-    parameters = tree_map_only(Tensor, in_double, dict(module.named_parameters()))
-    buffers = tree_map_only(Tensor, in_double, dict(module.named_buffers()))
-
     def output(c: Any) -> Tensor:
         def scale_input(x: Tensor) -> Tensor:
-            return x * c ** float(input_degree) if is_real_valued(x) and input_degree else x.clone()
+            return (
+                in_double(x) * c ** float(input_degree) if is_real_valued(x) and input_degree else in_double(x).clone()
+            )
 
         args, kwargs = tree_map_only(Tensor, scale_input, arguments_at_1)
-        scaled = {name: c * x if is_real_valued(x) else x for name, x in parameters.items()}
-        unscaled = {name: x.clone() for name, x in buffers.items()}
+        # each call makes the float64 parameters anew: kept beside the scaled ones they would double the memory
+        scaled = {name: c * in_double(x) if is_real_valued(x) else x for name, x in module.named_parameters()}
+        unscaled = {name: in_double(x).clone() for name, x in module.named_buffers()}
         try:
-            outputs = torch.func.functional_call(copied, scaled | unscaled, args, kwargs)
+            with float64_throughout():
+                outputs = torch.func.functional_call(copied, scaled | unscaled, args, kwargs)
         except IndexError as error:
             raise ValueError(
                 f"a token has no row in a table of the model: is the tokenizer that of this model? ({error})"
@@ -145,6 +151,23 @@ def scalable(module: nn.Module, inputs: Any, input_degree: Any) -> Iterator[Call
         yield output
 
 
+# Of the difference (f(ce^h) − f(ce^−h)) / 2h. Its error is h²/6 of the third derivative, where a score s in a softmax
+# counts with s³, and rounding of about 10⁻¹⁶/h. At 10⁻⁶ scores of 10⁴ err by less than 10⁻⁴. The smaller steps are for
+# larger scores, as in deep networks whose heads turn one after the other.
+STEPS = (1e-6, 1e-7, 1e-8, 1e-9, 1e-10)
+NEXT = 1 + 2**-50  # a scale beside c: a derivative that changes much from one to the other is made of rounding
+
+
+class _Point(NamedTuple):
+    """The measurement at one scale c."""
+
+    euler: float
+    residual: float
+    log_norm: float  # of the output
+    no_derivative: str  # why torch has no derivative there; empty if it has
+    contradiction: str  # euler against the power of growth from c·e^−10⁻⁶ to c·e^10⁻⁶; empty if they agree
+
+
 def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, input_degree: Any = 0) -> pd.DataFrame:
     """Measure the degree: at every scale c by Euler's identity, and from c to the next scale by a log-ratio of norms.
 
@@ -153,16 +176,17 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, i
     fits all outputs. Both are NaN where f has no derivative, as √x at 0. ``log_ratio`` is
     ln(‖f(c'θ)‖/‖f(cθ)‖) / ln(c'/c) with the next scale c', NaN at the last one.
 
-    Torch takes the derivative of the module's own code. Where that code detaches a value or leaves float64, the
-    derivative may be wrong although the residual is 0. A ``RuntimeWarning`` names the scales at which it differs from
-    the outputs at c·e^±0.001 by more than 1 %: trust ``log_ratio`` there. (It also differs where a bias switches a
-    unit on at just that scale.) Another ``RuntimeWarning`` says where torch has no derivative, as for BLOOM's GELU:
-    there D is a difference of these two outputs, accurate to about 1e-6.
+    Torch takes the derivative of the module's own code. Where that code detaches a value or takes it out of float64
+    (by NumPy, or in a tensor of another type), the derivative may be wrong although the residual is 0. A
+    ``RuntimeWarning`` names the scales at which it differs from the outputs at c·e^±0.000001 by more than 1 %: trust
+    ``log_ratio`` there. (It also differs where a bias switches a unit on at just that scale.) Another
+    ``RuntimeWarning`` says where torch has no derivative, as for BLOOM's GELU, or where rounding swamps it, as where
+    scores of 10¹⁶ enter a softmax: there D is a difference of these two outputs, accurate to about 1e-6.
 
     Tensors that the code reaches outside the module, by a closure or a hook on another module, are not scaled.
 
     Args:
-        module: runs in its present mode (dropout must be off), in float64, with unscaled buffers.
+        module: runs in its present mode (dropout must be off), in float64 throughout, with unscaled buffers.
         inputs: a tensor, a tuple of tensors, or tensors by name, as ``{"input_ids": …, "decoder_input_ids": …}`` for
             an encoder–decoder.
         scales: positive numbers c.
@@ -172,51 +196,122 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, i
         A row for each scale, with columns ``scale``, ``euler``, ``residual`` and ``log_ratio``, float64.
 
     Raises:
-        ValueError: the output is zero or not finite at some scale, or a token is unknown to the model.
+        ValueError: the output is zero or not finite at some scale, a number overflows on the way to it (the message
+            names the operation and its module), or a token is unknown to the model.
 
     >>> measure_degree(nn.Linear(4, 2, bias=False), torch.ones(4), [1, 10], input_degree=1)["euler"].round(6).tolist()
     [2.0, 2.0]
     """
-    rows: list[tuple[float, float, float, float]] = []
-    disagreements: list[str] = []
-    zero = torch.zeros((), dtype=torch.float64)
-    step = 1e-3
+    scales = [float(c) for c in scales]
     with scalable(module, inputs, input_degree) as output:
-        for c in map(float, scales):
-            with torch.no_grad():
-                below = output(c * math.exp(-step))
-                above = output(c * math.exp(step))
+        points = [_measure(output, finite_output(module, inputs, output, c, math.exp(STEPS[0])), c) for c in scales]
+    _warn(scales, points)
+    log_ratios = [
+        (after.log_norm - point.log_norm) / (math.log(next_scale) - math.log(c))
+        for c, next_scale, point, after in zip(scales, scales[1:], points, points[1:], strict=False)
+    ]
+    return pd.DataFrame(
+        {
+            "scale": scales,
+            "euler": [point.euler for point in points],
+            "residual": [point.residual for point in points],
+            "log_ratio": [*log_ratios, math.nan][: len(points)],
+        },
+        dtype=float,
+    )
 
-            def along_ray(t: Tensor, c: float = c) -> Tensor:
-                return output(c * t.exp())
 
-            try:
-                f, derivative = torch.func.jvp(along_ray, (zero,), (torch.ones_like(zero),))[:2]
-            except RuntimeError as error:  # torch raises it where an operation has no forward derivative
-                if not re.search("forward AD|functorch|forward-mode", str(error)):
-                    raise
-                cause = str(error).splitlines()[0]
-                warnings.warn(
-                    f"D by differences, since torch has no derivative here ({cause})", RuntimeWarning, stacklevel=2
-                )
-                with torch.no_grad():
-                    f = output(c)
-                    derivative = (above - below) / (2 * step)
-            norm = f.norm()
-            if not 0 < norm < math.inf:
-                raise ValueError(f"the output has norm {float(norm)} at scale {c}: there is no degree to measure")
-            k = derivative @ f / norm**2
-            residual = (derivative - k * f).norm() / norm
-            rows.append((c, float(k), float(residual), float(norm.log())))
-            local_log_ratio = float(above.norm().log() - below.norm().log()) / (2 * step)
-            if abs(float(k) - local_log_ratio) > 0.01 * max(1, abs(local_log_ratio)):  # false for NaN, as of √x at 0
-                disagreements.append(f"{float(k):.4g} against {local_log_ratio:.4g} at scale {c:g}")
-    if disagreements:
-        warnings.warn(
-            f"the derivative is not that of the outputs: euler and the local log-ratio are {', '.join(disagreements)}",
-            RuntimeWarning,
-            stacklevel=2,
+def _measure(output: Callable[[Any], Tensor], above: Tensor, c: float) -> _Point:
+    """Measure at the scale c. ``above`` is the output at the scale c·e^STEPS[0]."""
+    with torch.no_grad():
+        below = output(c * math.exp(-STEPS[0]))
+    if not above.any():
+        raise ValueError(f"the output has norm 0.0 at scale {c}: there is no degree to measure")
+    # so that squares do not overflow; a power of 2 rounds nothing
+    unit = 2.0 ** math.frexp(float(above.abs().max()))[1]
+    above, below = above / unit, below / unit
+    difference = (above - below) / (2 * STEPS[0])
+    no_derivative = ""
+    agree = True
+    try:
+        f, derivative = _value_and_derivative(output, c, unit)
+        agree = _agree(derivative, difference, f) or any(
+            _agree(derivative, _difference(output, c, step, unit), f) for step in STEPS[1:]
         )
-    table = pd.DataFrame(rows, columns=["scale", "euler", "residual", "log_norm"])
-    log_ratio = table.log_norm.diff() / table.scale.map(math.log).diff()
-    return table.drop(columns="log_norm").assign(log_ratio=log_ratio.shift(-1))
+        if not agree and not _agree(derivative, _value_and_derivative(output, c * NEXT, unit)[1], f):
+            no_derivative = "rounding swamps it"
+    except RuntimeError as error:  # torch raises it where an operation has no forward derivative
+        if not re.search("forward AD|functorch|forward-mode", str(error)):
+            raise
+        no_derivative = str(error).splitlines()[0]
+        with torch.no_grad():
+            f = output(c) / unit
+    if no_derivative:
+        derivative = _settled_difference(output, c, unit, f)
+    norm = f.norm()
+    k = float(derivative @ f / norm**2)
+    power = float(above.norm().log() - below.norm().log()) / (2 * STEPS[0])
+    contradicted = not agree and not no_derivative and abs(k - power) > 0.01 * max(1, abs(power))
+    return _Point(
+        euler=k,
+        residual=float((derivative - k * f).norm() / norm),
+        log_norm=float(norm.log()) + math.log(unit),
+        no_derivative=no_derivative,
+        contradiction=f"{k:.4g} against {round(power, 7) + 0.0:.4g}" if contradicted else "",
+    )
+
+
+def _value_and_derivative(output: Callable[[Any], Tensor], c: float, unit: float) -> tuple[Tensor, Tensor]:
+    """The output at the scale c, and its derivative in the logarithm of the scale, by torch; both divided by a unit."""
+    zero = torch.zeros((), dtype=torch.float64)
+    f, derivative = torch.func.jvp(lambda t: output(c * t.exp()), (zero,), (torch.ones_like(zero),))[:2]
+    return f / unit, derivative / unit
+
+
+def _difference(output: Callable[[Any], Tensor], c: float, step: float, unit: float) -> Tensor:
+    """The derivative from the outputs at c·e^step and c·e^−step."""
+    with torch.no_grad():
+        return (output(c * math.exp(step)) - output(c * math.exp(-step))) / (2 * step * unit)
+
+
+def _settled_difference(output: Callable[[Any], Tensor], c: float, unit: float, f: Tensor) -> Tensor:
+    """The difference of the largest step that agrees with that of the next one; of the first step if no two agree."""
+    differences = [_difference(output, c, STEPS[0], unit)]
+    for step in STEPS[1:]:
+        differences.append(_difference(output, c, step, unit))
+        if _agree(differences[-2], differences[-1], f):
+            return differences[-2]
+    return differences[0]
+
+
+def _agree(derivative: Tensor, other: Tensor, f: Tensor) -> bool:
+    """Whether two derivatives agree to 1 % of the larger one of output and derivative. True for NaN."""
+    return not bool((derivative - other).norm() > 0.01 * torch.maximum(f.norm(), other.norm()))
+
+
+def _warn(scales: Sequence[float], points: Sequence[_Point]) -> None:
+    """Warn where torch has no derivative, and where the derivative is not that of the outputs."""
+    for cause in {point.no_derivative: None for point in points if point.no_derivative}:
+        places = ", ".join(f"{c:g}" for c, point in zip(scales, points, strict=True) if point.no_derivative == cause)
+        warnings.warn(
+            f"D by differences at scale {places}, since torch has no derivative there ({cause})",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    contradictions = [
+        f"{point.contradiction} at scale {c:g}" for c, point in zip(scales, points, strict=True) if point.contradiction
+    ]
+    not_numbers = [f"{c:g}" for c, point in zip(scales, points, strict=True) if math.isnan(point.euler)]
+    if not_numbers:
+        warnings.warn(
+            f"the derivative is not a number at scale {', '.join(not_numbers)}, though the output is finite: as of √x "
+            "at 0. Trust log_ratio there",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    if contradictions:
+        warnings.warn(
+            f"the derivative is not that of the outputs: euler and the local log-ratio are {', '.join(contradictions)}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
