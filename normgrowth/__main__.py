@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from normgrowth import __version__
@@ -63,9 +64,15 @@ def parser() -> argparse.ArgumentParser:
         choices=("total", "layer", "type", "tensor"),
         help="more rows (default: total for a series, layer for a single model)",
     )
-    norms.add_argument("--plot", type=Path, metavar="PNG", help="draw the curve (.png, .svg or .pdf)")
+    norms.add_argument(
+        "--plot", type=Path, metavar="PNG", help="draw the curve, or the bars of one model (.png, .svg or .pdf)"
+    )
     report = command("report", _report, SOURCES)
     report.add_argument("-o", "--output", type=Path, metavar="HTML", default=Path("report.html"), help="the page")
+    report.add_argument(
+        "--saturation", action="store_true", help="load the last checkpoint, and measure its similarity"
+    )
+    _add_measurement_options(report.add_argument_group("with --saturation"))
     for subparser in (norms, report):
         _add_series_options(subparser)
     models = [
@@ -90,6 +97,10 @@ def _add_series_options(subparser: argparse.ArgumentParser) -> None:
 
 def _add_model_options(subparser: argparse.ArgumentParser) -> None:
     subparser.add_argument("model", metavar="MODEL", help="a folder, or a Hub repository; see below")
+    _add_measurement_options(subparser)
+
+
+def _add_measurement_options(subparser: argparse._ActionsContainer) -> None:
     subparser.add_argument(
         "--text", type=Path, metavar="FILE", help="sentences, one a line (default: 24 of Python's docstrings)"
     )
@@ -174,14 +185,38 @@ def _report(options: argparse.Namespace) -> int:
 
     The no-drift curve √(ρ₀² + Σ‖Δ‖²) is the norm if no interval had drifted. It is arithmetic on the series: what noise
     does under the same optimizer, a training with normgrowth.norms.NoiseGradients shows.
+
+    With --saturation the last checkpoint is loaded: a model of transformers, with its tokenizer or that of --tokenizer.
+    The page then has its similarity to itself with all parameters times --c, by layer, on the sentences of --text.
+    Without this option no model is built.
     """
+    sentences, description = _sentences(options.text)
     _check_outputs(options.out, options.output)
     result = _series(options, "layer")
     from normgrowth.report import page
 
-    page.write(result, " ".join(options.source), options.output)
+    section = _similarity_of_last(result, options, sentences, description) if options.saturation else ""
+    page.write(result, " ".join(options.source), options.output, similarity=section)
     print(options.output)
     return 0
+
+
+def _similarity_of_last(
+    result: MeasuredSeries, options: argparse.Namespace, sentences: list[str], description: str
+) -> str:
+    """The section of a report on the similarity of the last checkpoint, or on why it was not measured."""
+    from normgrowth.report import similarity
+
+    try:
+        models = _models()
+        saved = models.load(result.last, sentences, tokenizer=options.tokenizer)
+        table = models.similarity(saved, options.c)
+    except (ValueError, OSError, OverflowError) as error:
+        print(f"normgrowth report: similarity not measured: {error}", file=sys.stderr)
+        return similarity.not_measured(str(error))
+    tokens = sum(map(len, saved.sentences))
+    model = f"{result.last}: {type(saved.model).__name__}, {description}, {tokens:,} tokens"
+    return similarity.section(table, model)
 
 
 def _saturation(options: argparse.Namespace) -> int:
@@ -222,23 +257,20 @@ def _degree(options: argparse.Namespace) -> int:
 def _print_measurement(options: argparse.Namespace, measure: str, control: bool = True) -> int:
     """Print what a function of ``normgrowth.models`` measures, by default of an untrained model as well."""
     sentences, source = _sentences(options.text)
-    try:
-        from transformers import utils
-    except ImportError:
-        raise ValueError("a saved model needs transformers: pip install 'transformers[torch]'") from None
+    models = _models()
     import pandas as pd
 
-    from normgrowth import models
-
-    utils.logging.set_verbosity_error()
-    utils.logging.disable_progress_bar()
     measured = getattr(models, measure)
     trained = models.load(options.model, sentences, tokenizer=options.tokenizer)
-    tables = {"trained": measured(trained, options.c)}
-    scale = tables["trained"].attrs  # c, unless something overflows there; the precision; and the reason
-    if control:
-        tables["untrained"] = measured(models.untrained(trained), scale["c"])
     class_name = type(trained.model).__name__
+    try:
+        tables = {"trained": measured(trained, options.c)}
+        scale = tables["trained"].attrs  # c, unless something overflows there; the precision; and the reason
+        if control:
+            tables["untrained"] = measured(models.untrained(trained), scale["c"])
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:  # of the model's own code
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{options.model}: {class_name} cannot run: {type(error).__name__}: {reason}") from error
     parameters = trained.model.num_parameters()
     tokens = sum(map(len, trained.sentences))
     if options.json:
@@ -266,6 +298,19 @@ def _print_measurement(options: argparse.Namespace, measure: str, control: bool 
         for column in table.columns[table.isna().any()].get_level_values(-1).unique():
             print(f"– {column}: {NO_NUMBER.get(column, 'no number')}")
     return 0
+
+
+def _models() -> ModuleType:
+    """``normgrowth.models``, with ``transformers`` kept quiet; raises ValueError if that is not installed."""
+    try:
+        from transformers import utils
+    except ImportError:
+        raise ValueError("a saved model needs transformers: pip install 'transformers[torch]'") from None
+    from normgrowth import models
+
+    utils.logging.set_verbosity_error()
+    utils.logging.disable_progress_bar()
+    return models
 
 
 def _sentences(file: Path | None) -> tuple[list[str], str]:

@@ -1,5 +1,6 @@
 """The page that ``normgrowth report`` writes: what it says of a series, and that it can be sent."""
 
+import html
 import re
 
 import numpy as np
@@ -9,8 +10,9 @@ import torch
 from axe_playwright_python.sync_playwright import Axe
 from safetensors.torch import save_file
 
+from normgrowth import models, saturation
 from normgrowth.__main__ import main
-from normgrowth.report import page
+from normgrowth.report import page, similarity
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +70,81 @@ def test_no_series(series, tmp_path, capsys, steps, text):
         save_file({"w.weight": torch.ones(3, 3)}, one / "step5" / "model.safetensors")
     assert main(["report", str(one), "-o", str(tmp_path / "mine.html")]) == 2
     assert text in capsys.readouterr().err and not (tmp_path / "mine.html").exists()
+
+
+@pytest.fixture(scope="module")
+def models_of_transformers(tmp_path_factory):
+    """Two checkpoints of a small T5, the first without a tokenizer: an encoder–decoder has the longest names."""
+    from test_your_own import save, t5
+
+    folder = tmp_path_factory.mktemp("t5")
+    for step, words in ((1, False), (2, True)):
+        save(folder / f"step{step}", t5, seed=step, words=words)
+    return folder
+
+
+def rows_of(text):
+    """Numbers of the table of similarity, by layer."""
+    lines = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', text)
+    cells = {layer: re.findall(r"<td>(.*?)</td>", row) for layer, row in lines}
+    return {layer: [float(cell.replace("−", "-").replace("–", "nan")) for cell in row] for layer, row in cells.items()}
+
+
+def test_the_similarity_of_the_last_checkpoint_is_that_of_models(models_of_transformers, tmp_path, browser):
+    file = tmp_path / "sentences.txt"
+    file.write_text("the of a\nis to the a of\n")
+    path = tmp_path / "mine.html"
+    main(["report", str(models_of_transformers), "-o", str(path), "--saturation", "--text", str(file), "--c", "30"])
+    saved = models.load(models_of_transformers / "step2", file.read_text().splitlines())
+    table = models.similarity(saved, 30.0)[list(similarity.HEADINGS)]
+    rows = rows_of(path.read_text(encoding="utf-8"))
+    assert list(rows) == [str(layer) for layer in table.index] and "decoder 2" in rows
+    np.testing.assert_allclose(np.array(list(rows.values())), table.to_numpy(), atol=5.01e-4)
+    page = browser.new_page(viewport={"width": 390, "height": 900})
+    page.goto(path.as_uri())
+    assert not Axe().run(page).response["violations"]
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_nothing_is_loaded_without_the_option_and_a_reason_stands_for_what_cannot_be(
+    models_of_transformers, series, tmp_path, monkeypatch, capsys
+):
+    path = tmp_path / "mine.html"
+    assert main(["report", str(series), "-o", str(path), "--saturation"]) == 0  # weights alone, no configuration
+    reason = re.search(r"<p>Not measured: (.*?)</p>", path.read_text(encoding="utf-8"))[1]
+    assert f"similarity not measured: {html.unescape(reason)}" in capsys.readouterr().err and "step1600" in reason
+
+    def load(*args, **options):
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(models, "load", load)
+    assert main(["report", str(models_of_transformers), "-o", str(path)]) == 0
+    assert "Similarity of the last" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("anisotropic", [0.0, 3.0, 30.0])
+def test_the_common_part_is_bounded_by_both_anisotropies(anisotropic):
+    """For tokens of equal weight; at c = 1, where both means are one vector, the bound is reached."""
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            rng = torch.Generator().manual_seed(0)
+            self.embedding = torch.nn.Embedding.from_pretrained(torch.randn(7, 16, generator=rng, dtype=torch.float64))
+            self.bias = torch.nn.Parameter(torch.full((16,), anisotropic, dtype=torch.float64))
+
+        def hidden_states(self, tokens):
+            x = self.embedding(tokens) ** 3 + self.bias
+            return [x, torch.tanh(x) + self.embedding(tokens)]
+
+    tokens = [[0, 1, 2], [3, 4, 5], [6, 1, 3]]
+    for c in (1.0, 10.0, 1000.0):
+        measured = saturation.similarity(Network(), tokens, c)
+        for layer in range(2):
+            most = similarity.most_common(
+                float(measured.anisotropy[layer]), float(measured.anisotropy_scaled[layer]), 9
+            )
+            common = abs(float(measured.common[layer]))
+            assert common <= most + 1e-12
+            if c == 1:
+                assert common == pytest.approx(most, rel=1e-12)

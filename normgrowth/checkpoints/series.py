@@ -41,6 +41,7 @@ class MeasuredSeries(NamedTuple):
     skipped: list[Skip]
     left_out: dict[str, str]  # tensors that are not counted, and why
     parameters: int
+    last: str = ""  # the last checkpoint that counts: its folder or file, or org/name@revision of the Hub
 
 
 class Counted(NamedTuple):
@@ -155,7 +156,9 @@ def _measure_all(
         raise ValueError("no checkpoint could be read:\n" + "\n".join(f"  {line}" for line in grouped(skipped)))
     store.save()
     parameters = sum(map(math.prod, reference.shapes.values()))
-    return MeasuredSeries(_table(counted.values()), duplicates, skipped, reference.left_out, parameters)
+    last = before.checkpoint if before else checkpoints[-1]
+    place = str(last.place or last.label)
+    return MeasuredSeries(_table(counted.values()), duplicates, skipped, reference.left_out, parameters, place)
 
 
 def _update_reference(store: Store, checkpoints: Sequence[Checkpoint], open_weights: OpenWeights) -> Reference:

@@ -40,8 +40,12 @@ def lead(total: pd.DataFrame) -> str:
     return f"{text}. If no interval had drifted, it would have ended at {no_drift(total)[-1]:.4g}."
 
 
-def write(result: MeasuredSeries, source: str, path: Path) -> None:
+def write(result: MeasuredSeries, source: str, path: Path, *, similarity: str = "") -> None:
     """Write the page as one file that loads nothing else. The figures need matplotlib.
+
+    Args:
+        source: of the series, in words.
+        similarity: HTML of ``report.similarity`` on the last checkpoint.
 
     Raises:
         ValueError: fewer than two checkpoints, which show no growth.
@@ -60,6 +64,7 @@ def write(result: MeasuredSeries, source: str, path: Path) -> None:
         "source": escape(source),
         "lead": escape(lead(total) + skipped),
         "figures": "\n".join(figures),
+        "similarity": similarity,
         "summary": escape(summarise(result)),
         "version": __version__,
     }
