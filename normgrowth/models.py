@@ -130,12 +130,12 @@ def attention(saved: SavedModel, c: float = 1000.0) -> pd.DataFrame:
     masks = _masks(saved)
     names = _layer_names(saved, len(masks), 1)
     config = saved.model.config.get_text_config()
-    weights_per_pair = sum(config.num_attention_heads for _ in masks)  # for each pair of a query and a key
+    weights_per_pair = len(masks) * getattr(config, "num_attention_heads", 1)  # for each pair of a query and a key
     batches = saturation.batches_by_length(
         saved.sentences,
         decoder=_decoder_sentences(saved),
         max_pairs=ATTENTION_BYTES / (8 * weights_per_pair),
-        pad=config.pad_token_id or 0,
+        pad=getattr(config, "pad_token_id", None) or 0,
         device=saved.model.device,
     )
 
@@ -155,10 +155,14 @@ def _masks(saved: SavedModel) -> list[heads.Mask]:
     config = saved.model.config
     if saved.kind != ENCODER_DECODER:
         return [heads.Mask(saved.kind == CAUSAL, window) for window in heads.windows(saved.model)]
-    encoder = config.get_text_config(encoder=True)
-    decoder = config.get_text_config(decoder=True)
-    masks = [heads.Mask(False, window) for window in heads.windows_of(encoder)]
+    decoder = getattr(config, "decoder", None) or config.get_text_config(decoder=True)
+    masks = [heads.Mask(False, window) for window in heads.windows_of(_encoder_config(config))]
     return masks + [heads.Mask(True, window) for window in heads.windows_of(decoder)]
+
+
+def _encoder_config(config: Any) -> Any:
+    """The configuration of the encoder of an encoder–decoder."""
+    return getattr(config, "encoder", None) or config.get_text_config(encoder=True)
 
 
 def at_scale(saved: SavedModel, c: float, measure: Callable[[float, torch.dtype | None], pd.DataFrame]) -> pd.DataFrame:
@@ -252,7 +256,7 @@ def _layer_names(saved: SavedModel, count: int, first: int) -> list[Any]:
     numbers = range(first, first + count)
     if saved.kind != ENCODER_DECODER:
         return list(numbers)
-    decoder_start = saved.model.config.num_hidden_layers + 1
+    decoder_start = _encoder_config(saved.model.config).num_hidden_layers + 1
     return [
         f"encoder {number}" if number < decoder_start else f"decoder {number - decoder_start + first}"
         for number in numbers

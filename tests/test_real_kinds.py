@@ -1,0 +1,145 @@
+"""What trained models have and random ones lack: massive activations, windows with padding, experts, masked rows."""
+
+import pytest
+import torch
+import transformers as hf
+
+from normgrowth import heads, models, precision, saturation
+
+SMALL = {
+    "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24,
+    "num_key_value_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+UNLIKE = [[5, *range(6, 6 + length)] for length in (3, 9, 14, 20)]
+CONFIGURATIONS = {
+    "llama": hf.LlamaConfig(**SMALL),
+    "qwen3": hf.Qwen3Config(**SMALL, head_dim=8),
+    "gemma": hf.GemmaConfig(**SMALL, head_dim=8),
+    "olmo2": hf.Olmo2Config(**SMALL),
+    "mistral": hf.MistralConfig(**SMALL, sliding_window=4),
+    "gemma2": hf.Gemma2Config(**SMALL, head_dim=8, sliding_window=4),
+    "gemma3": hf.Gemma3TextConfig(
+        **SMALL, head_dim=8, sliding_window=4, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "modernbert": hf.ModernBertConfig(**SMALL, local_attention=8, global_attn_every_n_layers=2),
+    "gpt-neo": hf.GPTNeoConfig(
+        vocab_size=50, hidden_size=16, num_layers=2, num_heads=2, attention_types=[[["global", "local"], 1]],
+        window_size=4,
+    ),
+    "mixtral": hf.MixtralConfig(**SMALL, num_local_experts=2),
+    "qwen3-moe": hf.Qwen3MoeConfig(
+        **SMALL, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8
+    ),
+    "gpt-oss": hf.GptOssConfig(**SMALL, head_dim=8, num_local_experts=2, num_experts_per_tok=2, sliding_window=4),
+    "gpt-neox": hf.GPTNeoXConfig(**{k: v for k, v in SMALL.items() if k != "num_key_value_heads"}),
+    "phi3": hf.Phi3Config(**SMALL),
+    "mpnet": hf.MPNetConfig(**{k: v for k, v in SMALL.items() if k != "num_key_value_heads"}),
+    "t5": hf.T5Config(vocab_size=50, d_model=16, d_ff=24, d_kv=8, num_heads=2, num_layers=2),
+    "t5gemma": hf.T5GemmaConfig(
+        encoder=dict(**SMALL, head_dim=8, sliding_window=4), decoder=dict(**SMALL, head_dim=8, sliding_window=4),
+        vocab_size=50,
+    ),
+}  # fmt: skip
+WITH_FLOAT32_NORM = ("llama", "qwen3", "mistral", "mixtral", "qwen3-moe", "phi3", "gpt-oss")
+
+
+def saved(name, sentences=UNLIKE):
+    """A model of a configuration, with matrices five times as large as usual, so that its heads differ."""
+    config = CONFIGURATIONS[name]
+    kind = models.kind_of(config)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = models._auto_class(kind).from_config(config, **models.LOAD_OPTIONS).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.data *= 5
+    return models.SavedModel(model, sentences, kind)
+
+
+def with_massive_activations(name):
+    """A model that writes 5·10⁴ into one channel of the residual stream, as trained language models do."""
+    model = saved(name)
+    embedding = model.model.get_input_embeddings()
+    embedding.weight.data[:, 3] = 5e4
+    return model
+
+
+@pytest.mark.parametrize("name", WITH_FLOAT32_NORM)
+def test_massive_activations_are_measured_in_float64_throughout(name):
+    """As scaling out says: one norm further on, c = 10⁹ changes as little as c = 10⁷ does."""
+    model = with_massive_activations(name)
+    far = models.similarity(model, 1e9)
+    assert far.attrs["reason"] == ""
+    torch.testing.assert_close(
+        torch.tensor(far.raw.to_numpy()), torch.tensor(models.similarity(model, 1e7).raw.to_numpy()), atol=1e-3, rtol=0
+    )
+    assert set(models.attention(model, 1e9).kind) <= {"argmax-like", "sink"}
+
+
+@pytest.mark.parametrize("name", WITH_FLOAT32_NORM)
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_a_square_that_overflows_is_the_reason_given(name, dtype):
+    """In float32 at 10¹⁷, in float64 at 10¹⁵²: the norm and its input are named, not a token without a direction."""
+    model = with_massive_activations(name)
+    c = 1e17 if dtype is None else 1e152
+    kind = "torch.float32" if dtype is None else "torch.float64"
+    with pytest.raises(OverflowError, match=rf"layers.0.*norm reads a vector whose .* is 5e\+\d+: its square .*{kind}"):
+        saturation.similarity(model.model, UNLIKE, c, dtype=dtype)
+
+
+def test_without_room_for_float64_the_largest_finite_scale_is_taken(monkeypatch):
+    """The residual stream grows like c⁵, and is squared in float32: c is near 10⁴."""
+    model = with_massive_activations("llama")
+    monkeypatch.setattr(precision, "free_memory", lambda _: 0)
+    for measure in (models.similarity, models.attention):
+        attributes = measure(model, 1e17).attrs
+        assert attributes["precision"] == "float32" and 1e3 < attributes["c"] < 1e5
+        assert "GB are free" in attributes["reason"] and "its square overflows torch.float32" in attributes["reason"]
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_sentences_together_are_sentences_alone(name):
+    """Padding, windows, rows masked whole and the division into batches change no number of any architecture."""
+    together = saved(name)
+    assert not models.similarity(together).drop(columns="centred").isna().any(axis=None)
+    by_head = models.attention(together)
+    assert by_head.masked_mass.max() == 0
+    alone = [models.attention(together._replace(sentences=[sentence])) for sentence in UNLIKE]
+    queries = torch.tensor([len(sentence) for sentence in UNLIKE], dtype=torch.float64)
+    mean = sum(n * table.positions for n, table in zip(queries.tolist(), alone, strict=True)) / float(queries.sum())
+    assert (mean - by_head.positions).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("name", ["mistral", "modernbert", "gpt-neo", "t5gemma"])
+def test_heads_do_not_depend_on_the_size_of_batches(name, monkeypatch):
+    model = saved(name)
+    whole = models.attention(model)
+    monkeypatch.setattr(models, "ATTENTION_BYTES", 1)
+    in_parts = models.attention(model)
+    numbers = ["positions", "share", "normalised_entropy", "masked_mass", "sink"]
+    assert (whole[numbers] - in_parts[numbers]).abs().max(axis=None) < 1e-12
+
+
+def test_rows_masked_whole_count_no_query():
+    weights = torch.full((1, 1, 4, 4), torch.nan)
+    weights[0, 0, :2] = torch.tensor([1.0, 0, 0, 0])
+    batch = {"input_ids": torch.ones(1, 4), "attention_mask": torch.tensor([[1, 1, 0, 0]])}
+    summary = heads.summarise(weights, heads.allowed_positions(batch, causal=True))
+    assert summary.positions.tolist() == [1.0] and summary.masked_mass.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("config", [
+    hf.MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=4),
+    hf.Mamba2Config(vocab_size=50, hidden_size=16, num_hidden_layers=2, num_heads=4, head_dim=8, n_groups=1),
+    hf.RwkvConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2),
+    hf.FNetConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, intermediate_size=16),
+    hf.LongT5Config(vocab_size=50, d_model=16, d_ff=24, d_kv=8, num_heads=2, num_layers=2),
+], ids=lambda config: config.model_type)  # fmt: skip
+def test_models_without_attention_between_positions_are_refused_in_one_line(config):
+    kind = models.kind_of(config)
+    model = models.SavedModel(models._auto_class(kind).from_config(config).eval(), UNLIKE, kind)
+    with pytest.raises(
+        ValueError, match=r"there is no attention|no heads to measure|gives attention of shape"
+    ) as error:
+        models.attention(model)
+    assert "\n" not in str(error.value)
