@@ -166,7 +166,7 @@ def test_readme_examples_run(tmp_path, monkeypatch):
         tiny_gpt2(folder, step)
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(examples) == 5
+    assert len(examples) == 7
     for example in examples:
         exec(compile(example, "README.md", "exec"), {})
     (tmp_path / "sentences.txt").write_text("A sentence of yours.\nAnd another one.\n")
@@ -175,7 +175,7 @@ def test_readme_examples_run(tmp_path, monkeypatch):
         understood = parser().parse_args(command.split())
         assert "EleutherAI/" in command or main(command.split()) == 0, understood
     sizes = [(tmp_path / name).stat().st_size for name in ("norms.png", "report.html")]
-    assert len(commands) == 6 and min(sizes) > 10_000
+    assert len(commands) == 7 and min(sizes) > 10_000
     assert len((tmp_path / "norms.csv").read_text().splitlines()) > 8  # two steps, by layer
 
 
