@@ -281,7 +281,8 @@ def _dequantise(sources: Sequence[Path], target: Path) -> None:
     try:
         save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
     except SafetensorError as error:
-        raise OSError(errno.EIO, str(error)) from error
+        code = errno.ENOSPC if "No space left" in str(error) else errno.EIO
+        raise OSError(code, str(error)) from error
     del model.config.quantization_config
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(target)
