@@ -82,7 +82,9 @@ def parser() -> argparse.ArgumentParser:
     ]
     for subparser in models:
         _add_model_options(subparser)
-    for subparser in (norms, *models):
+    ray = command("ray", _ray, MODEL)
+    _add_ray_options(ray)
+    for subparser in (norms, *models, ray):
         subparser.add_argument("--json", action="store_true", help="print all of the result as JSON, and nothing else")
     return top
 
@@ -101,11 +103,34 @@ def _add_model_options(subparser: argparse.ArgumentParser) -> None:
 
 
 def _add_measurement_options(subparser: argparse._ActionsContainer) -> None:
+    _add_text_options(subparser)
+    subparser.add_argument("--c", type=float, default=1000.0, help="scale of the parameters (default 1000)")
+
+
+def _add_ray_options(subparser: argparse.ArgumentParser) -> None:
+    subparser.add_argument("model", metavar="MODEL", help="a folder, or a Hub repository; see below")
+    _add_text_options(subparser)
+    subparser.add_argument("--scales", type=_scales, metavar="C,C,…", help="values of c (default: 0.8,0.9, … 10,1000)")
+    subparser.add_argument("--parts", action="store_true", help="scale each part by itself, too")
+    subparser.add_argument("--plot", type=Path, metavar="PNG", help="draw the curves (.png, .svg or .pdf)")
+
+
+def _scales(text: str) -> list[float]:
+    """The numbers of an option such as ``1,1.1,2``."""
+    scales = [float(number) for number in text.split(",")]
+    if not all(0 < c < float("inf") for c in scales):
+        raise ValueError
+    return scales
+
+
+_scales.__name__ = "list of positive numbers"  # as argparse calls it in an error
+
+
+def _add_text_options(subparser: argparse._ActionsContainer) -> None:
     subparser.add_argument(
         "--text", type=Path, metavar="FILE", help="sentences, one a line (default: 24 of Python's docstrings)"
     )
     subparser.add_argument("--tokenizer", metavar="PLACE", help="a folder or repository, if MODEL has none")
-    subparser.add_argument("--c", type=float, default=1000.0, help="scale of the parameters (default 1000)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -139,8 +164,7 @@ def _norms(options: argparse.Namespace) -> int:
     SOURCE may also be one model: its folder or file of weights, org/name@revision, or org/name without revisions that
     name a step. Its table has layer, norm, share of ρ² in %, and parameters.
     """
-    if options.plot and options.plot.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"{options.plot}: give a name that ends in .png, .svg or .pdf")
+    _check_figure(options.plot)
     _check_outputs(options.out, options.plot)
     if len(options.source) == 1 and options.match == "*" and not options.step:
         from normgrowth.checkpoints.single import locate
@@ -162,6 +186,12 @@ def _norms(options: argparse.Namespace) -> int:
 
         page.plot(result, options.plot)
     return 0
+
+
+def _check_figure(path: Path | None) -> None:
+    """Raise ValueError if a figure would have no format that it can be drawn in."""
+    if path and path.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"{path}: give a name that ends in .png, .svg or .pdf")
 
 
 def _norms_of_model(options: argparse.Namespace, checkpoint: Checkpoint) -> int:
@@ -252,6 +282,45 @@ def _degree(options: argparse.Namespace) -> int:
       log_ratio  the same k from the outputs at c and at the next scale
     """
     return _print_measurement(options, "degree", control=False)
+
+
+def _ray(options: argparse.Namespace) -> int:
+    """What the model still does with all parameters, or those of a part, times c, for several c.
+
+    columns of the table
+      agreement            share of positions where the most likely next token is that of the model at c = 1; of an
+                           encoder, share of sentences whose nearest other one is that at c = 1
+      accuracy, loss       of the next token; the loss in nats is that at the best temperature, at most ln(vocabulary)
+      effective_positions  of a head: exp of the entropy of its weights, mean over queries, median over heads
+      raw, common, centred similarity of the last representations to those at c = 1: see normgrowth saturation --help
+    Below it stands, for each part, the c > 1 at which the agreement halves. parts, which the model itself tells:
+      queries and keys     what acts through attention weights alone, relative position biases included
+      values and outputs   the rest of attention
+      gates                the nonlinear factor of a gated feed-forward layer, and the router of experts
+      up and down          the rest of the feed-forward layers
+      gains, embeddings    of norms, with their biases; of tokens and positions, with a head that is tied to them
+      head                 an output layer of its own, or a pooler
+    """
+    _check_figure(options.plot)
+    _check_outputs(None, options.plot)
+    sentences, source = _sentences(options.text)
+    models = _models()
+    from normgrowth.report import ray as report
+
+    saved = models.load(options.model, sentences, tokenizer=options.tokenizer)
+    table = models.ray(saved, options.scales, parts=options.parts)
+    description = {
+        "model": options.model,
+        "class": type(saved.model).__name__,
+        "kind": saved.kind,
+        "parameters": saved.model.num_parameters(),
+        "sentences": source,
+        "tokens": sum(map(len, saved.sentences)),
+    }
+    print(report.as_json(table, description) if options.json else report.as_text(table, description))
+    if options.plot:
+        report.plot(table, options.plot)
+    return 0
 
 
 def _print_measurement(options: argparse.Namespace, measure: str, control: bool = True) -> int:

@@ -76,10 +76,15 @@ def load(source: str | Path, sentences: Sequence[str], *, tokenizer: str | Path 
 
 def untrained(saved: SavedModel, seed: int = 0) -> SavedModel:
     """The control: a model of the same configuration, with the initial values that ``transformers`` draws for it."""
+    model = from_config(saved.model.config, seed)
+    return saved._replace(model=model.to(saved.model.device))
+
+
+def from_config(config: Any, seed: int = 0) -> Any:
+    """A model of a configuration with the initial values that ``transformers`` draws for it, in evaluation mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _auto_class(saved.kind).from_config(saved.model.config, **LOAD_OPTIONS)
-    return saved._replace(model=model.eval().to(saved.model.device))
+        return _auto_class(kind_of(config)).from_config(config, **LOAD_OPTIONS).eval()
 
 
 def kind_of(config: Any) -> str:
@@ -288,3 +293,26 @@ def _one_line_errors(source: object) -> Iterator[None]:
         if "trust_remote_code" in str(error):
             reason = "needs code of its own, which is not run here"
         raise ValueError(f"{source}: {reason}") from error
+
+
+def ray(saved: SavedModel, scales: Sequence[float] | None = None, *, parts: bool = False) -> pd.DataFrame:
+    """``saturation.along_ray`` of all parameters, and with ``parts`` of each part that the model has by itself.
+
+    In float64 throughout where the memory has room. ``table.attrs`` has the ``precision`` besides, and the ``reason``
+    for another one, or "".
+
+    Raises:
+        ValueError: the parts of the model cannot be told, or a scale is not positive.
+    """
+    dtype, reason = precision.choose(saved.model)
+    table = saturation.along_ray(
+        saved.model,
+        saved.sentences,
+        saturation.SCALES if scales is None else scales,
+        [saturation.ALL, *saturation.PARTS] if parts else None,
+        decoder=_decoder_sentences(saved),
+        dtype=dtype,
+    )
+    own = next(saved.model.parameters()).dtype if dtype is None else dtype
+    table.attrs.update(precision=str(own).removeprefix("torch."), reason=reason)
+    return table

@@ -1,64 +1,155 @@
-"""Figure of a model's function along the ray: what survives when the parameters, or those of a part, are scaled."""
+"""What ``normgrowth ray`` shows of a table of ``saturation.along_ray``: in words, as JSON, and as a figure."""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from normgrowth import style
-from normgrowth.saturation import ALL
+from normgrowth.saturation import ALL, half_scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+FAR = 4.0  # scales beyond it are drawn in panels of their own
 
-def plot_ray(table: pd.DataFrame, path: Path) -> None:
-    """Write the figure of a table of ``along_ray``: agreement, and below it the loss where there are next tokens.
+
+def as_text(table: pd.DataFrame, description: Mapping[str, Any]) -> str:
+    """The table, what chance would give, and the scale at which the agreement of each part halves.
+
+    ``description`` has ``class``, ``kind``, ``parameters``, ``sentences`` and ``tokens``.
+    """
+    shown = table.dropna(axis="columns", how="all")
+    if list(table.part.unique()) == [ALL]:
+        shown = shown.drop(columns="part")
+    lines = [
+        "{class}, {kind}, {parameters:,} parameters; {sentences}, {tokens} tokens".format(**description),
+        *_precision(table),
+        shown.round(4).to_string(index=False, na_rep="–"),
+        _chance(table),
+    ]
+    for part, c in half_scales(table).items():
+        name = "all parameters" if part == ALL else f"{part} alone"
+        lines.append(f"agreement with {name} scaled halves at {_between(c, table.c)}")
+    lines += [f"– {name}: {reason}" for name, reason in table.attrs["reasons"].items()]
+    return "\n".join(lines)
+
+
+def as_json(table: pd.DataFrame, description: Mapping[str, Any]) -> str:
+    """Description, half scales (null where the agreement stays above ½), chance, reasons, and the rows."""
+    document = {
+        **description,
+        "precision": table.attrs["precision"],
+        "reason": table.attrs["reason"],
+        "half_scale": {part: c if c < math.inf else None for part, c in half_scales(table).items()},
+        "chance": table.attrs["chance"],
+        "reasons": table.attrs["reasons"],
+        "table": json.loads(table.to_json(orient="records", double_precision=15)),
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False)
+
+
+def half_scales(table: pd.DataFrame) -> dict[str, float]:
+    """``half_scale`` of each part that has a scale above 1."""
+    measured = table[(table.c > 1) & table.agreement.notna()]
+    return {part: half_scale(table, part) for part in measured.part.unique()}
+
+
+def _between(half: float, scales: pd.Series) -> str:
+    """A half scale, and the scales between which it was interpolated."""
+    below = max(1.0, scales[scales < half].max())
+    if half == math.inf:
+        return f"more than c = {below:g}"
+    return f"c = {half:.3g}, between {below:g} and {scales[scales >= half].min():g}"
+
+
+def _precision(table: pd.DataFrame) -> list[str]:
+    return [f"in {table.attrs['precision']}: {table.attrs['reason']}"] if table.attrs["reason"] else []
+
+
+def _chance(table: pd.DataFrame) -> str:
+    chance = table.attrs["chance"]
+    if table.attrs["next_token"]:
+        return f"chance: loss {chance['loss']:.4g}, which is ln(vocabulary)"
+    return f"no next token: nearest sentence; chance: agreement {chance['agreement']:.3g}"
+
+
+def plot(table: pd.DataFrame, path: Path) -> None:
+    """Write the figure: agreement along the ray, and the loss below it where there are next tokens.
 
     A table of several parts has a curve for each of them; one of all parameters alone has the accuracy beside the
-    agreement.
+    agreement. Scales far beyond 1 have panels of their own, since what happens, happens close to 1.
     """
     import matplotlib.pyplot as plt
 
-    style.use_style()
-    panels = 2 if table.attrs["next_token"] else 1
-    figure, axes = plt.subplots(panels, 1, sharex=True, squeeze=False, figsize=(6.4, 3.2 * panels + 0.6))
-    upper, lower = axes[0, 0], axes[-1, 0]
-    _curves(upper, table, "agreement")
-    chance = table.attrs["chance"]
+    rows = 2 if table.attrs["next_token"] else 1
+    ranges = [scales for scales in (table.c[table.c <= FAR], table.c[table.c > FAR]) if len(scales)]
+    widths = [5, 1.6][: len(ranges)]
+    with plt.rc_context():
+        style.use_style()
+        figure, axes = plt.subplots(
+            rows, len(ranges), squeeze=False, sharex="col", sharey="row", width_ratios=widths, figsize=(8, 2.8 * rows)
+        )
+        for column, scales in enumerate(ranges):
+            _plot_agreement(axes[0, column], table)
+            if table.attrs["next_token"]:
+                _plot_loss(axes[1, column], table)
+            _label_scales(axes[-1, column], scales)
+        _name(axes[0], "Agreement with the unscaled model", "positions" if rows == 2 else "sentences")
+        if rows == 2:
+            _name(axes[1], "Loss of the next token at the best temperature", "nats")
+        figure.supxlabel("parameters times $c$", fontsize=11)
+        figure.savefig(path, dpi=200)
+        plt.close(figure)
+
+
+def _plot_agreement(ax: Axes, table: pd.DataFrame) -> None:
+    _curves(ax, table, "agreement")
     if list(table.part.unique()) == [ALL] and table.attrs["next_token"]:
-        upper.plot(table.c, table.accuracy, "s-", color=style.ORANGE, label="accuracy of the next token")
-        upper.lines[0].set_label("agreement with the unscaled model")
-    upper.set(ylabel="agreement with the unscaled model" if panels == 1 else "share of positions", ylim=(-0.03, 1.03))
-    if "agreement" in chance:
-        upper.axhline(chance["agreement"], label="chance", **style.THEORY)
-    upper.axvline(1, color=style.BLACK, linewidth=0.8)
-    if panels == 2:
-        _curves(lower, table, "loss")
-        lower.axhline(chance["loss"], **style.THEORY)
-        lower.annotate("chance, ln(vocabulary)", (table.c.min(), chance["loss"]), (0, -4), textcoords="offset points",
-                       va="top", fontsize=9.5)  # fmt: skip
-        lower.axvline(1, color=style.BLACK, linewidth=0.8)
-        lower.set(ylabel="loss at the best\ntemperature [nats]", ylim=(0, 1.06 * max(chance["loss"], table.loss.max())))
-    lower.set_xlabel("parameters times $c$")
-    _spread(lower, table.c)
-    upper.legend(loc="upper left", bbox_to_anchor=(1.01, 1), title=None)
-    figure.savefig(path, dpi=200)
-    plt.close(figure)
+        ax.lines[0].set_label("agreement")
+        ax.plot(table.c, table.accuracy, "s-", color=style.ORANGE, label="accuracy of\nthe next token")
+    if "agreement" in table.attrs["chance"]:
+        ax.axhline(table.attrs["chance"]["agreement"], label="chance", **style.THEORY)
+    ax.set_ylim(-0.03, 1.05)
+
+
+def _plot_loss(ax: Axes, table: pd.DataFrame) -> None:
+    _curves(ax, table, "loss")
+    chance = table.attrs["chance"]["loss"]
+    ax.axhline(chance, label="chance,\nln(vocabulary)", **style.THEORY)
+    ax.set_ylim(0, 1.08 * chance)
 
 
 def _curves(ax: Axes, table: pd.DataFrame, column: str) -> None:
-    """A curve for each part, in colours and markers of its own."""
-    for number, (part, rows) in enumerate(table.groupby("part", sort=False)):
-        look: dict[str, Any] = {"color": style.COLOURS[number % 6], "marker": style.MARKERS[number % 6]}
-        if number >= 6:
-            look |= {"color": style.BLACK, "linestyle": ":"}
-        ax.plot(rows.c, rows[column], label=part, **look)
+    """A curve for each part, in a colour and with a marker of its own."""
+    for number, (part, rows) in enumerate(table.sort_values("c").groupby("part", sort=False)):
+        colour = (*style.COLOURS, style.BLACK, "grey")[number % 8]
+        marker = (*style.MARKERS, "x", "*")[number % 8]
+        ax.plot(rows.c, rows[column], color=colour, marker=marker, linewidth=1.4, label=part)
 
 
-def _spread(ax: Axes, scales: pd.Series) -> None:
-    """A logarithmic axis with a tick at each scale that has room, or the scales themselves."""
+def _name(row: Sequence[Axes], title: str, unit: str) -> None:
+    """Title and unit of a row of panels, with its legend on the right; of curves that stand above, none again."""
+    row[0].set_title(title)
+    row[0].set_ylabel(unit if unit == "nats" else f"share of {unit}")
+    lines = row[-1].lines if unit != "nats" else row[-1].lines[-1:]
+    row[-1].legend(handles=list(lines), loc="upper left", bbox_to_anchor=(1.02, 1))
+
+
+def _label_scales(ax: Axes, scales: pd.Series) -> None:
+    """A logarithmic axis over some scales, with a tick at each that has room."""
+    low, high = math.log(scales.min()), math.log(scales.max())
+    margin = 0.06 * (high - low) or 0.5
     ax.set_xscale("log")
+    ax.set_xlim(math.exp(low - margin), math.exp(high + margin))
+    ticks: list[float] = []
+    for c in sorted(scales.unique(), key=lambda c: (c != 1, abs(math.log(c)))):
+        if all(abs(math.log(c / other)) > 0.07 * (high - low) for other in ticks):
+            ticks.append(float(c))
+    ax.set_xticks(ticks, [f"{c:g}" for c in ticks])
     ax.minorticks_off()
