@@ -1,10 +1,12 @@
 """Heads, degree and saturation on families of models with windows, sinks, experts and decoders, made small."""
 
+import math
 import warnings
 
 import pytest
 import torch
 import transformers as hf
+from configurations import NAMES, fill, inputs_of, small_model
 
 from normgrowth import heads, homogeneity, models, saturation
 
@@ -138,3 +140,66 @@ def test_made_up_tokenizers_are_found(tmp_path, family):
     build(MADE_UP[family]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="this tokenizer knows no word"):
         models.check_knows_words(hf.AutoTokenizer.from_pretrained(tmp_path), ["The norm grows.", "And so on, and on."])
+
+
+# --- All configurations of language models that are built in about a second -------------------------------------------
+
+IN_EACH_RUN = {
+    "albert", "apertus", "bart", "bert", "bloom", "cohere2_moe", "deepseek_v3", "doge", "ernie4_5_moe", "gemma",
+    "gemma3_text", "gpt2", "gpt_oss", "llama", "llama4_text", "mamba", "mixtral", "mpnet", "olmoe", "qwen3_moe",
+}  # fmt: skip
+CONFIGURATIONS = [pytest.param(name, marks=[] if name in IN_EACH_RUN else pytest.mark.slow) for name in NAMES]
+
+
+@pytest.mark.parametrize("filled", [False, True], ids=["fresh", "filled"])
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_a_degree_by_the_rules_is_that_of_the_outputs_or_refused_in_a_line(name, filled):
+    """Asymptotically, for fresh parameters, some of which are 0, and for parameters in general position."""
+    try:
+        model = small_model(name)
+        inputs = inputs_of(model)
+        with torch.no_grad():
+            model(**inputs)
+    except Exception as error:  # of a class that needs other settings or inputs
+        pytest.skip(f"not built: {type(error).__name__}")
+    if filled:
+        fill(model)
+    try:
+        k = homogeneity.degree(model, inputs, approximate=True)
+    except homogeneity.NotHomogeneous as refusal:
+        assert "\n" not in str(refusal)
+        return
+    assert homogeneity.degree(model, inputs, approximate=True, check=True) == k
+    with homogeneity.scalable(model, inputs, 0) as output, torch.no_grad():
+        small, large = (output(c).norm() for c in (1e5, 1e6))
+    assert math.log10(large / small) == pytest.approx(float(k), abs=0.01)
+
+
+def test_a_fresh_gain_of_one_plus_zero_is_refused_until_it_is_trained():
+    model = small_model("gemma")
+    inputs = inputs_of(model)
+    with pytest.raises(homogeneity.NotHomogeneous, match=r"'model\.layers\.0\.input_layernorm\.weight' is 0.*train it"):
+        homogeneity.degree(model, inputs, approximate=True)
+    assert homogeneity.measure_degree(model, inputs, [1e3]).euler[0] == pytest.approx(1, abs=0.01)
+    assert homogeneity.degree(fill(model), inputs, approximate=True, check=True) == 2
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])
+def test_rows_of_attention_that_are_masked_whole_are_finite(family):
+    """Padding longer than the window: all positions that the first queries may see are masked."""
+    model = fill(build(FAMILIES[family][0]))
+    mask = torch.ones(1, 12, dtype=torch.long)
+    mask[:, :7] = 0
+    inputs = {"input_ids": torch.tensor(SENTENCES[:1]), "attention_mask": mask}
+    measured = homogeneity.measure_degree(model, inputs, [1e3, 1e4])
+    expected = 0 if family == "gemma2" else 2  # the logits of Gemma 2 are bounded by a tanh
+    assert measured.euler.to_numpy() == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe", "deepseek_v3", "llama4_text"])
+def test_experts_have_the_degree_of_their_outputs(name):
+    """The rules follow the experts as one product, the outputs run one expert after the other."""
+    model = fill(small_model(name))
+    before = model.config._experts_implementation
+    assert homogeneity.degree(model, inputs_of(model), approximate=True, check=True) == 2
+    assert model.config._experts_implementation == before

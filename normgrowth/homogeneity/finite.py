@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 from torch.utils.module_tracker import ModuleTracker
 
-from normgrowth.homogeneity.algebra import innermost_module
+from normgrowth.homogeneity.algebra import INFINITE, innermost_module
 
-__all__ = ["NotFinite", "finite_output"]
+__all__ = ["NotFinite", "finite_output", "has_masked_rows"]
 
 # Operations that overflow where their result is infinite and their operands are not. Others may give +∞ on purpose:
 # 1/0, −log 0, a mask, and exp in a sigmoid by hand.
@@ -117,3 +117,27 @@ def finite_output(
     when = "as at scale 1" if from_the_start else "but not at scale 1"
     place = f"; the first operation that gives no number is {watch.not_a_number}" if watch.not_a_number else ""
     raise NotFinite(f"{what}, {when}{place}")
+
+
+class _MaskedRows(TorchDispatchMode):
+    """Sees whether a mask of large negative numbers is added to a whole row, where nothing of the row remains."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        outputs = func(*args, **kwargs or {})
+        if func.overloadpacket.__name__.strip("_") in ADDS_MASKS:
+            rows = [x for x in _real_tensors(outputs) if x.dim()]
+            self.found = self.found or any(bool((x <= -INFINITE).all(-1).any()) for x in rows)
+        return outputs
+
+
+def has_masked_rows(output: Callable[[float], Tensor], c: float) -> bool:
+    """Whether attention has rows at the scale c that are masked whole, as those of padding beyond a window are.
+
+    Sums of scores with the lowest number of a type round the scores away, which torch's derivative does not know.
+    """
+    masked_rows = _MaskedRows()
+    with torch.no_grad(), masked_rows:
+        output(c)
+    return masked_rows.found

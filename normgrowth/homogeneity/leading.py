@@ -36,8 +36,8 @@ TERMS: dict[str, tuple[tuple[int, ...], ...]] = {
 KEEP_ZEROS = {
     "abs", "bmm", "cat", "clone", "constant_pad_nd", "contiguous", "copy", "cumsum", "dot", "elu", "embedding",
     "expand", "flip", "gather", "gelu", "hardswish", "index", "index_select", "leaky_relu", "linalg_vector_norm",
-    "masked_fill", "mean", "mm", "mul", "mv", "neg", "permute", "relu", "repeat", "reshape", "roll", "silu", "sqrt", "square",
-    "stack", "std", "sum", "to_copy", "tril", "triu", "where", *TERMS,
+    "masked_fill", "mean", "mm", "mul", "mv", "neg", "permute", "relu", "repeat", "reshape", "roll", "silu", "sqrt",
+    "square", "stack", "std", "sum", "to_copy", "tril", "triu", "where", *TERMS,
 }  # fmt: skip
 # Functions with a positive degree in the limit of large arguments, and what is 0 where the limit is.
 LIMITS: dict[str, Callable[[Tensor], Tensor]] = dict.fromkeys(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from normgrowth.homogeneity.finite import finite_output
+from normgrowth.homogeneity.finite import finite_output, has_masked_rows
 from normgrowth.precision import float64_throughout
 
 __all__ = [
@@ -238,8 +238,8 @@ def _measure(output: Callable[[Any], Tensor], above: Tensor, c: float) -> _Point
         agree = _agree(derivative, difference, f) or any(
             _agree(derivative, _difference(output, c, step, unit), f) for step in STEPS[1:]
         )
-        if not agree and not _agree(derivative, _value_and_derivative(output, c * NEXT, unit)[1], f):
-            no_derivative = "rounding swamps it"
+        if not agree:
+            no_derivative = _lost_to_rounding(output, c, unit, f, derivative)
     except RuntimeError as error:  # torch raises it where an operation has no forward derivative
         if not re.search("forward AD|functorch|forward-mode", str(error)):
             raise
@@ -266,6 +266,15 @@ def _value_and_derivative(output: Callable[[Any], Tensor], c: float, unit: float
     zero = torch.zeros((), dtype=torch.float64)
     f, derivative = torch.func.jvp(lambda t: output(c * t.exp()), (zero,), (torch.ones_like(zero),))[:2]
     return f / unit, derivative / unit
+
+
+def _lost_to_rounding(output: Callable[[Any], Tensor], c: float, unit: float, f: Tensor, derivative: Tensor) -> str:
+    """Why a derivative by torch is lost to rounding, if it is; otherwise empty."""
+    if not _agree(derivative, _value_and_derivative(output, c * NEXT, unit)[1], f):
+        return "rounding swamps it"
+    if has_masked_rows(output, c):
+        return "rows of attention are masked whole, and their scores are rounded away"
+    return ""
 
 
 def _difference(output: Callable[[Any], Tensor], c: float, step: float, unit: float) -> Tensor:

@@ -172,4 +172,4 @@ register("embedding", lambda a, weight, _index, *_: a.degree_of(weight))
 # Operations that return indices, which do not change with scale although their operands do.
 RETURN_INDICES = {"argmax", "argmin", "max", "max_pool2d_with_indices", "min", "sort", "topk"}
 # Operations that may lie between the mask and the softmax, where −3.4e38 stands for −∞.
-ACCEPT_MASKED_SCORES = set(f"add softmax safe_softmax view slice select repeat {REARRANGEMENTS}".split())
+ACCEPT_MASKED_SCORES = set(f"add cat softmax safe_softmax view slice select repeat {REARRANGEMENTS}".split())
