@@ -3,13 +3,14 @@
 import argparse
 import contextlib
 import json
+import subprocess
 
 import nbformat
 import pytest
 from scipy import stats
 
 import workflow
-from maintenance import alarms, mutants, restamp
+from maintenance import alarms, instruments, mutants, restamp
 from nbutils import claims, shared_runs
 from nbutils.claims.records import Record
 from workflow import Run
@@ -216,3 +217,15 @@ def test_seeds_are_stamped_only_by_the_runs_that_decide_and_of_todays_code(code)
     code["01-one"] = "an edit"
     with pytest.raises(ValueError, match="01-one was edited after it was run"):
         restamp.unchanged_chapters(before, after)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "qwen3-moe", "modernbert"])
+@pytest.mark.parametrize("instrument", instruments.INSTRUMENTS)
+def test_every_instrument_agrees_with_a_plain_computation(instrument, name):
+    row = instruments.row(instrument, name)
+    assert row["gap"] < 1e-9 and row["peak GB"] > 0
+
+
+def test_a_measurement_that_fails_is_a_row_with_its_reason():
+    row = instruments.in_process(subprocess.run, "norms", "no such model")
+    assert row["model"] == "no such model" and "no such model" in row["error"]

@@ -46,14 +46,11 @@ WITH_FLOAT32_NORM = ("llama", "qwen3", "mistral", "mixtral", "qwen3-moe", "phi3"
 def saved(name, sentences=UNLIKE):
     """A model of a configuration, with matrices five times as large as usual, so that its heads differ."""
     config = CONFIGURATIONS[name]
-    kind = models.kind_of(config)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = models._auto_class(kind).from_config(config, **models.LOAD_OPTIONS).eval()
+    model = models.from_config(config)
     for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.data *= 5
-    return models.SavedModel(model, sentences, kind)
+    return models.SavedModel(model, sentences, models.kind_of(config))
 
 
 def with_massive_activations(name):
@@ -136,8 +133,7 @@ def test_rows_masked_whole_count_no_query():
     hf.LongT5Config(vocab_size=50, d_model=16, d_ff=24, d_kv=8, num_heads=2, num_layers=2),
 ], ids=lambda config: config.model_type)  # fmt: skip
 def test_models_without_attention_between_positions_are_refused_in_one_line(config):
-    kind = models.kind_of(config)
-    model = models.SavedModel(models._auto_class(kind).from_config(config).eval(), UNLIKE, kind)
+    model = models.SavedModel(models.from_config(config), UNLIKE, models.kind_of(config))
     with pytest.raises(
         ValueError, match=r"there is no attention|no heads to measure|gives attention of shape"
     ) as error:

@@ -40,7 +40,7 @@ def scaled(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> I
     >>> bool((large == 1000 * layer.weight).all())
     True
     """
-    replacements = [
+    replacements: list[tuple[Tensor, Tensor]] = [
         (parameter, _times(c, parameter.detach(), dtype, name)) for name, parameter in model.named_parameters()
     ]
     in_float64 = any(values.dtype == torch.float64 for _, values in replacements)
