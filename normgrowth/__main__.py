@@ -245,8 +245,8 @@ def _similarity_of_last(
         print(f"normgrowth report: similarity not measured: {error}", file=sys.stderr)
         return similarity.not_measured(str(error))
     tokens = sum(map(len, saved.sentences))
-    model = f"{result.last}: {type(saved.model).__name__}, {description}, {tokens:,} tokens"
-    return similarity.section(table, model)
+    model = f"{result.last}: {type(saved.model).__name__}, {description}"
+    return similarity.section(table, tokens, model)
 
 
 def _saturation(options: argparse.Namespace) -> int:
@@ -285,7 +285,7 @@ def _degree(options: argparse.Namespace) -> int:
 
 
 def _ray(options: argparse.Namespace) -> int:
-    """What the model still does with all parameters, or those of a part, times c, for several c.
+    """What the model still does with all parameters, or those of a part, times c, and what an untrained model does.
 
     columns of the table
       agreement            share of positions where the most likely next token is that of the model at c = 1; of an
@@ -309,6 +309,7 @@ def _ray(options: argparse.Namespace) -> int:
 
     saved = models.load(options.model, sentences, tokenizer=options.tokenizer)
     table = models.ray(saved, options.scales, parts=options.parts)
+    control = models.ray(models.untrained(saved), options.scales)
     description = {
         "model": options.model,
         "class": type(saved.model).__name__,
@@ -317,7 +318,8 @@ def _ray(options: argparse.Namespace) -> int:
         "sentences": source,
         "tokens": sum(map(len, saved.sentences)),
     }
-    print(report.as_json(table, description) if options.json else report.as_text(table, description))
+    write = report.as_json if options.json else report.as_text
+    print(write(table, control, description))
     if options.plot:
         report.plot(table, options.plot)
     return 0

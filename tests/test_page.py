@@ -96,7 +96,8 @@ def test_the_similarity_of_the_last_checkpoint_is_that_of_models(models_of_trans
     path = tmp_path / "mine.html"
     main(["report", str(models_of_transformers), "-o", str(path), "--saturation", "--text", str(file), "--c", "30"])
     saved = models.load(models_of_transformers / "step2", file.read_text().splitlines())
-    table = models.similarity(saved, 30.0)[list(similarity.HEADINGS)]
+    table = models.similarity(saved, 30.0)
+    table = table.assign(own=similarity.own(table, sum(map(len, saved.sentences))))[list(similarity.HEADINGS)]
     rows = rows_of(path.read_text(encoding="utf-8"))
     assert list(rows) == [str(layer) for layer in table.index] and "decoder 2" in rows
     np.testing.assert_allclose(np.array(list(rows.values())), table.to_numpy(), atol=5.01e-4)
@@ -146,5 +147,30 @@ def test_the_common_part_is_bounded_by_both_anisotropies(anisotropic):
             )
             common = abs(float(measured.common[layer]))
             assert common <= most + 1e-12
+            of_tokens = similarity.own(pd.DataFrame(measured._asdict()), 9)[layer]
+            assert abs(of_tokens) <= 1 + 1e-12
             if c == 1:
+                assert of_tokens == pytest.approx(1, abs=1e-9)
                 assert common == pytest.approx(most, rel=1e-12)
+
+
+def test_own_is_not_misled_by_a_few_long_tokens():
+    """Directions are random at both scales, but for long first tokens: their mean, taken from all, makes all alike."""
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+
+        def hidden_states(self, tokens):
+            rng = torch.Generator().manual_seed(int(self.scale))  # other directions at c than at 1
+            x = torch.randn(*tokens.shape, 64, generator=rng, dtype=torch.float64)
+            x[:, 0] = 1000.0
+            return [x]
+
+    sentences = [[1] * 12] * 30
+    measured = saturation.similarity(Network(), sentences, 100.0)
+    table = pd.DataFrame(measured._asdict()).assign(own=lambda table: similarity.own(table, 360))
+    assert table.centred[0] > 0.95
+    # unit vectors: a twelfth are one direction at both scales, so raw is 1/12, common 1/144, and own 11/143
+    assert table.own[0] == pytest.approx(1 / 13, abs=0.03)

@@ -19,37 +19,50 @@ if TYPE_CHECKING:
 FAR = 4.0  # scales beyond it are drawn in panels of their own
 
 
-def as_text(table: pd.DataFrame, description: Mapping[str, Any]) -> str:
-    """The table, what chance would give, and the scale at which the agreement of each part halves.
+def as_text(table: pd.DataFrame, control: pd.DataFrame, description: Mapping[str, Any]) -> str:
+    """The table, what chance would give, and the scale at which the agreement of each part halves; then the control.
 
-    ``description`` has ``class``, ``kind``, ``parameters``, ``sentences`` and ``tokens``.
+    ``control`` is the table of an untrained model. ``description`` has ``class``, ``kind``, ``parameters``,
+    ``sentences`` and ``tokens``.
     """
-    shown = table.dropna(axis="columns", how="all")
-    if list(table.part.unique()) == [ALL]:
-        shown = shown.drop(columns="part")
     lines = [
         "{class}, {kind}, {parameters:,} parameters; {sentences}, {tokens} tokens".format(**description),
         *_precision(table),
-        shown.round(4).to_string(index=False, na_rep="–"),
+        *_rows(table),
         _chance(table),
+        "an untrained model of the same configuration:",
+        *_rows(control),
     ]
-    for part, c in half_scales(table).items():
-        name = "all parameters" if part == ALL else f"{part} alone"
-        lines.append(f"agreement with {name} scaled halves at {_between(c, table.c)}")
-    lines += [f"– {name}: {reason}" for name, reason in table.attrs["reasons"].items()]
     return "\n".join(lines)
 
 
-def as_json(table: pd.DataFrame, description: Mapping[str, Any]) -> str:
+def _rows(table: pd.DataFrame) -> list[str]:
+    """The table, half scales, and the reasons of what is missing."""
+    shown = table.dropna(axis="columns", how="all")
+    if list(table.part.unique()) == [ALL]:
+        shown = shown.drop(columns="part")
+    lines = [shown.round(4).to_string(index=False, na_rep="–")]
+    for part, c in half_scales(table).items():
+        name = "all parameters" if part == ALL else f"{part} alone"
+        lines.append(f"agreement with {name} scaled halves at {_between(c, table.c)}")
+    return lines + [f"– {name}: {reason}" for name, reason in table.attrs["reasons"].items()]
+
+
+def as_json(table: pd.DataFrame, control: pd.DataFrame, description: Mapping[str, Any]) -> str:
     """Description, half scales (null where the agreement stays above ½), chance, reasons, and the rows."""
+    tables = {"trained": table, "untrained": control}
+    rows = pd.concat([frame.assign(of=name) for name, frame in tables.items()], ignore_index=True)
     document = {
         **description,
         "precision": table.attrs["precision"],
         "reason": table.attrs["reason"],
-        "half_scale": {part: c if c < math.inf else None for part, c in half_scales(table).items()},
+        "half_scale": {
+            name: {part: c if c < math.inf else None for part, c in half_scales(frame).items()}
+            for name, frame in tables.items()
+        },
         "chance": table.attrs["chance"],
-        "reasons": table.attrs["reasons"],
-        "table": json.loads(table.to_json(orient="records", double_precision=15)),
+        "reasons": {name: frame.attrs["reasons"] for name, frame in tables.items()},
+        "table": json.loads(rows.to_json(orient="records", double_precision=15)),
     }
     return json.dumps(document, indent=1, ensure_ascii=False)
 

@@ -1,8 +1,9 @@
 """The part of a report that loads a model: how like itself it stays when scaled, beside what all tokens share.
 
-With unit vectors u of the tokens and u′ of the same tokens at scale c, raw is the mean of u·u′, and its common part is
-m·m′ for the mean vectors m and m′. By Cauchy and Schwarz |m·m′| ≤ ‖m‖‖m′‖, and n tokens of equal weight have
-‖m‖² = ω + (1 − ω)/n, where ω is their anisotropy, the mean of u·v over pairs of different tokens.
+With unit vectors u of the tokens and u′ of the same tokens at scale c, raw is the mean of u·u′. For the mean vectors m
+and m′ it is m·m′, the common part, plus the mean of (u − m)·(u′ − m′), which is the tokens' own. By Cauchy and Schwarz
+these are at most ‖m‖‖m′‖ and √((1 − ‖m‖²)(1 − ‖m′‖²)). n tokens of equal weight have ‖m‖² = ω + (1 − ω)/n, where ω is
+their anisotropy, the mean of u·v over pairs of different tokens.
 """
 
 from __future__ import annotations
@@ -15,20 +16,26 @@ import pandas as pd
 HEADINGS = {  # by column of ``models.similarity``
     "raw": "raw",
     "common": "common",
+    "own": "own",
     "centred": "centred",
     "anisotropy": "ω",
     "anisotropy_scaled": "ω′",
 }
 TITLE = "<h2>Similarity of the last checkpoint to its scaled self</h2>\n"
+ALIKE = 1e-9  # below this all tokens point one way, up to rounding
 EXPLANATION = """\
 <p>Let u be the unit vector of a token’s representation, and u′ that of the same token with all parameters times c. Raw
 is the mean of u·u′. It has two parts: the common one, m·m′, where m and m′ are the means of u and u′, and the mean of
 <span>(u − m)·(u′ − m′)</span>, which is the tokens’ own. Where raw is hardly more than its common part, it comes from a
-direction that all tokens share at both scales, and says nothing about saturation; read the centred similarity, the same
-cosine after both means are taken away.</p>
+direction that all tokens share at both scales, and says nothing about saturation. Own is the second part over the
+largest value that it could have: 1 for a saturated layer, and 0 where a token’s own direction is lost.</p>
 <p>The common part is at most ‖m‖‖m′‖. For n tokens of equal weight that is
 <span>√((ω + (1 − ω)/n)(ω′ + (1 − ω′)/n)),</span> about √(ωω′): ω is the mean cosine of two different tokens of the
-model, ω′ that at scale c.</p>"""
+model, ω′ that at scale c. The tokens’ own part is at most about <span>√((1 − ω)(1 − ω′)).</span></p>
+<p>Centred is the mean cosine after the mean representation is taken from all, at both scales. It misleads where a few
+tokens are far longer than the others, as the first token of a sentence is in many language models: the mean is then
+theirs, and what is left of the others is its negative, alike at both scales. Where centred is high and own is not, take
+own.</p>"""
 
 
 def most_common(anisotropy: float, anisotropy_scaled: float, tokens: int) -> float:
@@ -43,19 +50,36 @@ def most_common(anisotropy: float, anisotropy_scaled: float, tokens: int) -> flo
     return math.sqrt(max(squares[0], 0.0) * max(squares[1], 0.0))  # 0 may be rounded to below 0
 
 
-def section(table: pd.DataFrame, model: str) -> str:
+def own(table: pd.DataFrame, tokens: int) -> pd.Series:
+    """The tokens' own part of raw over the largest value that it could have, by layer; NaN where all tokens are alike.
+
+    For tokens of equal weight this is a correlation, from −1 to 1. Sentences of unlike length give their tokens other
+    weights, which may lead past these ends by little: the ends are returned then.
+
+    >>> columns = {"raw": [0.9], "common": [0.3], "anisotropy": [0.2], "anisotropy_scaled": [0.2]}
+    >>> own(pd.DataFrame(columns), 10**9).round(6).tolist()  # 0.6 of 0.8
+    [0.75]
+    """
+    rest = (1 - table.anisotropy) * (tokens - 1) / tokens
+    rest_scaled = (1 - table.anisotropy_scaled) * (tokens - 1) / tokens
+    largest = (rest * rest_scaled).clip(lower=0) ** 0.5
+    return ((table.raw - table.common) / largest.where(largest > ALIKE)).clip(-1.0, 1.0)
+
+
+def section(table: pd.DataFrame, tokens: int, model: str) -> str:
     """HTML of a table of ``models.similarity``, with what its columns mean.
 
     Args:
         table: by layer; ``table.attrs`` has ``c``, ``precision`` and ``reason``.
+        tokens: how many there are in all sentences.
         model: which model it is, in words.
     """
     scale = table.attrs
+    table = table.assign(own=own(table, tokens))
     last = table.iloc[-1]
-    centred = "has no value, since all tokens are alike" if math.isnan(last.centred) else f"is {_number(last.centred)}"
     lead = (
-        f"{model}, measured in {scale['precision']} at c = {scale['c']:g}. In the last layer raw is "
-        f"{_number(last.raw)}, its common part {_number(last.common)}; the centred similarity {centred}."
+        f"{model}, {tokens:,} tokens, measured in {scale['precision']} at c = {scale['c']:g}. In the last layer raw is "
+        f"{_number(last.raw)}, its common part {_number(last.common)}; own is {_number(last.own)}."
     )
     reason = f" Why not at the c asked for, or in float64: {scale['reason']}." if scale["reason"] else ""
     return f"{TITLE}<p>{escape(lead + reason)}</p>\n{_html_table(table)}\n{EXPLANATION}"
