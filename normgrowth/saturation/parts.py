@@ -9,7 +9,8 @@ One sentence runs through the model a few times, and gradients say on what a val
   on them. A relative position bias and the logits of attention sinks, which only scores see, are among them.
 - Values and outputs act on the output, but no longer once all attention weights are 0.
 - Gates are the nonlinear factor in a product of two functions of the same input, as silu(gate(x)) in
-  silu(gate(x)) · up(x). The router of experts, which weighs them, is a gate too. Without such products there are none.
+  silu(gate(x)) · up(x). The router of experts, which weighs what they give, is a gate too; one that weighs what they
+  read, as Llama 4's, is not told from up and down. Without such products there are no gates.
 - Up and down is the rest of the layers.
 - The head is what lies behind the last layer: an output matrix of its own, or a pooler.
 - Unused is what the forward pass does not read. Only an expert that no token was sent to goes with the other experts.
@@ -40,6 +41,10 @@ EMBEDDINGS = "embeddings"
 HEAD = "head"
 UNUSED = "unused"
 PARTS = (QUERIES_KEYS, VALUES_OUTPUTS, GATES, UP_DOWN, GAINS, EMBEDDINGS, HEAD, UNUSED)
+ABSENT = {  # why a model does not have a part
+    GATES: "no layer multiplies two functions of its input, of which one is not linear",
+    HEAD: "nothing behind the last layer has parameters of its own",
+}
 PROBE_TOKENS = 32
 
 Shares = dict[str, Tensor]  # by name of a parameter, which of its entries, bool, broadcast to its shape

@@ -159,7 +159,9 @@ class Run:
         kind = type(model).__name__
         if not attention or not states:
             missing = "attention weights" if not attention else "representations of its layers"
-            raise ValueError(f"the parts of {kind} cannot be told: it returns no {missing}")
+            implementation = getattr(model.config, "_attn_implementation", None)
+            advice = "" if implementation in (None, "eager") else '. Load it with attn_implementation="eager"'
+            raise ValueError(f"the parts of {kind} cannot be told: it returns no {missing}{advice}")
         first_call: dict[int, Call] = {}
         for call, result in made:
             first_call.setdefault(_storage(result), call)

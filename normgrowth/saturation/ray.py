@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from normgrowth.saturation.batches import Batch, batches_by_length, check_unpadded, real_tokens
-from normgrowth.saturation.parts import PARTS, UNUSED, part_scaled, split
+from normgrowth.saturation.parts import ABSENT, PARTS, UNUSED, part_scaled, split
 from normgrowth.saturation.scaling import advice, mode, scaled
 from normgrowth.saturation.similarity import _centre, _mean_cosine, _unit, _weights
 from normgrowth.saturation.temperature import KEPT_BYTES, Gaps, gaps, loss_at_best
@@ -183,7 +183,7 @@ def _scalings(
         elif part in shares:
             scalings[part] = partial(part_scaled, shares=shares[part])
         elif part != UNUSED:
-            reasons[part] = f"{type(model).__name__} has none"
+            reasons[part] = f"{type(model).__name__} has none" + (f": {ABSENT[part]}" if part in ABSENT else "")
     return scalings
 
 
@@ -244,8 +244,6 @@ class _Task:
         )
         predictions = sum(len(sentence) - 1 for sentence in (ids if decoder is None else decoder))
         self.stride = math.ceil(max(1, predictions) * self.vocabulary * 4 / KEPT_BYTES)
-        if self.next_token and not predictions:
-            raise ValueError("each sentence has a single token: there is no next one to predict")
         if not self.next_token and len(ids) < 2:
             raise ValueError("a model without a next token is asked for the nearest other sentence: give two or more")
 
@@ -281,7 +279,7 @@ class _Task:
                     kept.append(of_batch)
                 del logits
             else:
-                pooled.append((observed.states * real[..., None]).sum(1) / real.sum(1, keepdim=True))
+                pooled.append(observed.states.masked_fill(~real[..., None], 0).sum(1) / real.sum(1, keepdim=True))
             of_layers = [
                 _effective_positions(layer.weights, self._queries(layer))
                 for layer in observed.attention
@@ -395,10 +393,16 @@ def check_vocabulary(model: nn.Module, sentences: Sequence[Sequence[int]]) -> No
 
 
 def _predicts_next(model: nn.Module, batch: Batch, observed: Observed) -> bool:
-    """Whether there are logits that stay as they are when a later token changes."""
+    """Whether there are logits that stay as they are when a later token changes.
+
+    Raises:
+        ValueError: there are logits, but no later token.
+    """
     logits = observed.logits
-    if logits is None or logits.ndim != 3 or logits.shape[:2] != observed.tokens.shape or logits.shape[1] < 2:
+    if logits is None or logits.ndim != 3 or logits.shape[:2] != observed.tokens.shape:
         return False
+    if logits.shape[1] < 2:
+        raise ValueError("no sentence has two tokens: there is no next one to predict")
     name = "decoder_input_ids" if "decoder_input_ids" in batch else "input_ids"
     changed = batch[name].clone()
     changed[:, -1] = (changed[:, -1] == 0).to(changed.dtype)  # 1 in place of 0, and 0 in place of any other token
