@@ -11,8 +11,10 @@ from degrees import SHAPE, TOKENS, Net, attention, build, encoder, linear, norm_
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from normgrowth.homogeneity import NotHomogeneous, degree, explain, measure_degree, one_minus_cosine
+from nbutils.experiments import packaged
+from normgrowth.homogeneity import RULES, NotHomogeneous, degree, explain, measure_degree, one_minus_cosine
 
 
 class Masked(nn.Module):
@@ -165,3 +167,154 @@ def test_the_exponent_of_a_smooth_sum_is_local_and_no_reason_to_warn():
 def test_the_first_of_nested_outputs_counts():
     net, x = Net(lambda m, x: {"first": [(m.f(x), x)], "second": x}, f=linear()), torch.randn(3, 4)
     assert degree(net, x, 1) == 2 and measure_degree(net, x, [1, 2], input_degree=1).euler[0] == pytest.approx(2)
+
+
+# --- Large activations, overflow and late limits ----------------------------------------------------------------------
+
+
+def llama_with_a_massive_channel():
+    """One channel of the residual stream has 5·10⁴ from the first layer on, as in trained models."""
+    settings = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**settings, vocab_size=40, num_key_value_heads=2)).eval()
+    sizes = []
+    layer = model.model.layers[0]
+    hook = layer.register_forward_hook(lambda module, args, output: sizes.append(float(output[..., 3].abs().max())))
+    with torch.no_grad():
+        for _ in range(3):
+            model(TOKENS_OF_LLAMA)
+            layer.mlp.down_proj.weight[3] *= 5e4 / sizes[-1]
+    hook.remove()
+    assert sizes[-1] == pytest.approx(5e4, rel=1e-3)
+    return model
+
+
+TOKENS_OF_LLAMA = torch.arange(1, 13)[None]
+
+
+def test_massive_activations_do_not_overflow_in_norms_of_float32():
+    model = llama_with_a_massive_channel()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        measured = measure_degree(model, TOKENS_OF_LLAMA, [100.0, 1000.0])
+    assert measured.euler.to_numpy() == pytest.approx(2, abs=0.01)
+    assert degree(model, TOKENS_OF_LLAMA, approximate=True, check=True) == 2
+    assert model.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_casts_inside_the_code_stay_in_float64(dtype):
+    """The derivative too: torch's casts of tangents are casts."""
+    net = Net(lambda m, x: m.f(x).to(dtype).square().mean(-1, dtype=dtype).sqrt().type_as(x), f=linear())
+    measured = measure_degree(net, torch.ones(3, 4), [1.0, 1e30], input_degree=1)
+    assert measured.euler.to_numpy() == pytest.approx(2, abs=1e-12) and measured.residual.max() < 1e-12
+    assert measured.log_ratio[0] == pytest.approx(2, abs=1e-12)
+
+
+NOT_FINITE = {  # name: (function, a change of the network, the input, scale, reason)
+    "overflow": (
+        lambda m, x: F.normalize(m.f(x)).square(), lambda net: None, torch.ones(2, 4), 1e80,
+        r"since float64 overflows there: linalg_vector_norm, where an operand has magnitude \d",
+    ),
+    "hidden in a norm": (
+        lambda m, x: x + m.f(x) * (m.f(x).pow(2).mean() + 1e-6).rsqrt(), lambda net: None, torch.ones(2, 4), 1e80,
+        "is not that of the model, since float64 overflows there: pow, where an operand",
+    ),
+    "parameter": (
+        lambda m, x: m.f(x), lambda net: net.f.weight.data[0].fill_(math.nan), torch.ones(2, 4), 1.0,
+        "norm nan at scale 1.0: parameter 'f.weight' is not finite",
+    ),
+    "input": (lambda m, x: m.f(x), lambda net: None, torch.full((2, 4), math.inf), 1.0, "the input.* is not finite"),
+    "at scale 1 already": (
+        lambda m, x: m.f(x) * (x - x).log(), lambda net: None, torch.ones(2, 4), 10.0, "at scale 10.0, as at scale 1",
+    ),
+    "far out only": (
+        lambda m, x: m.f(x) * (2e3 - x).sqrt(), lambda net: None, torch.ones(2, 4), 1e4,
+        "but not at scale 1; the first operation that gives no number is sqrt",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_FINITE)
+def test_what_is_not_finite_has_its_true_reason(name):
+    function, change, x, c, reason = NOT_FINITE[name]
+    net = Net(function, f=linear(), n=norm_without_gain())
+    change(net)
+    with pytest.raises(ValueError, match=reason) as error:
+        measure_degree(net, x, [c], input_degree=1)
+    assert "\n" not in str(error.value)
+
+
+def test_a_mask_of_infinities_and_a_sigmoid_by_hand_are_no_overflow():
+    """exp(−x) is ∞ far out, and the sigmoid 0."""
+    net = Net(lambda m, x, mask: (m.f(x) @ x.mT + mask).softmax(-1) @ x / (1 + (-m.f(x)).exp()), f=linear())
+    mask = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1) > 0, -math.inf)
+    assert measure_degree(net, (torch.randn(3, 4), mask), [1e3], input_degree=1).euler[0] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("size", "power"), [(1e-3, 3), (1e-20, 3), (1e-60, 3)])
+def test_a_limit_that_comes_late_is_no_false_alarm(size, power):
+    """x + size · x³ has degree 3, from the scale size^−½ on."""
+    net = Net(lambda m, x: x + size * x**power)
+    assert degree(net, torch.ones(2, 4, dtype=torch.float64), 1, approximate=True, check=True) == power
+
+
+def test_a_wrong_degree_is_refused_at_all_scales(monkeypatch):
+    net = nn.Sequential(linear(), linear())
+    monkeypatch.setitem(RULES, "mm", lambda a, x, y: a.degree_of(y))
+    for approximate in (False, True):
+        with pytest.raises(NotHomogeneous, match=r"by the rules its degree is 1, but .* grows by the power 3"):
+            degree(net, torch.ones(3, 4), 1, approximate=approximate, check=True)
+
+
+def test_an_exact_degree_is_checked_to_rounding():
+    """A number that leaves torch unseen: the output is right to a thousandth from 10 to 100."""
+    unseen = Net(lambda m, x: m.f(x) * (1 + 1e-3 * x.new([1 / x.sum()])), f=linear())
+    with pytest.raises(NotHomogeneous, match="grows by the power"):
+        degree(unseen, torch.ones(4), 1, check=True)
+
+
+def test_a_check_that_overflows_says_so():
+    net = Net(lambda m, x: x**70)
+    assert degree(net, torch.ones(2), 1, approximate=True, check=True) == 70  # 10⁴ overflows, 10³ does not
+    net = Net(lambda m, x: F.relu(x) ** 400)
+    with pytest.raises(ValueError, match=r"degree is 400, which the outputs cannot show: .* overflows") as error:
+        degree(net, torch.ones(2), 1, approximate=True, check=True)
+    assert not isinstance(error.value, NotHomogeneous)
+
+
+def test_a_steep_softmax_is_no_reason_to_warn():
+    """Scores of 10⁵ turn within 10⁻⁵ of the scale: a difference over 10⁻³ is far from the derivative."""
+    net = Net(lambda m, x: (1e5 * torch.stack([x.log(), 0 * x])).softmax(0)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        measured = measure_degree(net, torch.ones(1), [1.0], input_degree=1)
+    assert measured.euler[0] == pytest.approx(5e4)
+
+
+# --- Trained models ---------------------------------------------------------------------------------------------------
+
+TRAINED = {"minilm": 1, "mpnet": 1, "smollm2": 2}
+SENTENCE = "The norm of the parameters grows during training, and its direction settles."
+
+
+def trained(name):
+    try:
+        folder = packaged.folder(name)
+    except packaged.ModelMissing as error:
+        pytest.skip(str(error))
+    load = AutoModelForCausalLM if name == "smollm2" else AutoModel
+    ids = AutoTokenizer.from_pretrained(folder)(SENTENCE)["input_ids"]
+    return load.from_pretrained(folder).eval(), {"input_ids": torch.tensor([ids])}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_trained_models_have_the_degree_that_the_rules_say(name):
+    model, inputs = trained(name)
+    assert degree(model, inputs, approximate=True, check=True) == TRAINED[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        measured = measure_degree(model, inputs, [10.0, 1e3, 1e5])
+    assert measured.notna().all(axis=None) or measured.isna().sum().sum() == 1  # the last log-ratio alone
+    assert measured.euler.iloc[-1] == pytest.approx(TRAINED[name], abs=0.01)

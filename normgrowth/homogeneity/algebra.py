@@ -82,7 +82,7 @@ def readable(degrees: Any) -> Any:
 
 def all_zero_or_infinite(x: Any, infinite: float = math.inf) -> bool:
     """Whether every entry of a constant is zero or, in magnitude, at least ``infinite``."""
-    x = torch.as_tensor(x)
+    x = torch.as_tensor(x, dtype=torch.float64 if isinstance(x, float) else None)
     zero = x == 0
     if not x.is_floating_point():
         return bool(zero.all())

@@ -173,15 +173,16 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, i
 
     With D = d/dt f(e^t cθ) at t = 0, the derivative along all parameters and inputs, a k-homogeneous f has D = k·f
     (Lemma 9). ``euler`` is the k that fits best, ⟨D, f⟩/⟨f, f⟩, and ``residual`` is ‖D − k·f‖/‖f‖, which is 0 if one k
-    fits all outputs. Both are NaN where f has no derivative, as √x at 0. ``log_ratio`` is
+    fits all outputs. ``log_ratio`` is
     ln(‖f(c'θ)‖/‖f(cθ)‖) / ln(c'/c) with the next scale c', NaN at the last one.
 
     Torch takes the derivative of the module's own code. Where that code detaches a value or takes it out of float64
     (by NumPy, or in a tensor of another type), the derivative may be wrong although the residual is 0. A
     ``RuntimeWarning`` names the scales at which it differs from the outputs at c·e^±0.000001 by more than 1 %: trust
     ``log_ratio`` there. (It also differs where a bias switches a unit on at just that scale.) Another
-    ``RuntimeWarning`` says where torch has no derivative, as for BLOOM's GELU, or where rounding swamps it, as where
-    scores of 10¹⁶ enter a softmax: there D is a difference of these two outputs, accurate to about 1e-6.
+    ``RuntimeWarning`` says where torch has no derivative, as for BLOOM's GELU, where it is not a number, as that of
+    √x at 0, or where rounding swamps it, as where scores of 10¹⁶ enter a softmax: there D is a difference of two such
+    outputs, accurate to about 1e-6.
 
     Tensors that the code reaches outside the module, by a closure or a hook on another module, are not scaled.
 
@@ -239,7 +240,7 @@ def _measure(output: Callable[[Any], Tensor], above: Tensor, c: float) -> _Point
             _agree(derivative, _difference(output, c, step, unit), f) for step in STEPS[1:]
         )
         if not agree:
-            no_derivative = _lost_to_rounding(output, c, unit, f, derivative)
+            no_derivative = _lost(output, c, unit, f, derivative)
     except RuntimeError as error:  # torch raises it where an operation has no forward derivative
         if not re.search("forward AD|functorch|forward-mode", str(error)):
             raise
@@ -268,8 +269,10 @@ def _value_and_derivative(output: Callable[[Any], Tensor], c: float, unit: float
     return f / unit, derivative / unit
 
 
-def _lost_to_rounding(output: Callable[[Any], Tensor], c: float, unit: float, f: Tensor, derivative: Tensor) -> str:
-    """Why a derivative by torch is lost to rounding, if it is; otherwise empty."""
+def _lost(output: Callable[[Any], Tensor], c: float, unit: float, f: Tensor, derivative: Tensor) -> str:
+    """Why a derivative by torch that is not that of the outputs is lost, if it is by numbers; otherwise empty."""
+    if derivative.isnan().any():
+        return "it is not a number"
     if not _agree(derivative, _value_and_derivative(output, c * NEXT, unit)[1], f):
         return "rounding swamps it"
     if has_masked_rows(output, c):
@@ -294,8 +297,8 @@ def _settled_difference(output: Callable[[Any], Tensor], c: float, unit: float, 
 
 
 def _agree(derivative: Tensor, other: Tensor, f: Tensor) -> bool:
-    """Whether two derivatives agree to 1 % of the larger one of output and derivative. True for NaN."""
-    return not bool((derivative - other).norm() > 0.01 * torch.maximum(f.norm(), other.norm()))
+    """Whether two derivatives agree to 1 % of the larger one of output and derivative. False for NaN."""
+    return bool((derivative - other).norm() <= 0.01 * torch.maximum(f.norm(), other.norm()))
 
 
 def _warn(scales: Sequence[float], points: Sequence[_Point]) -> None:
@@ -310,14 +313,6 @@ def _warn(scales: Sequence[float], points: Sequence[_Point]) -> None:
     contradictions = [
         f"{point.contradiction} at scale {c:g}" for c, point in zip(scales, points, strict=True) if point.contradiction
     ]
-    not_numbers = [f"{c:g}" for c, point in zip(scales, points, strict=True) if math.isnan(point.euler)]
-    if not_numbers:
-        warnings.warn(
-            f"the derivative is not a number at scale {', '.join(not_numbers)}, though the output is finite: as of √x "
-            "at 0. Trust log_ratio there",
-            RuntimeWarning,
-            stacklevel=3,
-        )
     if contradictions:
         warnings.warn(
             f"the derivative is not that of the outputs: euler and the local log-ratio are {', '.join(contradictions)}",
