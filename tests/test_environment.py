@@ -175,7 +175,7 @@ def test_readme_examples_run(tmp_path, monkeypatch):
         understood = parser().parse_args(command.split())
         assert "EleutherAI/" in command or main(command.split()) == 0, understood
     sizes = [(tmp_path / name).stat().st_size for name in ("norms.png", "report.html")]
-    assert len(commands) == 7 and min(sizes) > 10_000
+    assert len(commands) == 8 and min(sizes) > 10_000
     assert len((tmp_path / "norms.csv").read_text().splitlines()) > 8  # two steps, by layer
 
 
