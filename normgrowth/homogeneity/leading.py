@@ -40,9 +40,10 @@ KEEP_ZEROS = {
     "square", "stack", "std", "sum", "to_copy", "tril", "triu", "where", *TERMS,
 }  # fmt: skip
 # Functions with a positive degree in the limit of large arguments, and what is 0 where the limit is.
-LIMITS: dict[str, Callable[[Tensor], Tensor]] = dict.fromkeys(
-    ("elu", "gelu", "hardswish", "mish", "silu", "softplus", "sigmoid"), torch.relu
-) | dict.fromkeys(("glu", "log_softmax", "logsumexp"), torch.clone)
+LIMITS: dict[str, Callable[[Tensor], Tensor]] = {
+    **dict.fromkeys(("elu", "gelu", "hardswish", "mish", "silu", "softplus", "sigmoid"), torch.relu),
+    **dict.fromkeys(("glu", "log_softmax", "logsumexp"), torch.clone),
+}
 
 
 class LeadingParts:

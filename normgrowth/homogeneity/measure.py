@@ -173,8 +173,7 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, i
 
     With D = d/dt f(e^t cθ) at t = 0, the derivative along all parameters and inputs, a k-homogeneous f has D = k·f
     (Lemma 9). ``euler`` is the k that fits best, ⟨D, f⟩/⟨f, f⟩, and ``residual`` is ‖D − k·f‖/‖f‖, which is 0 if one k
-    fits all outputs. ``log_ratio`` is
-    ln(‖f(c'θ)‖/‖f(cθ)‖) / ln(c'/c) with the next scale c', NaN at the last one.
+    fits all outputs. ``log_ratio`` is ln(‖f(c'θ)‖/‖f(cθ)‖) / ln(c'/c) with the next scale c', NaN at the last one.
 
     Torch takes the derivative of the module's own code. Where that code detaches a value or takes it out of float64
     (by NumPy, or in a tensor of another type), the derivative may be wrong although the residual is 0. A
@@ -236,11 +235,11 @@ def _measure(output: Callable[[Any], Tensor], above: Tensor, c: float) -> _Point
     agree = True
     try:
         f, derivative = _value_and_derivative(output, c, unit)
-        agree = _agree(derivative, difference, f) or any(
-            _agree(derivative, _difference(output, c, step, unit), f) for step in STEPS[1:]
-        )
+        agree = _agree(derivative, difference, f)
         if not agree:
             no_derivative = _lost(output, c, unit, f, derivative)
+        if not agree and not no_derivative:
+            agree = any(_agree(derivative, _difference(output, c, step, unit), f) for step in STEPS[1:])
     except RuntimeError as error:  # torch raises it where an operation has no forward derivative
         if not re.search("forward AD|functorch|forward-mode", str(error)):
             raise
