@@ -37,7 +37,17 @@ def gpt2(vocab: int, width: int, layers: int, seed: int) -> Any:
         return GPT2LMHeadModel(config)
 
 
-def series(folder: Path, device: str = "cpu", *, width: int, layers: int, steps: int, seed: int) -> pd.DataFrame:
+def series(
+    folder: Path,
+    device: str = "cpu",
+    *,
+    width: int,
+    layers: int,
+    steps: int,
+    seed: int,
+    lr: float = 2e-3,
+    decay: float = 0.0,
+) -> pd.DataFrame:
     """Train a ``gpt2``, save checkpoints, and return the history of every step, as in ``training.TrainingRun``.
 
     Checkpoints are saved at step 0 and at ``steps``, half of it, a quarter of it and so on, as long as the number is
@@ -52,6 +62,8 @@ def series(folder: Path, device: str = "cpu", *, width: int, layers: int, steps:
         layers: of the model.
         steps: number of steps.
         seed: of the initial values and of the batches.
+        lr: learning rate of AdamW, η.
+        decay: its weight decay, λ.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -81,7 +93,7 @@ def series(folder: Path, device: str = "cpu", *, width: int, layers: int, steps:
         model,
         text.random_windows(text.tokens(corpus.train, bpe), 8, 33, generator(seed, "cpu")),
         steps=steps,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0),
+        optimizer=torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay),
         loss=loss,
         callback=save,
         device=device,
