@@ -127,8 +127,8 @@ class _MaskedRows(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         outputs = func(*args, **kwargs or {})
         if func.overloadpacket.__name__.strip("_") in ADDS_MASKS:
-            rows = [x for x in _real_tensors(outputs) if x.dim()]
-            self.found = self.found or any(bool((x <= -INFINITE).all(-1).any()) for x in rows)
+            rows = [x for x in _real_tensors(outputs) if x.dim() and x.shape[-1] > 1]
+            self.found = self.found or any(bool(((x <= -INFINITE) & (x == x[..., :1])).all(-1).any()) for x in rows)
         return outputs
 
 
