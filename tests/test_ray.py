@@ -239,7 +239,7 @@ def test_agreement_and_accuracy_are_those_of_a_plain_loop(family, monkeypatch):
     similarity = saturation.similarity(model, sentences, 2.0, dtype=torch.float64)
     last = [float(getattr(similarity, column)[-1]) for column in ("raw", "common", "centred")]
     assert table.loc[2, ["raw", "common", "centred"]].tolist() == pytest.approx(last)
-    monkeypatch.setattr("normgrowth.saturation.ray.LOGIT_BYTES", 1)  # a batch for each sentence
+    monkeypatch.setattr("normgrowth.saturation.function.LOGIT_BYTES", 1)  # a batch for each sentence
     pd.testing.assert_frame_equal(along_ray(model, sentences, [1, 2]).set_index("c"), table, rtol=1e-6)
 
 

@@ -8,15 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-KEPT_BYTES = 1 << 29  # of logits that are in memory at a time, in float32
-CHUNK = 1 << 22  # numbers whose exponentials are in memory at a time
+KEPT_BYTES = 1 << 29  # of logits that are in memory at a time
+CHUNK = 1 << 22  # numbers of logits that are computed with at a time
 
 
 class Gaps(NamedTuple):
     """By how much logits fall short of the largest of their position, in units of the largest gap of all."""
 
-    of_all: Tensor  # (n, vocabulary), float32
-    of_target: Tensor  # (n,), float32: of the token that comes next
+    of_all: Tensor  # (n, vocabulary)
+    of_target: Tensor  # (n,): of the token that comes next
 
 
 def gaps(logits: Tensor, target: Tensor, unit: float | None) -> tuple[Gaps, float]:
@@ -24,11 +24,19 @@ def gaps(logits: Tensor, target: Tensor, unit: float | None) -> tuple[Gaps, floa
 
     Logits of a network that is scaled by c = 1000 are of size 10¹⁰. The unit of a first batch serves all later ones.
     """
-    below = logits.amax(-1, keepdim=True) - logits
+    largest = logits.amax(-1, keepdim=True)
     if unit is None:
-        unit = max(float(below.max()), torch.finfo(torch.float64).tiny)
-    small = (below / unit).float()
+        unit = max(float((largest - logits.amin(-1, keepdim=True)).max()), torch.finfo(torch.float64).tiny)
+    small = torch.empty_like(logits)
+    rows = _rows(logits.shape[1])
+    for part, of_rows, top in zip(small.split(rows), logits.split(rows), largest.split(rows), strict=True):
+        part.copy_((top - of_rows) / unit)
     return Gaps(small, small.gather(-1, target[:, None])[:, 0]), unit
+
+
+def _rows(vocabulary: int) -> int:
+    """How many positions are in memory at a time."""
+    return max(1, CHUNK // vocabulary)
 
 
 def loss_at_best(batches: list[Gaps], *, tolerance: float = 1e-7) -> float:
@@ -63,7 +71,7 @@ def _at(batches: list[Gaps], beta: float) -> tuple[float, float, float]:
     """Mean cross entropy at β, and its first and second derivative."""
     loss = slope = curvature = 0.0
     for batch in batches:
-        rows = max(1, CHUNK // batch.of_all.shape[1])
+        rows = _rows(batch.of_all.shape[1])
         for all_gaps, target_gap in zip(batch.of_all.split(rows), batch.of_target.split(rows), strict=True):
             weights = (-beta * all_gaps).exp()  # the largest is 1
             total = weights.sum(-1)
