@@ -20,7 +20,8 @@ from normgrowth import heads, homogeneity, precision, saturation
 from normgrowth.checkpoints import find, weights
 
 MAX_TOKENS = 512  # of a sentence
-ATTENTION_BYTES = 1 << 28  # of the attention weights of a batch, all layers together
+BATCH_TOKENS = 512  # more are hardly faster, and take memory
+ATTENTION_BYTES = 1 << 27  # of the attention weights of a batch, all layers together
 CAUSAL = "causal"
 ENCODER = "encoder"
 ENCODER_DECODER = "encoder–decoder"
@@ -112,7 +113,12 @@ def similarity(saved: SavedModel, c: float = 1000.0) -> pd.DataFrame:
 
     def measure(scale: float, dtype: torch.dtype | None) -> pd.DataFrame:
         by_number = saturation.similarity(
-            saved.model, saved.sentences, scale, decoder=_decoder_sentences(saved), dtype=dtype
+            saved.model,
+            saved.sentences,
+            scale,
+            decoder=_decoder_sentences(saved),
+            max_tokens=BATCH_TOKENS,
+            dtype=dtype,
         )
         table = pd.DataFrame(by_number._asdict())
         return table.set_index(pd.Index(_layer_names(saved, len(table), 0), name="layer"))
@@ -139,6 +145,7 @@ def attention(saved: SavedModel, c: float = 1000.0) -> pd.DataFrame:
     batches = saturation.batches_by_length(
         saved.sentences,
         decoder=_decoder_sentences(saved),
+        max_tokens=BATCH_TOKENS,
         max_pairs=ATTENTION_BYTES / (8 * weights_per_pair),
         pad=getattr(config, "pad_token_id", None) or 0,
         device=saved.model.device,
