@@ -11,7 +11,7 @@ import torch
 from nbutils.claims import Ledger
 from nbutils.experiments import your_model, your_own
 from nbutils.experiments.your_model import Refused
-from normgrowth import checkpoints, precision
+from normgrowth import checkpoints, models, precision
 from workflow import book, notebooks
 
 CHAPTER = book.source("24-your-own")
@@ -278,6 +278,23 @@ def test_parameters_that_cannot_be_used_are_refused_in_one_line(wrong, message, 
         your_model.read_sentences(given["sentences"])
         your_model.locate(given["mine"], given["match"])
     assert "\n" not in str(refusal.value) and refusal.value._render_traceback_() == [f"Refused: {refusal.value}"]
+
+
+def test_a_repository_is_one_model_or_a_series_and_without_a_network_that_of_the_cache(hub):
+    save(hub.add("lab/tiny", "main", None), llama, 0)
+    for revision in ("step1", "step2"):
+        save(hub.add("lab/run", revision, None), llama, 0)
+    online = your_model.locate("lab/tiny")
+    assert not online.is_series and online.checkpoints[0].label == "lab/tiny@main"
+    assert [checkpoint.step for checkpoint in your_model.locate("lab/run").checkpoints] == [1, 2]
+    assert [checkpoint.step for checkpoint in your_model.locate("lab/run", "*2").checkpoints] == [2]
+    norm = checkpoints.single(online.place).table.norm[0]
+    models.load("lab/tiny", ["the of", "a is"])  # downloads all of it
+    hub.down = {"lab/tiny", "lab/run"}
+    offline = your_model.locate("lab/tiny")
+    assert not offline.is_series and checkpoints.single(offline.place).table.norm[0] == norm
+    with pytest.raises(Refused, match=r"^mine = 'lab/run': .*Without a network"):
+        your_model.locate("lab/run")
 
 
 def test_papermill_finds_the_parameters(tmp_path):
