@@ -293,7 +293,8 @@ def _ray(options: argparse.Namespace) -> int:
       accuracy, loss       of the next token; the loss in nats is that at the best temperature, at most ln(vocabulary)
       effective_positions  of a head: exp of the entropy of its weights, mean over queries, median over heads
       raw, common, centred similarity of the last representations to those at c = 1: see normgrowth saturation --help
-    Below it stands, for each part, the c > 1 at which the agreement halves. parts, which the model itself tells:
+    Below it stands, for each part, the c > 1 at which the agreement halves. An untrained model's may halve as soon:
+    what it predicts means nothing, as accuracy and loss say. parts, which the model itself tells:
       queries and keys     what acts through attention weights alone, relative position biases included
       values and outputs   the rest of attention
       gates                the nonlinear factor of a gated feed-forward layer, and the router of experts

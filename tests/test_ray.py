@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers as hf
+from configurations import TOKENS, fill, small_model
 from scipy import optimize
 from tiny import tiny
 
@@ -160,6 +161,26 @@ def test_what_has_no_attention_has_no_parts():
     assert along_ray(model, IDS, [1, 1.5]).agreement[0] == 1
 
 
+@pytest.mark.parametrize(("name", "reason"), [
+    ("squeezebert", "what it returns as attention are no weights"),  # but scores
+    ("rwkv", "what it returns as attention are no weights"),
+    ("granite_swa", "are not those that it multiplies the values by"),
+    ("nemotron_h", "some layers return no attention weights"),
+])  # fmt: skip
+def test_parts_that_cannot_be_told_are_refused(name, reason):
+    model = fill(small_model(name))
+    with pytest.raises(ValueError, match=f"the parts of {type(model).__name__} cannot be told: .*{reason}"):
+        split(model, TOKENS[0].tolist())
+
+
+def test_units_that_are_dead_are_not_taken_for_queries():
+    """FSMT has the layers' representations transposed, and ReLU, whose dead units act on nothing."""
+    model = fill(small_model("fsmt"))
+    shares = split(model, TOKENS[0].tolist(), TOKENS[0].tolist())
+    assert {name.split(".")[-2] for name in shares[QK]} == {"q_proj", "k_proj"}
+    assert {name.split(".")[-2] for name in shares[UP_DOWN]} == {"fc1", "fc2"}
+
+
 @pytest.mark.parametrize("family", ["gpt2", "t5", "mixtral"])
 def test_parts_scaled_one_after_the_other_are_the_whole_and_come_back(family):
     model = build(SPLIT[family][0])
@@ -287,6 +308,12 @@ def test_a_model_of_ones_own():
     model = CausalLM(40, 16, 2, 2, 12, init_std=0.3)
     table = along_ray(model, IDS, [1, 2]).set_index("c")
     assert table.attrs["next_token"] and table.agreement[1] == 1 and 1 <= table.effective_positions[2] <= 12
+
+
+def test_a_loss_of_some_positions_says_so(monkeypatch):
+    monkeypatch.setattr("normgrowth.saturation.function.KEPT_BYTES", 40 * 8 * 22)  # a third of 66 positions
+    table = along_ray(build(SPLIT["llama"][0]), IDS, [1.0])
+    assert table.attrs["reasons"] == {"loss": "at one of 3 positions, so that the logits fit into memory"}
 
 
 def test_an_overflow_is_a_row_with_a_reason():

@@ -41,7 +41,9 @@ def _rows(table: pd.DataFrame) -> list[str]:
     shown = table.dropna(axis="columns", how="all")
     if list(table.part.unique()) == [ALL]:
         shown = shown.drop(columns="part")
-    lines = [shown.round(4).to_string(index=False, na_rep="–")]
+    lines = [
+        shown.assign(c=shown.c.map("{:g}".format)).to_string(index=False, na_rep="–", float_format="{:.4f}".format)
+    ]
     for part, c in half_scales(table).items():
         name = "all parameters" if part == ALL else f"{part} alone"
         lines.append(f"agreement with {name} scaled halves at {_between(c, table.c)}")

@@ -71,11 +71,15 @@ def split(model: nn.Module, sentence: Sequence[int], decoder: Sequence[int] | No
     device = next(model.parameters()).device
     inputs = {name: ids.to(device) for name, ids in inputs.items()}
     with mode(model), torch.enable_grad(), _all_need_gradients(model), _experts_one_by_one(model):
-        run = Run(model, inputs)
-        shares = _of_layers(model, run)
-        _biases_with_their_weights(model, shares)
-        for part in (VALUES_OUTPUTS, UP_DOWN):
-            _separate_gates(run, shares, part)
+        try:
+            run = Run(model, inputs)
+            shares = _of_layers(model, run)
+            _biases_with_their_weights(model, shares)
+            for part in (VALUES_OUTPUTS, UP_DOWN):
+                _separate_gates(run, shares, part)
+        except RuntimeError as error:  # a function that has no gradient, or no second one
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"the parts of {type(model).__name__} cannot be told by gradients: {reason}") from error
     _unseen_with_their_like(model, shares)
     return {part: shares[part] for part in PARTS if shares[part]}
 
@@ -137,7 +141,7 @@ def _of_layers(model: nn.Module, run: Run) -> dict[str, Shares]:
         else:
             part = UP_DOWN
         shares[part][name] = rest
-    if not shares[QUERIES_KEYS]:
+    if not shares[QUERIES_KEYS] or not shares[VALUES_OUTPUTS]:
         raise ValueError(
             f"the parts of {type(model).__name__} cannot be told: the attention weights that it returns are not those "
             "that it multiplies the values by. Scale all parameters instead (parts=None)"

@@ -155,21 +155,24 @@ class Run:
             return result
 
         with _Calls(model, note):
-            attention = self.attention(self.forward())
+            output = self.forward()
+        attention = self.attention(output)
         kind = type(model).__name__
         if not attention or not states:
             missing = "attention weights" if not attention else "representations of its layers"
             implementation = getattr(model.config, "_attn_implementation", None)
             advice = "" if implementation in (None, "eager") else '. Load it with attn_implementation="eager"'
             raise ValueError(f"the parts of {kind} cannot be told: it returns no {missing}{advice}")
+        _check_attention(kind, output)
         first_call: dict[int, Call] = {}
         for call, result in made:
             first_call.setdefault(_storage(result), call)
         if any(_storage(weights) not in first_call for weights in attention):
             raise ValueError(f"the parts of {kind} cannot be told: no function of torch makes its attention weights")
         self.attention_calls = {first_call[_storage(weights)] for weights in attention}
-        identities = {id(tensor) for tensor in states}
-        self.layer_ends = {(module, call) for module, call, result in ends if id(result) in identities}
+        storages = {_storage(tensor) for tensor in states}  # which may be transposed
+        tensors = [(module, call, _first(result)) for module, call, result in ends]
+        self.layer_ends = {(module, call) for module, call, x in tensors if x.numel() and _storage(x) in storages}
 
     def forward(self) -> Any:
         """Output of the model, with all representations and attention weights."""
@@ -231,10 +234,9 @@ class Run:
 
         def watch(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             counts[module] = counts.get(module, 0) + 1
-            ends.append((module, counts[module], output[0] if isinstance(output, tuple) and output else output))
+            ends.append((module, counts[module], output))
             own = list(module.parameters(recurse=False))
-            first = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-            if own and first is not None and _normalises(module, own, first, output):
+            if own and _normalises(module, own, args, kwargs, output):
                 self.gains.update(names[parameter] for parameter in own)
 
         hooks = [module.register_forward_hook(watch, with_kwargs=True) for module in self.model.modules()]
@@ -251,21 +253,45 @@ def _tensors(output: Any) -> list[tuple[str, Tensor]]:
     return [(key, tensor) for key, value in tuples for tensor in value if isinstance(tensor, Tensor)]
 
 
+def _check_attention(kind: str, output: Any) -> None:
+    """Raise ValueError if some layers return no attention weights, or others that are not weights."""
+    for key, layers in output.items():
+        if not key.endswith("attentions") or not layers:
+            continue
+        states = output.get(key.replace("attentions", "hidden_states"))
+        given = [weights for weights in layers if weights is not None]
+        if states and len(given) < len(states) - 1:
+            raise ValueError(f"the parts of {kind} cannot be told: some layers return no attention weights")
+        if not all(isinstance(weights, Tensor) and 0 <= weights.min() and weights.max() < 1.001 for weights in given):
+            raise ValueError(f"the parts of {kind} cannot be told: what it returns as attention are no weights")
+
+
 def _storage(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
 
 
-def _normalises(module: nn.Module, own: Sequence[Tensor], x: Tensor, output: Any) -> bool:
-    """Whether a module with one parameter for each feature of x gives the same for x and 2x, where x is large."""
-    if not isinstance(output, Tensor) or output.shape != x.shape or not x.is_floating_point():
+def _normalises(module: nn.Module, own: Sequence[Tensor], args: Any, kwargs: Any, output: Any) -> bool:
+    """Whether a module with one parameter for each feature of its first input x gives the same for x and 2x, large."""
+    x = args[0] if args else next(iter(kwargs.values()), None)
+    if not isinstance(x, Tensor) or not x.is_floating_point() or _first(output).shape != x.shape:
         return False
     if any(parameter.shape != x.shape[x.ndim - parameter.ndim :] for parameter in own):
         return False
     large = x.detach() / x.detach().abs().amax().clamp(min=1e-30) * 2**20  # where eps no longer matters
     with torch.no_grad():
-        first = module.forward(large)
-        second = module.forward(2 * large)
-    return torch.allclose(first, second, rtol=1e-3, atol=1e-3 * float(first.abs().amax()))
+        once, twice = (
+            _first(
+                module.forward(y, *args[1:], **kwargs) if args else module.forward(**{**kwargs, next(iter(kwargs)): y})
+            )
+            for y in (large, 2 * large)
+        )
+    return torch.allclose(once, twice, rtol=1e-3, atol=1e-3 * float(once.abs().amax()))
+
+
+def _first(output: Any) -> Tensor:
+    """The tensor that a module returns, or that it returns first; an empty one if there is none."""
+    value = output[0] if isinstance(output, tuple) and output else output
+    return value if isinstance(value, Tensor) else torch.empty(0)
 
 
 # ---- products ----
@@ -308,7 +334,8 @@ def _may_be_gated(args: Sequence[Any]) -> bool:
 
 def _factors(left: Tensor, right: Tensor, parameters: Mapping[str, Tensor]) -> tuple[Factor, Factor]:
     gradients = [_gradients([x], parameters, create_graph=True) for x in (left, right)]
-    supports_of = [{name: Support(gradient.detach()) for name, gradient in by_name.items()} for by_name in gradients]
+    all_supports = [{name: Support(gradient.detach()) for name, gradient in by_name.items()} for by_name in gradients]
+    supports_of = [{name: s for name, s in by_name.items() if not s.is_empty} for by_name in all_supports]
     alone = [
         {name for name in mine if name not in other or mine[name].is_apart_from(other[name])}
         for mine, other in (supports_of, supports_of[::-1])

@@ -67,7 +67,8 @@ def along_ray(
 
         Accuracy and loss are NaN without next tokens, effective positions without attention weights. ``table.attrs``
         has ``next_token`` (bool), ``chance`` (a loss, or an agreement), and ``reasons``: a sentence for each part that
-        the model does not have, and for each row of NaN, because a number overflows there.
+        the model does not have, for each row of NaN, because a number overflows there, and for a loss of some positions
+        alone.
 
     Raises:
         ValueError: a part is unknown or cannot be told (see ``parts.split``); there is no scale, or one that is not
@@ -107,7 +108,8 @@ def along_ray(
 def half_scale(table: pd.DataFrame, part: str = ALL) -> float:
     """The smallest c > 1 at which the agreement of a part is ½, linear in ln c between the scales of a table.
 
-    Infinite if the agreement stays above ½ up to the largest scale.
+    Infinite if the agreement stays above ½ up to the largest scale. An untrained model, whose most likely tokens mean
+    nothing, may have one as small as a trained one: read it beside accuracy and loss.
 
     Raises:
         ValueError: the table has no scale above 1 for this part.
