@@ -308,6 +308,8 @@ def test_a_model_of_ones_own():
     model = CausalLM(40, 16, 2, 2, 12, init_std=0.3)
     table = along_ray(model, IDS, [1, 2]).set_index("c")
     assert table.attrs["next_token"] and table.agreement[1] == 1 and 1 <= table.effective_positions[2] <= 12
+    with pytest.raises(ValueError, match="CausalLM cannot be told: it is not a model of transformers"):
+        along_ray(model, IDS, [1, 2], [QK])
 
 
 def test_a_loss_of_some_positions_says_so(monkeypatch):

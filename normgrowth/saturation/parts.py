@@ -65,6 +65,8 @@ def split(model: nn.Module, sentence: Sequence[int], decoder: Sequence[int] | No
         ValueError: the parts cannot be told, since the model does not compute its attention from weights that it
             returns, or does not return the representations of its layers.
     """
+    if not hasattr(model, "config"):
+        raise ValueError(f"the parts of {type(model).__name__} cannot be told: it is not a model of transformers")
     inputs = {"input_ids": torch.tensor([list(sentence[:PROBE_TOKENS])])}
     if decoder is not None:
         inputs["decoder_input_ids"] = torch.tensor([list(decoder[:PROBE_TOKENS])])

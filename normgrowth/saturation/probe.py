@@ -262,7 +262,7 @@ def _check_attention(kind: str, output: Any) -> None:
         given = [weights for weights in layers if weights is not None]
         if states and len(given) < len(states) - 1:
             raise ValueError(f"the parts of {kind} cannot be told: some layers return no attention weights")
-        if not all(isinstance(weights, Tensor) and 0 <= weights.min() and weights.max() < 1.001 for weights in given):
+        if not all(isinstance(weights, Tensor) and weights.min() >= 0 and weights.max() < 1.001 for weights in given):
             raise ValueError(f"the parts of {kind} cannot be told: what it returns as attention are no weights")
 
 
