@@ -30,6 +30,7 @@ float32 at the largest c that stays finite. Code that comes with a model is neve
 
 
 NO_NUMBER = {  # why a column of a table has a row without a number
+    "own": "in this layer all tokens are alike, up to rounding",
     "centred": "in this layer all tokens are alike, up to rounding",
     "anisotropy": "there is one token alone",
     "anisotropy_scaled": "there is one token alone",
@@ -255,7 +256,9 @@ def _saturation(options: argparse.Namespace) -> int:
     columns of the table; layer 0 is the embedding
       raw                mean cosine between representations of the model and of itself with all parameters times c
       common             the part of raw that all tokens share: the product of the mean directions at 1 and at c
-      centred            raw after the mean over all tokens is taken from both
+      own                the rest of raw over the largest value that it could have: 1 for a saturated layer
+      centred            raw after the mean over all tokens is taken from both; misleads where few tokens are far longer
+                         than the others, as the first of a sentence in many language models: where own is low, take own
       anisotropy         ω, mean cosine of two different tokens of the model
       anisotropy_scaled  ω′, that at scale c; common is at most about √(ωω′), so a raw near it says little
     """

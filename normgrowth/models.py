@@ -108,6 +108,9 @@ def kind_of(config: Any) -> str:
 def similarity(saved: SavedModel, c: float = 1000.0) -> pd.DataFrame:
     """:class:`saturation.Similarity` of the model at scales 1 and c, by ``layer``; layer 0 is the embedding.
 
+    The column ``own`` is the part of ``raw`` that is not common to all tokens, over the largest value that it could
+    have (``saturation.own``).
+
     In float64 throughout, or where that is not possible at the largest scale that stays finite: see ``at_scale``.
     """
 
@@ -121,6 +124,8 @@ def similarity(saved: SavedModel, c: float = 1000.0) -> pd.DataFrame:
             dtype=dtype,
         )
         table = pd.DataFrame(by_number._asdict())
+        tokens = sum(map(len, saved.sentences))
+        table.insert(2, "own", saturation.own(table, tokens))
         return table.set_index(pd.Index(_layer_names(saved, len(table), 0), name="layer"))
 
     return at_scale(saved, c, measure)

@@ -97,7 +97,7 @@ def test_the_similarity_of_the_last_checkpoint_is_that_of_models(models_of_trans
     main(["report", str(models_of_transformers), "-o", str(path), "--saturation", "--text", str(file), "--c", "30"])
     saved = models.load(models_of_transformers / "step2", file.read_text().splitlines())
     table = models.similarity(saved, 30.0)
-    table = table.assign(own=similarity.own(table, sum(map(len, saved.sentences))))[list(similarity.HEADINGS)]
+    table = table[list(similarity.HEADINGS)]
     rows = rows_of(path.read_text(encoding="utf-8"))
     assert list(rows) == [str(layer) for layer in table.index] and "decoder 2" in rows
     np.testing.assert_allclose(np.array(list(rows.values())), table.to_numpy(), atol=5.01e-4)
@@ -142,12 +142,12 @@ def test_the_common_part_is_bounded_by_both_anisotropies(anisotropic):
     for c in (1.0, 10.0, 1000.0):
         measured = saturation.similarity(Network(), tokens, c)
         for layer in range(2):
-            most = similarity.most_common(
+            most = saturation.most_common(
                 float(measured.anisotropy[layer]), float(measured.anisotropy_scaled[layer]), 9
             )
             common = abs(float(measured.common[layer]))
             assert common <= most + 1e-12
-            of_tokens = similarity.own(pd.DataFrame(measured._asdict()), 9)[layer]
+            of_tokens = saturation.own(pd.DataFrame(measured._asdict()), 9)[layer]
             assert abs(of_tokens) <= 1 + 1e-12
             if c == 1:
                 assert of_tokens == pytest.approx(1, abs=1e-9)
@@ -170,7 +170,7 @@ def test_own_is_not_misled_by_a_few_long_tokens():
 
     sentences = [[1] * 12] * 30
     measured = saturation.similarity(Network(), sentences, 100.0)
-    table = pd.DataFrame(measured._asdict()).assign(own=lambda table: similarity.own(table, 360))
+    table = pd.DataFrame(measured._asdict()).assign(own=lambda table: saturation.own(table, 360))
     assert table.centred[0] > 0.95
     # unit vectors: a twelfth are one direction at both scales, so raw is 1/12, common 1/144, and own 11/143
     assert table.own[0] == pytest.approx(1 / 13, abs=0.03)

@@ -1,6 +1,7 @@
 """A network against its saturated counterpart: how its representations change when all parameters are scaled by c."""
 
 from normgrowth.saturation.batches import Batch, batches_by_length, check_unpadded, forward, real_tokens
+from normgrowth.saturation.common import most_common, own
 from normgrowth.saturation.parts import PARTS, part_scaled, split
 from normgrowth.saturation.ray import ALL, SCALES, along_ray, half_scale
 from normgrowth.saturation.scaling import mode, scaled
@@ -21,6 +22,8 @@ __all__ = [
     "half_scale",
     "layers",
     "mode",
+    "most_common",
+    "own",
     "pairs",
     "part_scaled",
     "real_tokens",
