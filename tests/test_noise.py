@@ -218,6 +218,62 @@ def test_a_training_that_is_resumed_goes_on_with_its_noise():
     assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), whole.parameters(), strict=True))
 
 
+def shared(parameters):
+    """All gradients are one tensor."""
+    gradient = torch.ones(1000)
+    for p in parameters:
+        p.grad = gradient
+
+
+def expanded(parameters):
+    """As the derivative of a sum is: a single number."""
+    for p in parameters:
+        p.grad = torch.ones(1).expand(1000)
+
+
+def overlapping(parameters):
+    """Windows of one buffer."""
+    buffer = torch.ones(2000)
+    for i, p in enumerate(parameters):
+        p.grad = buffer[500 * i : 500 * i + 1000]
+
+
+@pytest.mark.parametrize("share", [shared, expanded, overlapping])
+def test_each_parameter_has_noise_of_its_own_though_gradients_share_memory(share):
+    parameters = [nn.Parameter(torch.zeros(1000)) for _ in range(3)]
+    optimizer = torch.optim.SGD(parameters, LR)
+    NoiseGradients(optimizer)
+    share(parameters)
+    optimizer.step()
+    noise = torch.stack([p.grad for p in parameters])
+    torch.testing.assert_close(noise.norm(dim=1), torch.full((3,), 1000**0.5))
+    assert (torch.corrcoef(noise) - torch.eye(3)).abs().max() < 5 / 1000**0.5
+    torch.testing.assert_close(noise, torch.stack([-p.detach() / LR for p in parameters]))
+
+
+def test_gradients_side_by_side_in_one_buffer_stay_there():
+    parameters = [nn.Parameter(torch.zeros(100)) for _ in range(3)]
+    buffer = torch.ones(300)
+    for p, gradient in zip(parameters, buffer.split(100), strict=True):
+        p.grad = gradient
+    optimizer = torch.optim.SGD(parameters, LR)
+    NoiseGradients(optimizer)
+    optimizer.step()
+    assert torch.equal(buffer, torch.cat([p.grad for p in parameters]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_single_large_number_keeps_its_size(dtype):
+    """‖g‖/‖noise‖ overflows float32 where the only draw is small."""
+    for seed in range(20):
+        p = nn.Parameter(torch.zeros(1, dtype=dtype))
+        p.grad = torch.full_like(p, 2e38)
+        optimizer = torch.optim.SGD([p], LR)
+        NoiseGradients(optimizer, seed=seed)
+        optimizer.step()
+        assert p.grad.abs().item() == pytest.approx(2e38, rel=SIZES[dtype])
+
+
 def test_it_is_removed_and_refused_twice():
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), LR)
@@ -239,8 +295,8 @@ def sparse():
     return [embedding.weight]
 
 
-def filled(value, dtype=torch.float32):
-    p = nn.Parameter(torch.ones(3, 4, dtype=dtype))
+def filled(value, dtype=torch.float32, shape=(3, 4)):
+    p = nn.Parameter(torch.ones(shape, dtype=dtype))
     p.grad = torch.full_like(p, value)
     return [p]
 
@@ -262,13 +318,20 @@ def concentrated():
         (lambda: filled(math.inf), "is not finite"),
         (lambda: filled(1.0, torch.complex64), "is complex"),
         (concentrated, "leaves the range of float16"),
+        (lambda: filled(6e4, torch.float16, (1000,)), "leaves the range of float16 .*: train in bfloat16"),
+        (lambda: filled(2e38, torch.bfloat16, (1000,)), "leaves the range of bfloat16 .*: the loss diverges here"),
+        (lambda: filled(2e38, torch.float32, (1000,)), "noise of norm 6.32e\\+39 .* leaves the range of float32"),
+        (lambda: filled(1e200, torch.float64), "is finite, but the sum of its squares overflows float64"),
     ],
 )
 def test_what_noise_cannot_replace_is_refused(parameters, why):
-    optimizer = torch.optim.SGD(parameters(), LR)
+    theta = parameters()
+    before = [p.detach().clone() for p in theta]
+    optimizer = torch.optim.SGD(theta, LR)
     NoiseGradients(optimizer)
     with pytest.raises(ValueError, match=why):
         optimizer.step()
+    assert all(torch.equal(p, b) for p, b in zip(theta, before, strict=True))
 
 
 def test_a_search_along_a_loss_is_refused_and_strangers_are():

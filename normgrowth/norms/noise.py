@@ -13,7 +13,8 @@ from normgrowth.norms import shards
 from normgrowth.norms.hooks import before_gradients_are_read, innermost
 
 BLOCK = 1 << 24  # elements converted to float64 at a time
-HALF_ERROR = 0.02  # relative error of a norm beyond which float16 has lost values to underflow or overflow
+ROUNDING_ERROR = 0.02  # relative error of a norm beyond which a dtype has lost values to underflow or overflow
+LARGE = 1e30  # a norm beyond which noise, or its factor ‖g‖/‖noise‖, may overflow float32
 
 
 class NoiseGradients:
@@ -21,13 +22,15 @@ class NoiseGradients:
 
     Rates, decay, momentum, clipping and the optimizer's own normalisation stay as they are, so the norm grows as it
     does for this optimizer without a signal. Each gradient, as unscaled and clipped for the step, is replaced in place
-    by independent normal noise with its norm ‖g‖ (sums in float64; rounding to the gradient's dtype remains). A
-    gradient that is 0 stays 0, and one that is None stays None. The loss and its gradients are computed as ever, at
-    the parameters that the noise has reached, and only their sizes are used.
+    by independent normal noise with its norm ‖g‖ (sums in float64; rounding to the gradient's dtype remains); one that
+    shares memory, with another gradient or among its own elements, gets memory of its own. A gradient that is 0 stays
+    0, and one that is None stays None. The loss and its gradients are computed as ever, at the parameters that the
+    noise has reached, and only their sizes are used.
 
     It works in any order with ``NormTracker.attach``, which then sees the noise, and with the wrappers of accelerate
     and Lightning. The draws depend on ``seed``, the step, and the parameter's place in the optimizer alone: processes
     that hold copies of a parameter draw alike. DTensors (FSDP2, tensor parallelism) are normed over their processes.
+    A copy of the optimizer (``copy.deepcopy``, pickle) has no noise, since torch copies no hooks: attach it anew.
 
     Args:
         optimizer: of torch, or a wrapper of accelerate or Lightning around one.
@@ -37,7 +40,8 @@ class NoiseGradients:
     Raises:
         TypeError: the optimizer is not one of torch.
         ValueError: on attaching, if noise is on this optimizer already, or parameters are shards of FSDP1 or ZeRO-3. At
-            a step, if a gradient is not finite, sparse or complex, if there is none at the first step, or if a closure
+            a step, if a gradient is not finite, sparse or complex, if its norm leaves float64 or its noise leaves the
+            gradient's dtype (no parameter has changed then), if there is none at the first step, or if a closure
             is evaluated twice, as LBFGS does.
 
     >>> theta = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
@@ -96,14 +100,18 @@ class NoiseGradients:
             )
         for number, parameter in with_gradient:
             _refuse_gradient(number, parameter)
+        _separate([parameter for _, parameter in with_gradient])
         norms = [_norm(_gradient(parameter), parameter) for _, parameter in with_gradient]
         _refuse_not_finite(with_gradient, norms)
         for (number, parameter), norm in zip(with_gradient, norms, strict=True):
             gradient = _gradient(parameter)
             noise = self._noise(number, parameter, gradient)
+            is_large = bool(norm > LARGE)
+            if is_large:
+                noise = noise.double()
             gradient.copy_(noise.mul_(norm / _norm(noise, parameter)))
-            if gradient.dtype == torch.float16:
-                _refuse_rounding(number, _norm(gradient, parameter), norm)
+            if is_large or gradient.dtype == torch.float16:
+                _refuse_rounding(number, parameter, _norm(gradient, parameter), norm)
         self.steps += 1
 
     def _noise(self, number: int, parameter: Tensor, gradient: Tensor) -> Tensor:
@@ -125,6 +133,23 @@ def _gradient(parameter: Tensor) -> Tensor:
     """The gradient of this process's shard of a parameter; writing to it changes ``parameter.grad``."""
     parameter.grad = shards.sharded_like(parameter.grad, parameter)
     return shards.local(parameter.grad)
+
+
+def _separate(parameters: list[Tensor]) -> None:
+    """Copy each gradient that overlaps an earlier one, or itself as expanded tensors do: writing would meet both."""
+    memories: list[tuple[int, int, Tensor]] = []  # first byte, end, and the parameter of its gradient
+    for parameter in parameters:
+        gradient = _gradient(parameter)
+        if parameter.grad is not None and not torch.ops.aten.is_non_overlapping_and_dense(gradient):
+            parameter.grad = parameter.grad.clone(memory_format=torch.contiguous_format)
+            continue
+        start = gradient.data_ptr()
+        memories.append((start, start + gradient.nbytes, parameter))
+    taken = 0
+    for start, end, parameter in sorted(memories, key=lambda memory: memory[:2]):
+        if start < taken and parameter.grad is not None:
+            parameter.grad = parameter.grad.clone()
+        taken = max(taken, end)
 
 
 def _norm(values: Tensor, parameter: Tensor) -> Tensor:
@@ -167,19 +192,36 @@ def _refuse_gradient(number: int, parameter: Tensor) -> None:
 
 
 def _refuse_not_finite(with_gradient: list[tuple[int, Tensor]], norms: list[Tensor]) -> None:
-    """Raise ValueError for a gradient with values that are not finite: what their noise would be has no answer."""
+    """Raise ValueError for a gradient whose norm is not finite: what noise of its size would be has no answer."""
     for (number, parameter), norm in zip(with_gradient, norms, strict=True):
-        if not bool(norm.isfinite()):
+        if bool(norm.isfinite()):
+            continue
+        if _is_finite(parameter):
             raise ValueError(
-                f"the gradient of {_named(number, parameter)} is not finite, so there is no noise of its size: "
-                "the loss diverges here, or a GradScaler is missing"
+                f"the gradient of {_named(number, parameter)} is finite, but the sum of its squares overflows float64: "
+                "the loss diverges here, or needs a smaller scale"
             )
-
-
-def _refuse_rounding(number: int, rounded: Tensor, norm: Tensor) -> None:
-    """Raise ValueError if float16 cannot hold noise of this norm."""
-    if not bool((rounded - norm).abs() <= HALF_ERROR * norm):
         raise ValueError(
-            f"noise of norm {float(norm):.3g} in place of gradient {number} leaves the range of float16 (its norm "
-            f"there is {float(rounded):.3g}): train in bfloat16, or in float32 with autocast"
+            f"the gradient of {_named(number, parameter)} is not finite, so there is no noise of its size: "
+            "the loss diverges here, or a GradScaler is missing"
         )
+
+
+def _is_finite(parameter: Tensor) -> bool:
+    """Whether all values of a gradient are finite, over all processes that hold shards of it."""
+    not_finite = (~_gradient(parameter).isfinite()).sum()
+    return not bool(shards.summed(not_finite, shards.mesh_of([parameter])))
+
+
+def _refuse_rounding(number: int, parameter: Tensor, rounded: Tensor, norm: Tensor) -> None:
+    """Raise ValueError if the dtype of a gradient cannot hold noise of this norm."""
+    if bool((rounded - norm).abs() <= ROUNDING_ERROR * norm):
+        return
+    dtype = _gradient(parameter).dtype
+    advice = "the loss diverges here, or needs a smaller scale"
+    if dtype == torch.float16:
+        advice = "train in bfloat16, or in float32 with autocast"
+    raise ValueError(
+        f"noise of norm {float(norm):.3g} in place of gradient {number} leaves the range of "
+        f"{str(dtype).removeprefix('torch.')} (its norm there is {float(rounded):.3g}): {advice}"
+    )
