@@ -236,6 +236,54 @@ NOT_FINITE = {  # name: (function, a change of the network, the input, scale, re
 }  # fmt: skip
 
 
+class Normed(nn.Module):
+    """A normalisation of 1024 numbers, plus a constant."""
+
+    def __init__(self, normalise, constant):
+        super().__init__()
+        self.p = nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64).repeat(512))
+        self.normalise = normalise
+        self.constant = constant
+
+    def forward(self, x):
+        return self.normalise(self.p * x) + self.constant
+
+
+NORMALISATIONS = {  # of 1024 numbers: name: function
+    "layer": lambda p: F.layer_norm(p, [1024]),
+    "group": lambda p: F.group_norm(p.reshape(1, 1024), 1),
+    "batch": lambda p: F.batch_norm(p[:, None], None, None, training=True),
+    "instance": lambda p: F.instance_norm(p[None, None]),
+    "root mean square": lambda p: F.rms_norm(p, [1024]),
+    "variance and mean": lambda p: (p - p.mean()) * (torch.var_mean(p)[0] + 1e-5).rsqrt(),
+    "deviation and mean": lambda p: (p - p.mean()) / torch.std_mean(p)[0],
+    "unit": lambda p: F.normalize(p, dim=0),
+    "weight norm": lambda p: torch._weight_norm(p[None], torch.ones(1, 1, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("constant", [0.0, 1.0])
+@pytest.mark.parametrize("name", NORMALISATIONS)
+def test_a_sum_of_many_squares_overflows_before_one_does(name, constant):
+    """The sum of n squares overflows at √(max/n): below it the degree is 0, from there on the overflow is named."""
+    net = Normed(NORMALISATIONS[name], constant)
+    x = torch.ones(1, dtype=torch.float64)
+    named = []
+    for c in (1e100, 1e150, 1e152, 3e152, 1e153, 1e154, 1e155):
+        try:
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                measured = measure_degree(net, x, [1e10, c])
+        except ValueError as error:
+            assert f"at scale {c}" in str(error) and "since float64 overflows there" in str(error)
+            named.append(c)
+            continue
+        assert abs(measured.log_ratio[0]) < 1e-6
+        # torch's derivative of a norm has 1/σ³, which is 0 from σ = 1e108 on
+        assert abs(measured.euler[1]) < 1e-6 or "not that of the outputs" in str(warned[0].message)
+    assert not named or min(named) >= 1e152
+
+
 @pytest.mark.parametrize("name", NOT_FINITE)
 def test_what_is_not_finite_has_its_true_reason(name):
     function, change, x, c, reason = NOT_FINITE[name]

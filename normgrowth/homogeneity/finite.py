@@ -19,11 +19,15 @@ __all__ = ["NotFinite", "finite_output", "has_masked_rows"]
 # Operations that overflow where their result is infinite and their operands are not. Others may give +∞ on purpose:
 # 1/0, −log 0, a mask, and exp in a sigmoid by hand.
 ARITHMETIC = {
-    "add", "addmm", "addmv", "baddbmm", "bmm", "convolution", "cumsum", "dot", "linalg_vector_norm", "mean", "mm",
-    "mul", "mv", "norm", "pow", "square", "std", "sub", "sum", "var",
+    "add", "addcmul", "addmm", "addmv", "avg_pool2d", "baddbmm", "bmm", "cdist_forward", "convolution", "cumsum", "dot",
+    "linalg_vector_norm", "mean", "mm", "mul", "mv", "norm", "pow", "square", "std", "std_mean", "sub", "sum", "var",
+    "var_mean", "weight_norm_interface",
 }  # fmt: skip
 ADDS_MASKS = {"add", "sub"}  # two masks of the lowest number add to −∞
-SQUARES_INSIDE = {"native_layer_norm", "native_group_norm"}  # where an overflow is hidden: x/∞ = 0
+# Operations that return x/σ, then 1/σ, in which an overflow of σ is hidden: x/∞ = 0.
+SQUARES_INSIDE = {
+    "cudnn_batch_norm", "fused_rms_norm", "native_batch_norm", "native_group_norm", "native_layer_norm",
+}  # fmt: skip
 LARGEST = torch.finfo(torch.float64).max
 
 
@@ -60,7 +64,10 @@ class _Watch(TorchDispatchMode):
         name = func.overloadpacket.__name__.strip("_")
         results = _real_tensors(outputs)
         if name in SQUARES_INSIDE:
-            self._overflows(name, results, _real_tensors(args[:1]), math.sqrt(LARGEST))
+            for inverse_deviation in results[1:][-1:]:  # none where a batch norm uses the statistics of its training
+                # a sum of n squares overflows from √(LARGEST/n) on, or later, and 1/σ is then 0
+                limit = math.sqrt(LARGEST) if bool((inverse_deviation > 0).all()) else 0.0
+                self._overflows(name, results, _real_tensors(args[:1]), limit)
         elif name in ARITHMETIC and not _magnitude(results, positive=name in ADDS_MASKS) <= LARGEST:
             operands = [x for x in _real_tensors((args, kwargs)) if all(x is not result for result in results)]
             self._overflows(name, results, operands, 0.0)
