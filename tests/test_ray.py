@@ -16,6 +16,7 @@ from nbutils.devices import generator
 from nbutils.experiments import packaged
 from nbutils.models import CausalLM
 from normgrowth import __main__, models, saturation, sentences
+from normgrowth.report import ray as report
 from normgrowth.saturation import along_ray, half_scale, part_scaled, scaled, split
 from normgrowth.saturation.temperature import gaps, loss_at_best
 
@@ -103,6 +104,7 @@ SPLIT = {
         "embedding_hidden_mapping_in.weight": (EMBEDDINGS, 1), "attention.dense.bias": (VO, 1)}),
     "xlnet": (lambda: tiny("xlnet"), {"layer.0.rel_attn.r": (QK, 1), "layer.0.ff.layer_1.weight": (UP_DOWN, 1)}),
 }  # fmt: skip
+DESCRIPTION = {"class": "Llama", "kind": "causal", "parameters": 9, "sentences": "6 sentences", "tokens": 72}
 IDS = torch.randint(3, 40, (6, 12), generator=generator(1, "cpu")).tolist()
 
 
@@ -281,6 +283,49 @@ def test_loss_at_the_best_temperature_is_the_minimum(size):
     assert loss_at_best([gaps(logits, logits.argmax(-1), None)[0]]) < 1e-4  # as β grows
 
 
+def one_large(vocabulary, right, wrong):
+    """The first token is favoured by 1 everywhere, and it is right in some positions."""
+    logits = torch.zeros(right + wrong, vocabulary, dtype=torch.float64)
+    logits[:, 0] = 1
+    return logits, torch.tensor([0] * right + [1] * wrong)
+
+
+def nearly_alike(vocabulary):
+    """All other tokens fall short of the first by 1 ± 0.03, and it is right in 60 % of the positions."""
+    logits = 0.03 * torch.randn(50, vocabulary, generator=generator(0, "cpu"), dtype=torch.float64)
+    logits[:, 0] += 1
+    target = torch.randint(1, vocabulary, (50,), generator=generator(1, "cpu"))
+    target[:30] = 0
+    return logits, target
+
+
+def two_sizes():
+    """Large gaps, where the first token is right, besides small ones, where it is right in three of four positions."""
+    logits, target = one_large(40, 7, 1)
+    logits[4:] *= 1e-8
+    return logits, target
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("size", [1.0, 1e-6, 1e10])
+@pytest.mark.parametrize("case", [
+    lambda: one_large(50_000, 6, 4), lambda: one_large(50, 1, 999), lambda: one_large(50, 999, 1),
+    lambda: one_large(30, 5, 0), lambda: nearly_alike(5000), two_sizes,
+])  # fmt: skip
+def test_loss_at_the_best_temperature_is_that_of_a_fine_grid(case, size, dtype):
+    logits, target = case()
+    of_target = logits.gather(-1, target[:, None])[:, 0]
+
+    def cross_entropy(exponent):
+        beta = 10.0**exponent
+        return float((torch.logsumexp(beta * logits, -1) - beta * of_target).mean())
+
+    best = min(torch.linspace(-4, 11, 76).tolist(), key=cross_entropy)
+    least = min(map(cross_entropy, torch.linspace(best - 0.2, best + 0.2, 101).tolist()))
+    loss = loss_at_best([gaps((size * logits).to(dtype), target, None)[0]])
+    assert least - 0.001 < loss < least + 1e-5 and loss <= math.log(logits.shape[1]) + 1e-12
+
+
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_an_encoder_is_asked_for_the_nearest_sentence(kind):
     """Roberta has logits of masked words, which are not those of next tokens."""
@@ -322,6 +367,99 @@ def test_an_overflow_is_a_row_with_a_reason():
     table = along_ray(build(SPLIT["llama"][0]), IDS, [1, 1e39], dtype=None)
     assert table.agreement.notna().tolist() == [True, False]
     assert "overflows torch.float32" in table.attrs["reasons"]["all, c = 1e+39"]
+
+
+def of_median(heads):
+    """GPT-2 of one layer and some heads, and the effective positions of each in float64."""
+    model = build(lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**OF_GPT2 | {"n_layer": 1, "n_head": heads}))).double()
+    with torch.no_grad():
+        weights = model(torch.tensor(IDS[:1]), output_attentions=True).attentions[0][0]
+    return model, torch.special.entr(weights).sum(-1).exp()[:, 4:].mean(-1)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8])
+def test_of_an_even_number_of_heads_the_median_is_between_the_middle_two(heads):
+    model, positions = of_median(heads)
+    measured = along_ray(model, IDS[:1], [1]).effective_positions[0]
+    assert measured == pytest.approx(float(positions.quantile(0.5)))
+
+
+def flat_bert(scale=1.0, dtype=torch.float32):
+    """A masked language model whose initial values make later tokens matter little."""
+    model = build(lambda: hf.BertForMaskedLM(hf.BertConfig(**SMALL | {"vocab_size": 400}, initializer_range=scale)))
+    return model.to(dtype)
+
+
+@pytest.mark.parametrize(("make", "reason"), [
+    (lambda: flat_bert(4e-4), "depend on later tokens"),
+    (lambda: flat_bert(4e-4, torch.bfloat16), "depend on later tokens"),
+    (lambda: hf.BertModel(hf.BertConfig(**SMALL)), "returns no logits"),
+    (lambda: hf.LlamaForTokenClassification(hf.LlamaConfig(**SMALL, num_labels=12)), "12 columns, and the vocabulary"),
+])  # fmt: skip
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_what_is_no_next_token_says_why(make, reason, dtype):
+    table = along_ray(make().eval(), IDS, [1.0], dtype=dtype)
+    assert not table.attrs["next_token"] and table.loss.isna().all()
+    assert reason in table.attrs["reasons"]["accuracy, loss"]
+
+
+class LaterFromTheNinth(torch.nn.Module):
+    """Causal on eight tokens; on more, all see the last."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(40, 16)
+        self.head = torch.nn.Linear(16, 40)
+
+    def hidden_states(self, tokens):
+        x = self.table(tokens)
+        return [x, x.cumsum(1) + (x[:, -1:] if tokens.shape[1] > 8 else 0)]
+
+    def forward(self, tokens):
+        return self.head(self.hidden_states(tokens)[-1])
+
+
+def test_a_whole_sentence_is_tried():
+    assert along_ray(LaterFromTheNinth(), [sentence[:8] for sentence in IDS], [1]).attrs["next_token"]
+    assert not along_ray(LaterFromTheNinth(), IDS, [1]).attrs["next_token"]
+
+
+@pytest.mark.parametrize(("bias", "missing"), [(0.0, "agreement, raw, common, centred"), (1.0, "centred")])
+def test_representations_without_a_direction_have_a_reason(bias, missing):
+    model = build(lambda: hf.BertModel(hf.BertConfig(**SMALL)))
+    last = model.encoder.layer[1].output.LayerNorm
+    with torch.no_grad():
+        last.weight.zero_()
+        last.bias.fill_(bias)
+    table = along_ray(model, IDS, [1, 2])
+    assert table[missing.split(", ")].isna().all(axis=None)
+    assert all(table.attrs["reasons"][f"all, c = {c}"].startswith(f"no {missing}: ") for c in (1, 2))
+
+
+def test_heads_that_read_few_tokens_do_not_count():
+    model = build(SPLIT["t5"][0])
+    table = along_ray(model, IDS, [1], decoder=[sentence[:3] for sentence in IDS])
+    assert 1 <= table.effective_positions[0] <= 12
+    assert table.attrs["reasons"]["effective_positions"].startswith("of some heads alone")
+    short = along_ray(model, [sentence[:4] for sentence in IDS], [1], decoder=[sentence[:3] for sentence in IDS])
+    assert short.effective_positions.isna().all()
+    assert short.attrs["reasons"]["effective_positions"] == "no sentence has 5 tokens"
+
+
+@pytest.mark.parametrize(("agreement", "half", "sentence"), [
+    ([1, 0.9, math.nan], math.nan, "more than c = 1.1; the agreement is not known at 1000"),
+    ([1, math.nan, math.nan], math.nan, "more than c = 1; the agreement is not known at 1.1"),
+    ([1, 0.9, 0.8], math.inf, "more than c = 1000"),
+    ([1, 0.5, math.nan], 1.1, "c = 1.1, between 1 and 1.1"),
+])  # fmt: skip
+def test_beyond_what_is_not_known_a_half_scale_is_not_known(agreement, half, sentence):
+    table = pd.DataFrame({"part": "all", "c": [1.0, 1.1, 1000.0], "agreement": agreement})
+    assert half_scale(table) == pytest.approx(half, nan_ok=True)
+    table = table.assign(**dict.fromkeys(["accuracy", "loss", "effective_positions", "raw", "common", "centred"], 0.5))
+    table.attrs.update(reasons={}, precision="float64", reason="", chance={"loss": 3.7}, next_token=True)
+    assert f"agreement with all parameters scaled halves at {sentence}\n" in report.as_text(table, table, DESCRIPTION)
+    document = json.loads(report.as_json(table, table, DESCRIPTION), parse_constant=pytest.fail)
+    assert document["half_scale"]["trained"]["all"] == (pytest.approx(half) if math.isfinite(half) else None)
 
 
 def test_half_scale():

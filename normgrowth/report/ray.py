@@ -46,12 +46,12 @@ def _rows(table: pd.DataFrame) -> list[str]:
     ]
     for part, c in half_scales(table).items():
         name = "all parameters" if part == ALL else f"{part} alone"
-        lines.append(f"agreement with {name} scaled halves at {_between(c, table.c)}")
+        lines.append(f"agreement with {name} scaled halves at {_between(c, table[table.part == part])}")
     return lines + [f"– {name}: {reason}" for name, reason in table.attrs["reasons"].items()]
 
 
 def as_json(table: pd.DataFrame, control: pd.DataFrame, description: Mapping[str, Any]) -> str:
-    """Description, half scales (null where the agreement stays above ½), chance, reasons, and the rows."""
+    """Description, half scales (null if beyond what is known), chance, reasons, and the rows."""
     tables = {"trained": table, "untrained": control}
     rows = pd.concat([frame.assign(of=name) for name, frame in tables.items()], ignore_index=True)
     document = {
@@ -59,7 +59,7 @@ def as_json(table: pd.DataFrame, control: pd.DataFrame, description: Mapping[str
         "precision": table.attrs["precision"],
         "reason": table.attrs["reason"],
         "half_scale": {
-            name: {part: c if c < math.inf else None for part, c in half_scales(frame).items()}
+            name: {part: c if math.isfinite(c) else None for part, c in half_scales(frame).items()}
             for name, frame in tables.items()
         },
         "chance": table.attrs["chance"],
@@ -71,12 +71,16 @@ def as_json(table: pd.DataFrame, control: pd.DataFrame, description: Mapping[str
 
 def half_scales(table: pd.DataFrame) -> dict[str, float]:
     """``half_scale`` of each part that has a scale above 1."""
-    measured = table[(table.c > 1) & table.agreement.notna()]
+    measured = table[table.c > 1]
     return {part: half_scale(table, part) for part in measured.part.unique()}
 
 
-def _between(half: float, scales: pd.Series) -> str:
-    """A half scale, and the scales between which it was interpolated."""
+def _between(half: float, table: pd.DataFrame) -> str:
+    """A half scale of a part, and the scales between which it was interpolated."""
+    scales = table.c
+    if math.isnan(half):
+        first = scales[(scales >= 1) & table.agreement.isna()].min()
+        return f"more than c = {max(1.0, scales[scales < first].max()):g}; the agreement is not known at {first:g}"
     below = max(1.0, scales[scales < half].max())
     if half == math.inf:
         return f"more than c = {below:g}"

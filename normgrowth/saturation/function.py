@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from normgrowth import precision
 from normgrowth.saturation.batches import batches_by_length
-from normgrowth.saturation.observe import Heads, Observed, check_vocabulary, observe, predicts_next
+from normgrowth.saturation.observe import Heads, Observed, check_vocabulary, observe, why_no_next_token
 from normgrowth.saturation.scaling import advice, scaled
 from normgrowth.saturation.similarity import _unit, _weights
 from normgrowth.saturation.temperature import KEPT_BYTES, Gaps, gaps, loss_at_best
@@ -29,6 +30,7 @@ class Function(NamedTuple):
     accuracy: float
     loss: float
     effective_positions: float
+    heads_without: float  # share of heads that no query has enough positions for; NaN without attention weights
 
 
 class Task:
@@ -45,13 +47,17 @@ class Task:
         pad = getattr(config.get_text_config(), "pad_token_id", None) if config is not None else None
         options: dict[str, Any] = {"pad": pad or 0, "device": next(model.parameters()).device}
         self.model = model
+        if not ids:
+            raise ValueError("no sentence to batch")
         check_vocabulary(model, [*ids, *(decoder or [])])
-        longest = max(range(len(ids)), key=lambda number: len(ids[number])) if ids else 0
-        trial_decoder = None if decoder is None else [decoder[longest][:8]]
-        (trial,) = batches_by_length([ids[longest][:8]] if ids else [], decoder=trial_decoder, **options)
-        with scaled(model, 1.0, dtype=dtype):
+        read = ids if decoder is None else decoder
+        longest = max(range(len(ids)), key=lambda number: len(read[number]))
+        trial_decoder = None if decoder is None else [decoder[longest]]
+        (trial,) = batches_by_length([ids[longest]], decoder=trial_decoder, **options)
+        with scaled(model, 1.0, dtype=precision.choose(model)[0] or dtype):
             observed = observe(model, trial)
-            self.next_token = predicts_next(model, trial, observed)
+            self.no_next_token = why_no_next_token(model, trial, observed)
+        self.next_token = not self.no_next_token
         self.vocabulary = 0 if observed.logits is None else observed.logits.shape[-1]
         heads = sum(layer.weights.shape[1] for layer in observed.attention)
         self.batches = batches_by_length(
@@ -61,7 +67,7 @@ class Task:
             max_pairs=ATTENTION_BYTES / (8 * max(1, heads)),
             **options,
         )
-        predictions = sum(len(sentence) - 1 for sentence in (ids if decoder is None else decoder))
+        predictions = sum(len(sentence) - 1 for sentence in read)
         self.stride = math.ceil(max(1, predictions) * self.vocabulary * 8 / KEPT_BYTES)
         if not self.next_token and len(ids) < 2:
             raise ValueError("a model without a next token is asked for the nearest other sentence: give two or more")
@@ -93,6 +99,7 @@ class Task:
             accuracy=predictions.right / predictions.count if self.next_token else math.nan,
             loss=loss_at_best(predictions.kept) if self.next_token else math.nan,
             effective_positions=heads.median(),
+            heads_without=heads.without(),
         )
 
     def chance(self) -> dict[str, float]:
@@ -110,8 +117,13 @@ def _check_finite(observed: Observed, c: float) -> None:
 
 
 def _nearest(pooled: Tensor) -> Tensor:
-    """For each of some vectors ``(n, dim)`` the number of the other one of the largest cosine, ``(n,)``."""
+    """For each of some vectors ``(n, dim)`` the number of the other one of the largest cosine, ``(n,)``.
+
+    A vector that is 0 is nearest to none, and no other to it: −1 for each.
+    """
     unit = _unit(pooled)
+    if unit.isnan().any():
+        return torch.full((len(unit),), -1, device=unit.device)
     return (unit @ unit.mT).fill_diagonal_(-math.inf).argmax(-1)
 
 
@@ -161,8 +173,13 @@ class _HeadPositions:
         self.queries = self.queries + torch.cat([count for _, count in of_layers])
 
     def median(self) -> float:
-        """Over heads; NaN if no query counts."""
-        return float((self.total / self.queries).median())
+        """Over the heads that have a query that counts; of an even number, the mean of the middle two."""
+        of_heads = self.total / self.queries  # NaN without such a query
+        return float(of_heads.nanquantile(0.5))
+
+    def without(self) -> float:
+        """Share of heads of which no query counts; NaN without heads."""
+        return float((self.queries == 0).double().mean()) if self.queries.ndim else math.nan
 
     def _queries(self, layer: Heads) -> Tensor:
         """Which queries of a layer may attend to ``FEWEST_POSITIONS`` or more, bool, ``(batch, T)``."""

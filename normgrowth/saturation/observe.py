@@ -82,21 +82,47 @@ def check_vocabulary(model: nn.Module, sentences: Sequence[Sequence[int]]) -> No
         )
 
 
-def predicts_next(model: nn.Module, batch: Batch, observed: Observed) -> bool:
-    """Whether there are logits that stay as they are when a later token changes.
+def why_no_next_token(model: nn.Module, batch: Batch, observed: Observed) -> str:
+    """Why the logits are not those of next tokens; empty if they are.
+
+    These have a column for each token of the vocabulary, and stay as they are when the latter half of a sentence
+    changes. A difference in float32 or less may be lost to rounding: give the model in float64.
 
     Raises:
         ValueError: there are logits, but no later token.
     """
     logits = observed.logits
-    if logits is None or logits.ndim != 3 or logits.shape[:2] != observed.tokens.shape:
-        return False
+    if logits is None:
+        return "the model returns no logits"
+    if logits.ndim != 3 or logits.shape[:2] != observed.tokens.shape:
+        return f"its logits, of shape {tuple(logits.shape)}, are not one row for each token"
+    sizes = _vocabularies(model)
+    if sizes and logits.shape[-1] not in sizes:
+        known = " or ".join(map(str, sorted(sizes)))
+        return f"its logits have {logits.shape[-1]} columns, and the vocabulary {known} tokens"
     if logits.shape[1] < 2:
         raise ValueError("no sentence has two tokens: there is no next one to predict")
+    middle = (logits.shape[1] + 1) // 2
     name = "decoder_input_ids" if "decoder_input_ids" in batch else "input_ids"
     changed = batch[name].clone()
-    changed[:, -1] = (changed[:, -1] == 0).to(changed.dtype)  # 1 in place of 0, and 0 in place of any other token
+    changed[:, middle:] = (changed[:, middle:] == 0).to(changed.dtype)  # 1 in place of 0, and 0 of any other token
     other = observe(model, {**batch, name: changed}).logits
     assert other is not None
-    tolerance = 1e3 * torch.finfo(logits.dtype).eps * float(logits.abs().max())
-    return bool((logits[:, :-1] - other[:, :-1]).abs().max() <= tolerance)
+    units = 1e3 if logits.dtype == torch.float64 else 8.0  # of rounding; in float64 there is room for more
+    tolerance = units * torch.finfo(logits.dtype).eps * float(logits.abs().max())
+    largest = float((logits[:, :middle] - other[:, :middle]).abs().max())
+    return "" if largest <= tolerance else "its logits depend on later tokens"
+
+
+def _vocabularies(model: nn.Module) -> set[int]:
+    """How many tokens a model knows, by its configuration and its tables; of an encoder and a decoder maybe two."""
+    network: Any = model
+    if not hasattr(model, "config"):
+        return {table.num_embeddings for table in model.modules() if isinstance(table, nn.Embedding)}
+    sizes = {getattr(network.config.get_text_config(decoder=True), "vocab_size", None)}
+    owners = [network]
+    if network.config.is_encoder_decoder:
+        owners.append(network.get_decoder())
+    for owner in owners:
+        sizes.add(getattr(owner.get_input_embeddings(), "num_embeddings", None))
+    return {size for size in sizes if isinstance(size, int)}

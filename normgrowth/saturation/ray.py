@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from normgrowth.saturation.function import Function, Task
+from normgrowth.saturation.function import FEWEST_POSITIONS, Function, Task
 from normgrowth.saturation.parts import ABSENT, PARTS, UNUSED, part_scaled, split
 from normgrowth.saturation.scaling import mode, scaled
 from normgrowth.saturation.similarity import _centre, _mean_cosine, _unit
@@ -62,13 +62,13 @@ def along_ray(
         - ``loss``: cross entropy of the next token in nats, at the temperature that makes it least: at most
           ln(vocabulary). Where the logits of all positions would not fit into half a GB, of every k-th position
         - ``effective_positions``: exp of the entropy of attention weights, mean over the queries with five positions or
-          more (in a causal model, from the fifth token of a sentence on), median over heads
+          more (in a causal model, from the fifth token of a sentence on), median over heads:
+          of an even number the mean of the middle two. Heads without such a query do not count
         - ``raw``, ``common``, ``centred``: similarity of the last representations to those at c = 1
 
         Accuracy and loss are NaN without next tokens, effective positions without attention weights. ``table.attrs``
         has ``next_token`` (bool), ``chance`` (a loss, or an agreement), and ``reasons``: a sentence for each part that
-        the model does not have, for each row of NaN, because a number overflows there, and for a loss of some positions
-        alone.
+        the model does not have, for each NaN, and for a loss of some positions alone.
 
     Raises:
         ValueError: a part is unknown or cannot be told (see ``parts.split``); there is no scale, or one that is not
@@ -93,11 +93,16 @@ def along_ray(
                     with scaling(model, c, dtype=dtype):
                         function = task.function(c)
                     values = _compare(function, unscaled)
+                without = _without_direction(values)
+                if without:
+                    reasons[f"{part}, c = {c:g}"] = without
             except OverflowError as error:
                 reasons[f"{part}, c = {c:g}"] = str(error)
             rows.append((part, c, *values))
-    if math.isnan(unscaled.effective_positions):
-        reasons["effective_positions"] = "no attention weights, or no sentence of five tokens"
+    if task.no_next_token:
+        reasons["accuracy, loss"] = f"no next tokens: {task.no_next_token}"
+    if unscaled.heads_without != 0:
+        reasons["effective_positions"] = _few_positions(unscaled.heads_without)
     if task.next_token and task.stride > 1:
         reasons["loss"] = f"at one of {task.stride} positions, so that the logits fit into memory"
     table = pd.DataFrame(rows, columns=["part", "c", *COLUMNS])
@@ -108,7 +113,8 @@ def along_ray(
 def half_scale(table: pd.DataFrame, part: str = ALL) -> float:
     """The smallest c > 1 at which the agreement of a part is ½, linear in ln c between the scales of a table.
 
-    Infinite if the agreement stays above ½ up to the largest scale. An untrained model, whose most likely tokens mean
+    Infinite if the agreement stays above ½ up to the largest scale, and NaN if it does so up to scales where it is NaN:
+    it is more than the last scale before these, and not known. An untrained model, whose most likely tokens mean
     nothing, may have one as small as a trained one: read it beside accuracy and loss.
 
     Raises:
@@ -118,11 +124,13 @@ def half_scale(table: pd.DataFrame, part: str = ALL) -> float:
     >>> round(half_scale(table) ** 2, 6)  # halfway between ln 2 and ln 4
     8.0
     """
-    rows = table[(table.part == part) & (table.c >= 1) & table.agreement.notna()].sort_values("c")
+    rows = table[(table.part == part) & (table.c >= 1)].sort_values("c")
     if not (rows.c > 1).any():
         raise ValueError(f"the table has no scale above 1 for {part!r}")
     log_before, before = 0.0, 1.0  # at c = 1
     for c, agreement in zip(rows.c, rows.agreement, strict=True):
+        if math.isnan(agreement):
+            return math.nan
         if agreement <= 0.5:
             share = (before - 0.5) / (before - agreement)
             return math.exp(log_before + share * (math.log(c) - log_before))
@@ -161,13 +169,33 @@ def _progress(rows: list[Any]) -> Any:
     return tqdm(rows, desc="scales", unit="", disable=None, leave=False)
 
 
+def _few_positions(heads_without: float) -> str:
+    """Why effective positions are missing, or are those of some heads, given the share of heads without."""
+    if math.isnan(heads_without):
+        return "the model returns no attention weights"
+    if heads_without == 1:
+        return f"no sentence has {FEWEST_POSITIONS} tokens"
+    return f"of some heads alone: what the others read has fewer than {FEWEST_POSITIONS} tokens in all sentences"
+
+
+def _without_direction(values: Sequence[float]) -> str:
+    """Why values of a row that is computed are NaN; empty if none is but accuracy, loss and effective positions."""
+    row = dict(zip(COLUMNS, values, strict=True))
+    missing = [name for name in ("agreement", "raw", "common", "centred") if math.isnan(row[name])]
+    if not missing:
+        return ""
+    kind = "all alike" if missing == ["centred"] else "0, without a direction"
+    return f"no {', '.join(missing)}: here or at c = 1 last representations are {kind}"
+
+
 def _compare(function: Function, unscaled: Function) -> list[float]:
     """The columns of one row of the table."""
     h, h_scaled, weights = unscaled.states, function.states, unscaled.weights
     unit, unit_scaled = _unit(h), _unit(h_scaled)
     common = (weights @ unit) @ (weights @ unit_scaled) / weights.sum() ** 2
+    is_known = bool((function.best >= 0).all() and (unscaled.best >= 0).all())
     return [
-        float((function.best == unscaled.best).double().mean()),
+        float((function.best == unscaled.best).double().mean()) if is_known else math.nan,
         function.accuracy,
         function.loss,
         function.effective_positions,

@@ -10,6 +10,9 @@ from torch import Tensor
 
 KEPT_BYTES = 1 << 29  # of logits that are in memory at a time
 CHUNK = 1 << 22  # numbers of logits that are computed with at a time
+STEPS = 200  # a bracket is found and closed in far fewer
+
+Point = tuple[float, float, float]
 
 
 class Gaps(NamedTuple):
@@ -26,11 +29,12 @@ def gaps(logits: Tensor, target: Tensor, unit: float | None) -> tuple[Gaps, floa
     """
     largest = logits.amax(-1, keepdim=True)
     if unit is None:
-        unit = max(float((largest - logits.amin(-1, keepdim=True)).max()), torch.finfo(torch.float64).tiny)
-    small = torch.empty_like(logits)
+        widest = largest.double() - logits.amin(-1, keepdim=True).double()
+        unit = max(float(widest.max()), torch.finfo(torch.float64).tiny)
+    small = torch.empty_like(logits, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
     rows = _rows(logits.shape[1])
     for part, of_rows, top in zip(small.split(rows), logits.split(rows), largest.split(rows), strict=True):
-        part.copy_((top - of_rows) / unit)
+        part.copy_((top.double() - of_rows.double()) / unit)
     return Gaps(small, small.gather(-1, target[:, None])[:, 0]), unit
 
 
@@ -40,45 +44,71 @@ def _rows(vocabulary: int) -> int:
 
 
 def loss_at_best(batches: list[Gaps], *, tolerance: float = 1e-7) -> float:
-    """Minimum over β ≥ 0 of the mean cross entropy of β · logits, in nats.
+    """Minimum over β ≥ 0 of the mean cross entropy of β · logits, in nats, to ``tolerance``.
 
-    It is convex in β, and its minimum is taken by Newton's steps within a bracket. β = 0 gives ln(vocabulary).
+    It is convex in β. Its minimum is bracketed, and taken by Newton's steps as long as these stay within the bracket.
+    β = 0 gives ln(vocabulary), which is never exceeded.
 
     >>> uniform = Gaps(torch.zeros(1, 4), torch.zeros(1))
     >>> round(loss_at_best([uniform]), 4)  # ln 4
     1.3863
     """
     beta = 0.0
-    below, above = 0.0, math.inf  # the minimum lies between them
-    while True:
+    below: Point | None = None  # β, loss and slope on either side of the minimum
+    above: Point | None = None
+    smallest = math.inf
+    factor = 2.0
+    for step in range(STEPS):
         loss, slope, curvature = _at(batches, beta)
-        if slope >= 0 and beta == 0:
-            return loss
-        if curvature <= 0 or slope**2 <= tolerance * curvature or above - below < 1e-9 * above:
-            return loss
-        if slope < 0:
-            below = beta
+        smallest = min(smallest, loss)
+        if slope >= 0:  # at once where β = 0
+            above = (beta, loss, slope)
         else:
-            above = beta
-        beta = beta - slope / curvature
-        if beta >= above:
-            beta = (below + above) / 2
-        elif beta <= below:
-            beta = 2 * below if above == math.inf else (below + above) / 2
+            below = (beta, loss, slope)
+        bound = _bound(below, above)
+        if smallest - bound <= tolerance:
+            break
+        newton = beta - slope / curvature if curvature > 0 else math.nan
+        if above is None:  # so that no plateau is taken for the minimum, in ever longer steps
+            beta = max(newton, factor * beta) if curvature > 0 else factor * beta
+            factor = factor**1.5
+        elif below is not None:
+            beta = newton if below[0] < newton < above[0] and step % 4 else _between(below[0], above[0])
+    return smallest
 
 
-def _at(batches: list[Gaps], beta: float) -> tuple[float, float, float]:
+def _between(low: float, high: float) -> float:
+    """Between two values of β that may be of different size."""
+    return math.sqrt(low * high) if low > 0 else high / 16
+
+
+def _bound(below: Point | None, above: Point | None) -> float:
+    """What a convex and positive function is at least, given its tangents on the left and right of its minimum."""
+    if below is None:
+        return above[1] if above is not None else 0.0
+    if above is None:
+        return 0.0
+    if above[2] == 0:
+        return above[1]
+    width = above[0] - below[0]
+    crossing = (above[2] * width - above[1] + below[1]) / (above[2] - below[2])  # of the tangents, from the left
+    return below[1] + below[2] * min(max(crossing, 0.0), width)
+
+
+def _at(batches: list[Gaps], beta: float) -> Point:
     """Mean cross entropy at β, and its first and second derivative."""
     loss = slope = curvature = 0.0
     for batch in batches:
         rows = _rows(batch.of_all.shape[1])
-        for all_gaps, target_gap in zip(batch.of_all.split(rows), batch.of_target.split(rows), strict=True):
+        for stored, stored_target in zip(batch.of_all.split(rows), batch.of_target.split(rows), strict=True):
+            all_gaps = stored.double()
+            target_gap = stored_target.double()
             weights = (-beta * all_gaps).exp()  # the largest is 1
             total = weights.sum(-1)
             mean = (weights * all_gaps).sum(-1) / total
             variance = (weights * all_gaps.square()).sum(-1) / total - mean.square()
-            loss += float((beta * target_gap + total.log()).double().sum())
-            slope += float((target_gap - mean).double().sum())
-            curvature += float(variance.double().sum())
+            loss += float((beta * target_gap + total.log()).sum())
+            slope += float((target_gap - mean).sum())
+            curvature += float(variance.clamp(min=0).sum())
     n = sum(len(batch.of_target) for batch in batches)
     return loss / n, slope / n, curvature / n
