@@ -148,6 +148,61 @@ def test_each_entry_is_in_one_part_which_the_model_tells(family):
         assert torch.equal(parameter, before[name][1])
 
 
+def parts_of(model):
+    """For each part, the names of its parameters, and which entries."""
+    return {part: {name: rows.tolist() for name, rows in shares.items()} for part, shares in shares_of(model).items()}
+
+
+@pytest.mark.parametrize("ending", [
+    "o_proj.weight", "v_proj.weight", "q_proj.weight", "up_proj.weight", "gate_proj.weight", "down_proj.weight",
+    "lm_head.weight", "norm.weight",
+])  # fmt: skip
+def test_zeros_hide_no_part(ending):
+    model = build(SPLIT["llama"][0])
+    expected = parts_of(model)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(ending):
+                parameter.zero_()
+    assert parts_of(model) == expected
+    assert not any(p.any() for name, p in model.named_parameters() if name.endswith(ending))
+
+
+def test_a_fresh_adapter_is_split_as_what_it_adapts():
+    peft = pytest.importorskip("peft")
+    names = ["q_proj", "v_proj", "o_proj", "gate_proj", "up_proj"]
+    config = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=names)
+    adapted = peft.get_peft_model(build(SPLIT["llama"][0]), config).eval()
+    adapters = {
+        part: {name.split(".")[-4] for name in shares if ".lora_" in name}
+        for part, shares in shares_of(adapted).items()
+    }
+    assert {part: names for part, names in adapters.items() if names} == {
+        QK: {"q_proj"}, VO: {"v_proj", "o_proj"}, GATES: {"gate_proj"}, UP_DOWN: {"up_proj"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "room"), [(torch.float16, True), (torch.bfloat16, True), (torch.bfloat16, False)])
+def test_parts_are_the_same_in_low_precision(dtype, room, monkeypatch):
+    model = build(SPLIT["llama"][0])
+    expected = parts_of(model)
+    if not room:
+        monkeypatch.setattr("normgrowth.precision.choose", lambda model: (None, "no room"))
+    assert parts_of(model.to(dtype)) == expected
+    assert all(parameter.dtype == dtype for parameter in model.parameters())
+
+
+def test_a_compiled_model_is_split_as_what_was_compiled():
+    model = build(SPLIT["llama"][0])
+    compiled = torch.compile(model)
+    assert parts_of(compiled) == parts_of(model)
+    tables = [along_ray(network, IDS, [1, 2], [QK, "all"]) for network in (model, compiled)]
+    pd.testing.assert_frame_equal(*tables)
+    model.model.layers[0].compile()
+    with pytest.raises(ValueError, match=r"its module 'model\.layers\.0' is compiled"):
+        parts_of(model)
+
+
 def test_interleaved_heads_are_told_apart_by_rows():
     """NeoX has queries, keys and values of a head one after the other, GPT-2 those of all heads."""
     neox = shares_of(build(SPLIT["neox"][0]))[VO]["gpt_neox.layers.0.attention.query_key_value.weight"]

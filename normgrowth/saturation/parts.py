@@ -29,7 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normgrowth.saturation.probe import Run, products, supports
+from normgrowth import precision
+from normgrowth.saturation.probe import SEED, Run, products, supports
 from normgrowth.saturation.scaling import advice, mode, scaled
 
 QUERIES_KEYS = "queries and keys"
@@ -46,12 +47,16 @@ ABSENT = {  # why a model does not have a part
     HEAD: "nothing behind the last layer has parameters of its own",
 }
 PROBE_TOKENS = 32
+SMALL = 0.02  # standard deviation of what the probe has in the place of zeros
 
 Shares = dict[str, Tensor]  # by name of a parameter, which of its entries, bool, broadcast to its shape
 
 
 def split(model: nn.Module, sentence: Sequence[int], decoder: Sequence[int] | None = None) -> dict[str, Shares]:
     """The parts of a model of ``transformers``: each entry of each parameter is in exactly one of them.
+
+    It is asked in float64 where the memory has room, with small random values in the place of zeros, which would hide
+    what acts through them: an adapter begins with a matrix of zeros. The model itself stays as it is.
 
     Args:
         sentence: token ids that the model is asked with, as far as ``PROBE_TOKENS``.
@@ -63,16 +68,28 @@ def split(model: nn.Module, sentence: Sequence[int], decoder: Sequence[int] | No
 
     Raises:
         ValueError: the parts cannot be told, since the model does not compute its attention from weights that it
-            returns, or does not return the representations of its layers.
+            returns, or does not return the representations of its layers; or a module of it is compiled.
     """
+    model = uncompiled(model)
     if not hasattr(model, "config"):
         raise ValueError(f"the parts of {type(model).__name__} cannot be told: it is not a model of transformers")
     inputs = {"input_ids": torch.tensor([list(sentence[:PROBE_TOKENS])])}
     if decoder is not None:
         inputs["decoder_input_ids"] = torch.tensor([list(decoder[:PROBE_TOKENS])])
+    compiled = [name for name, module in model.named_modules() if _is_compiled(module)]
+    if compiled:
+        place = f"its module {compiled[0]!r}" if compiled[0] else "it"
+        raise ValueError(f"the parts of {type(model).__name__} cannot be told: {place} is compiled. Load it again")
     device = next(model.parameters()).device
     inputs = {name: ids.to(device) for name, ids in inputs.items()}
-    with mode(model), torch.enable_grad(), _all_need_gradients(model), _experts_one_by_one(model):
+    with (
+        mode(model),
+        scaled(model, 1.0, dtype=precision.choose(model)[0]),  # whose copies of the parameters may be written to
+        torch.enable_grad(),
+        _all_need_gradients(model),
+        _experts_one_by_one(model),
+    ):
+        _fill_zeros(model)
         try:
             run = Run(model, inputs)
             shares = _of_layers(model, run)
@@ -95,6 +112,7 @@ def part_scaled(
     Raises:
         OverflowError: a scaled parameter is not finite; see also ``scaled``.
     """
+    model = uncompiled(model)
     with scaled(model, 1.0, dtype=dtype):  # whose copies of the parameters may be written to
         times_c = torch.tensor(c, dtype=torch.float64)
         for name, parameter in model.named_parameters():
@@ -207,6 +225,28 @@ def _unseen_with_their_like(model: nn.Module, shares: dict[str, Shares]) -> None
 
 
 # ---- the model as it is asked ----
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model that ``torch.compile`` was given, with the same parameters; any other model as it is."""
+    original = getattr(model, "_orig_mod", model)
+    assert isinstance(original, nn.Module)
+    return original
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` wraps a module, or ``compile()`` changed it in place."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _fill_zeros(model: nn.Module) -> None:
+    """Small random values in the place of all zeros of a model's parameters."""
+    generator = torch.Generator().manual_seed(SEED)
+    for parameter in model.parameters():
+        zeros = parameter.data == 0
+        if zeros.any():
+            values = SMALL * torch.randn(int(zeros.sum()), generator=generator, dtype=torch.float64)
+            parameter.data[zeros] = values.to(parameter.data)
 
 
 @contextmanager

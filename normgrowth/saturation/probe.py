@@ -262,8 +262,13 @@ def _check_attention(kind: str, output: Any) -> None:
         given = [weights for weights in layers if weights is not None]
         if states and len(given) < len(states) - 1:
             raise ValueError(f"the parts of {kind} cannot be told: some layers return no attention weights")
-        if not all(isinstance(weights, Tensor) and weights.min() >= 0 and weights.max() < 1.001 for weights in given):
+        if not all(isinstance(weights, Tensor) and _are_weights(weights) for weights in given):
             raise ValueError(f"the parts of {kind} cannot be told: what it returns as attention are no weights")
+
+
+def _are_weights(x: Tensor) -> bool:
+    """Whether no entry is negative or above 1, up to rounding."""
+    return bool(x.min() >= 0 and x.max() < 1.001 + 2 * torch.finfo(x.dtype).eps)
 
 
 def _storage(x: Tensor) -> int:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from normgrowth.saturation.function import FEWEST_POSITIONS, Function, Task
-from normgrowth.saturation.parts import ABSENT, PARTS, UNUSED, part_scaled, split
+from normgrowth.saturation.parts import ABSENT, PARTS, UNUSED, part_scaled, split, uncompiled
 from normgrowth.saturation.scaling import mode, scaled
 from normgrowth.saturation.similarity import _centre, _mean_cosine, _unit
 
@@ -77,6 +77,7 @@ def along_ray(
     positive = bool(scales) and all(c > 0 for c in scales)
     if not positive:
         raise ValueError(f"scales must be one or more positive numbers; got {list(scales)}")
+    model = uncompiled(model)
     reasons: dict[str, str] = {}
     scalings = _scalings(model, ids, parts, decoder, reasons)
     with mode(model):
