@@ -458,6 +458,12 @@ def test_what_is_no_next_token_says_why(make, reason, dtype):
     assert reason in table.attrs["reasons"]["accuracy, loss"]
 
 
+def test_a_decoder_may_have_a_vocabulary_of_its_own():
+    model = fill(small_model("fsmt"))
+    sentences = TOKENS[:2].tolist()
+    assert along_ray(model, sentences, [1], decoder=sentences).attrs["next_token"]
+
+
 class LaterFromTheNinth(torch.nn.Module):
     """Causal on eight tokens; on more, all see the last."""
 

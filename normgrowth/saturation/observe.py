@@ -118,11 +118,12 @@ def _vocabularies(model: nn.Module) -> set[int]:
     """How many tokens a model knows, by its configuration and its tables; of an encoder and a decoder maybe two."""
     network: Any = model
     if not hasattr(model, "config"):
-        return {table.num_embeddings for table in model.modules() if isinstance(table, nn.Embedding)}
+        return _table_sizes(model)
     sizes = {getattr(network.config.get_text_config(decoder=True), "vocab_size", None)}
-    owners = [network]
-    if network.config.is_encoder_decoder:
-        owners.append(network.get_decoder())
-    for owner in owners:
-        sizes.add(getattr(owner.get_input_embeddings(), "num_embeddings", None))
-    return {size for size in sizes if isinstance(size, int)}
+    sizes.add(getattr(network.get_input_embeddings(), "num_embeddings", None))
+    of_decoder = _table_sizes(network.get_decoder()) if network.config.is_encoder_decoder else set()
+    return of_decoder | {size for size in sizes if isinstance(size, int)}
+
+
+def _table_sizes(model: nn.Module) -> set[int]:
+    return {table.num_embeddings for table in model.modules() if isinstance(table, nn.Embedding)}
