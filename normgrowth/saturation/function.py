@@ -63,8 +63,9 @@ class Task:
         self.batches = batches_by_length(
             ids,
             decoder=decoder,
-            max_tokens=min(4096, LOGIT_BYTES // (8 * max(1, self.vocabulary))),
+            max_tokens=min(512, LOGIT_BYTES // (8 * max(1, self.vocabulary))),
             max_pairs=ATTENTION_BYTES / (8 * max(1, heads)),
+            padding=False,
             **options,
         )
         predictions = sum(len(sentence) - 1 for sentence in read)
