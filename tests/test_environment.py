@@ -261,7 +261,7 @@ assert main(["norms", "runs/mine", "--plot", "norms.png"]) == 2
 assert main(["degree", "runs/mine/step1"]) == 2
 from normgrowth import homogeneity
 from normgrowth.norms import NormTracker, kernels
-model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU())
+model = torch.nn.Sequential(torch.nn.Linear(2, 64), torch.nn.ReLU())  # so many that some unit is on
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 tracker = NormTracker(model.named_parameters())
 tracker.attach(optimizer)

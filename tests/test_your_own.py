@@ -229,7 +229,8 @@ def test_a_model_without_room_for_float64_says_so(tmp_path, records, monkeypatch
     printed = capsys.readouterr().out
     assert "untrained: at c = 1000 in float32: float64 needs 9 GB" in printed
     assert "('trained', 1000): at c = 1000 in float32: float64 needs 9 GB" in printed
-    assert not {"saturation", "heads", "degree"} & set(space["part"].reasons)
+    assert not {"saturation", "heads"} & set(space["part"].reasons)
+    assert space["part"].reasons["degree"].startswith("float64 needs 9 GB. By the rules, without float64: ")
 
 
 def test_a_large_model_is_measured_at_both_ends_of_its_series(tmp_path, records, monkeypatch, capsys):
