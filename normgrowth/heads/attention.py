@@ -78,21 +78,29 @@ def summaries(
     sums: list[Sums] = []
     with mode(model), scaled(model, c, dtype=dtype):
         for batch in batches:
-            layers = attention_weights(model, batch)
-            if len(layers) != len(masks):
-                raise ValueError(f"{type(model).__name__} has attention in {len(layers)} layers, not in {len(masks)}")
-            of_batch = []
-            for number, ((weights, tokens), mask) in enumerate(zip(layers, masks, strict=True), start=1):
-                allowed = allowed_positions(tokens, causal=mask.causal, window=mask.window)
-                if not weights.isfinite().all(-1).logical_or(~allowed.any(-1)).all():
-                    raise OverflowError(
-                        f"attention of layer {number} is not finite in {weights.dtype} at c = {c:g}. "
-                        f"{advice(weights.dtype)}"
-                    )
-                of_batch.append(sums_of(weights, allowed))
-            del layers  # before those of the next batch are there
-            sums = [Sums(*map(torch.add, a, b)) for a, b in zip(sums, of_batch, strict=True)] if sums else of_batch
+            of_batch = _sums_by_layer(model, batch, c, masks)
+            if sums:
+                of_batch = [Sums(*map(torch.add, a, b)) for a, b in zip(sums, of_batch, strict=True)]
+            sums = of_batch
     return [means(layer) for layer in sums]
+
+
+def _sums_by_layer(model: nn.Module, batch: Batch, c: float, masks: Sequence[Mask]) -> list[Sums]:
+    """The sums of each layer over one batch. Raises as ``summaries`` does; ``c`` is only named."""
+    layers = attention_weights(model, batch)
+    if len(layers) != len(masks):
+        raise ValueError(f"{type(model).__name__} has attention in {len(layers)} layers, not in {len(masks)}")
+    sums = []
+    for number, ((weights, tokens), mask) in enumerate(zip(layers, masks, strict=True), start=1):
+        allowed = allowed_positions(tokens, causal=mask.causal, window=mask.window)
+        is_finite = weights.isfinite().all(-1)
+        counts = allowed.any(-1)
+        if not (is_finite | ~counts).all():
+            raise OverflowError(
+                f"attention of layer {number} is not finite in {weights.dtype} at c = {c:g}. {advice(weights.dtype)}"
+            )
+        sums.append(sums_of(weights, allowed))
+    return sums
 
 
 def _log_probabilities(model: nn.Module, batch: Batch) -> list[Tensor]:
