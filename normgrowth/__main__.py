@@ -47,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
 
     norms = command("norms", _norms, SOURCES)
     norms.add_argument("--by", choices=("total", "layer", "type", "tensor"), default="total", help="more rows")
+    norms.add_argument("--trained", action="store_true", help="without tensors that are the same in all checkpoints")
     norms.add_argument("--plot", type=Path, metavar="PNG", help="draw the curve (.png, .svg or .pdf)")
     report = command("report", _report, SOURCES)
     report.add_argument("-o", "--output", type=Path, metavar="HTML", default=Path("report.html"), help="the page")
@@ -241,7 +242,13 @@ def _series(options: argparse.Namespace, by: str, figure: Path | None) -> Measur
         except ImportError:
             raise ValueError(f"{figure} needs matplotlib: pip install matplotlib, or 'norm-growth[plot]'") from None
     return checkpoints.series(
-        options.source, by=by, out=options.out, match=options.match, step=options.step, keep=not options.no_keep
+        options.source,
+        by=by,
+        out=options.out,
+        match=options.match,
+        step=options.step,
+        keep=not options.no_keep,
+        trained=getattr(options, "trained", False),
     )
 
 
