@@ -1,11 +1,9 @@
-"""Files as they are met, one recipe a kind: what each holds, beside an independent norm. Nothing of ours is used here."""
+"""Files as they are met, one recipe a kind: what each holds, beside an independent norm. Nothing of ours is used."""
 
 import argparse
-import json
 import math
 import pathlib
 import types
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,7 +23,11 @@ def norm(*tensors):
 
 
 def matrices(seed=0):
-    return {"a.weight": tensor(6, 5, seed=seed), "b.weight": tensor(4, 6, seed=seed + 1), "b.bias": tensor(4, seed=seed + 2)}
+    return {
+        "a.weight": tensor(6, 5, seed=seed),
+        "b.weight": tensor(4, 6, seed=seed + 1),
+        "b.bias": tensor(4, seed=seed + 2),
+    }
 
 
 def write(state, path):
@@ -201,7 +203,9 @@ def with_state(beside, first=False, kind=torch.optim.AdamW, **options):
 OPTIMIZERS = {
     "class weights, another shape": with_state({"criterion.weight": torch.tensor([1.0, 5.0, 20.0])}),
     "a bank before the weights": with_state({"mel.fb": tensor(20, 8)}, first=True),
-    "a scalar, of SGD with momentum": with_state({"temperature": torch.tensor(9.0)}, kind=torch.optim.SGD, lr=0.1, momentum=0.9),
+    "a scalar, of SGD with momentum": with_state(
+        {"temperature": torch.tensor(9.0)}, kind=torch.optim.SGD, lr=0.1, momentum=0.9
+    ),
     "a matrix, of Adafactor": with_state({"table": tensor(7, 3)}, kind=torch.optim.Adafactor),
     "a matrix of a trained shape, after": with_state({"fixed": tensor(6, 5, seed=5)}),
 }  # fmt: skip

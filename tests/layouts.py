@@ -168,6 +168,37 @@ if __name__ == "__main__":
     return _printed(code, {})
 
 
+def of_ranks(root):
+    """Tensors of two processes, in rows, uneven rows and columns, in several dtypes: two steps, and their norms."""
+    code = f"""
+import json, math, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+def worker(rank):
+    dist.init_process_group("gloo", init_method="file://{root}/store", rank=rank, world_size=2)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    mesh = init_device_mesh("cpu", (2,))
+    for step in (1, 2):
+        rng = torch.Generator().manual_seed(step)
+        whole = {{"rows.weight": torch.randn(6, 4, generator=rng), "uneven.weight": torch.randn(7, 3, generator=rng),
+                 "columns.weight": torch.randn(4, 6, generator=rng), "one.bias": torch.randn(5, generator=rng),
+                 "half.weight": torch.randn(6, 4, generator=rng).half(), "few.weight": torch.randn(1, 3, generator=rng),
+                 "brain.weight": torch.randn(3, 8, 2, generator=rng).bfloat16(),
+                 "double.weight": torch.randn(2, 2, generator=rng).double()}}
+        ways = [Shard(0), Shard(0), Shard(1), Replicate(), Shard(0), Shard(0), Shard(1), Shard(0)]
+        state = {{name: distribute_tensor(value, mesh, [way]) for (name, value), way in zip(whole.items(), ways)}}
+        dcp.save({{"model": state}}, checkpoint_id="{root}/step%d" % step)
+        if rank == 0:
+            print("norm", math.sqrt(math.fsum(float((value.double() ** 2).sum()) for value in whole.values())))
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.start_processes(worker, nprocs=2, start_method="fork")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("norm")]
+
+
 def _printed(code, environment):
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, timeout=120

@@ -160,7 +160,9 @@ def test_the_step_is_in_what_a_trainer_leaves_beside_the_weights(tmp_path):
     assert list(result.table.step) == [100, 200, 300] and not result.skipped
 
 
-@pytest.mark.parametrize("suffix", ["pth.tar", "pt.tar", "tar", "pkl", "model", "state", "ckpt.pt", "weights", "pth", ""])
+@pytest.mark.parametrize(
+    "suffix", ["pth.tar", "pt.tar", "tar", "pkl", "model", "state", "ckpt.pt", "weights", "pth", ""]
+)
 def test_suffixes_are_as_people_write_them(tmp_path, suffix):
     """And a step of which the file has another suffix does not vanish."""
     states = {step: matrices(step) for step in (1000, 2000, 3000)}
@@ -184,8 +186,8 @@ def test_wrappers_may_change_midway(tmp_path, prefix):
 def test_a_tensor_without_elements_is_harmless_and_weights_without_elements_are_parts(tmp_path):
     write({**matrices(), "placeholder": torch.empty(0), "none.weight": torch.empty(0)}, tmp_path / "step1.pt")
     assert norms_of(series(tmp_path)) == pytest.approx([norm(*matrices().values())], rel=1e-12)
-    for state in ({**matrices(), "a.weight": torch.empty(0), "a.bias": torch.ones(6)},
-                  {name: torch.empty(0) if "weight" in name else value for name, value in matrices().items()}):  # fmt: skip
+    without = {name: torch.empty(0) if "weight" in name else value for name, value in matrices().items()}
+    for state in ({**matrices(), "a.weight": torch.empty(0), "a.bias": torch.ones(6)}, without):
         write(state, tmp_path / "parts" / "step1.pt")
         with pytest.raises(ValueError, match=r"has no elements, as in parts of ZeRO-3: .*zero_to_fp32"):
             series(tmp_path / "parts")
@@ -197,7 +199,14 @@ def test_torchscript_is_called_by_its_name(tmp_path):
         series(tmp_path)
 
 
-AVERAGES = ["ema_step_{}.pt", "step_{}_ema.pt", "step_{}.ema.pt", "swa-step_{}.pt", "averaged_step_{}.pt", "step_{}-EMA.pt"]
+AVERAGES = [
+    "ema_step_{}.pt",
+    "step_{}_ema.pt",
+    "step_{}.ema.pt",
+    "swa-step_{}.pt",
+    "averaged_step_{}.pt",
+    "step_{}-EMA.pt",
+]
 
 
 @pytest.mark.parametrize("name", AVERAGES)
@@ -262,7 +271,8 @@ def worker(rank, original):
     dist.init_process_group("gloo", init_method="file://%s/store%d" % (sys.argv[1], original), rank=rank, world_size=2)
     net = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Linear(6, 4))
     net = FSDP(net, device_id=torch.device("cpu"), use_orig_params=bool(original))
-    torch.save({name: p.detach() for name, p in net.named_parameters()}, "%s/%d-step%d.pt" % (sys.argv[1], original, rank))
+    state = {name: p.detach() for name, p in net.named_parameters()}
+    torch.save(state, "%s/%d-step%d.pt" % (sys.argv[1], original, rank))
     dist.destroy_process_group()
 if __name__ == "__main__":
     for original in (0, 1):
@@ -288,7 +298,8 @@ def test_flat_parameters_are_a_ranks_part(tmp_path, name):
 
 RANKS = {
     "model_rank0.pt": "the file of one rank", "step1-rank_3.pth": "the file of one rank",
-    "model_world_size_2_rank_0.pt": "verl.model_merger merge", "model-rank-0-part-0.safetensors": "vLLM's sharded state",
+    "model_world_size_2_rank_0.pt": "verl.model_merger merge",
+    "model-rank-0-part-0.safetensors": "vLLM's sharded state",
     "model_weight_pp-rank-0-of-1_tp-rank-0-of-2.safetensors": "nanotron's, weights in parts",
 }  # fmt: skip
 

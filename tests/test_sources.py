@@ -92,7 +92,7 @@ PLACES = {
     "a cache without steps": (cached(".", "m", main=5), ["models--lab--m"], {}, {0: 5}, []),
     "nothing": ({"notes.txt": "x"}, ["."], {}, None, "such as step1000, checkpoint-1000 or step_20k"),
     "no step": ({"final/w.pt": 1}, ["."], {}, {0: 1}, []),
-    "two without steps": ({"final/w.pt": 1, "best/w.pt": 2}, ["."], {}, None, f"final: {NO_STEP}"),
+    "two without steps": ({"final/w.pt": 1, "best/w.pt": 2}, ["."], {}, None, f"best: {NO_STEP}"),
     "no steps": ({f"run{x}-x/w.pt": 1 for x in "abcdef"}, ["."], {}, None,
                  "runa-x: {no} (and 5 more like it, to {}/runf-x)"),
     **{f"epochs {name}": ({name.format(i): i for i in (1, 2)}, ["."], {}, None, EPOCHS)

@@ -106,7 +106,8 @@ SHAPES = {
     "lm_head.bias": (2,), "mlp.gate.bias": (2,), "model.latent_scaling_factor": (2,), "codebook.weight": (2,),
     "shift.weight": (2,), "cosine.weight": (3,),
 }  # fmt: skip
-TRAINED = {name: torch.randn(shape, generator=torch.Generator().manual_seed(5)) for name, shape in SHAPES.items()} | {
+TRAINED = {name: torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+           for seed, (name, shape) in enumerate(SHAPES.items())} | {
     "h.0.pos_encoding.weight": sinusoids(7, 8), "d.pe": torch.zeros(1, 7, 8), "rnn.weight_hh": torch.eye(5),
     "lower": torch.randn(5, 5).tril(), "near": -999.9 * HIDDEN, "both": LOWER - 1e4 * HIDDEN, "flipped": LOWER.T,
     "wide": torch.ones(3, 4).tril(), "ones": torch.ones(3, 3), "zeros": torch.zeros(3, 3), "pair": torch.eye(2)[0],

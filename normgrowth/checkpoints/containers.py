@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from normgrowth.checkpoints.layouts import ReadError, megatron
 from normgrowth.checkpoints.optimizers import Trained
@@ -19,6 +19,7 @@ _TRAINING = re.compile(  # keys of what a trainer stores beside the weights
     re.I,
 )
 AVERAGE = re.compile(r"(?:^|[^a-zA-Z])(?:ema|swa|avg|averaged?|polyak)(?:[^a-zA-Z]|$)|shadow", re.I)
+_BEST = re.compile(r"(?:^|_)best(?:_|$)", re.I)  # a copy of earlier weights
 ALONE = "save the weights alone: torch.save(model.state_dict(), …)"
 _DEPTH = 9  # of dictionaries in dictionaries: one may hold itself
 
@@ -68,16 +69,19 @@ def weights(tree: Any) -> Chosen:
         if not containers:
             return Chosen(tensors, set(), left_out)
         copies = {key for key in [*tensors, *containers] if AVERAGE.search(key)}
+        best = {key for key in containers if _BEST.search(key)} if len(containers) > 1 else set()
         if "current_model_state" in containers:  # of Lightning, which then keeps averages in state_dict
             copies.add("state_dict")
-        originals = {key: value for key, value in containers.items() if key not in copies}
-        likely = {
-            key: value for key, value in originals.items() if not _TRAINING.search(key) and "param_groups" not in value
-        }
+        originals = {key: value for key, value in containers.items() if key not in copies | best}
+        likely = {key: value for key, value in originals.items() if not _is_of_training(key, value)}
+        if not likely and any(name.endswith(("weight", "bias")) for name in tensors):
+            return Chosen(tensors, set(), left_out)  # a state dict with what a trainer stores in it
         chosen = _key_of_weights(tensors, containers, likely, path)
         for key in [*tensors, *containers]:
             if key in copies:
                 left_out[path + key] = f"an average of the weights, beside {path}{chosen}"
+            elif key in best:
+                left_out[path + key] = f"a copy of earlier weights, beside {path}{chosen}"
             elif key in tensors or (key != chosen and (key in likely or _has_names_of_weights(containers[key]))):
                 left_out[path + key] = f"stored beside {path}{chosen}"
         tree = containers[chosen]
@@ -85,7 +89,22 @@ def weights(tree: Any) -> Chosen:
     return Chosen({}, set(), left_out)
 
 
-def _is_module(value: Any) -> bool:
+def _is_of_training(key: str, value: Any) -> bool:
+    """Whether a container is what a trainer needs to go on: by its key, as an optimizer's, or with counts alone."""
+    return bool(_TRAINING.search(key)) or "param_groups" in value or not any(_shapes(value))
+
+
+def _shapes(value: Any, depth: int = _DEPTH) -> Iterator[tuple[int, ...]]:
+    """Shapes of the tensors in nested containers, but for single numbers."""
+    if is_tensor(value):
+        if len(value.shape):
+            yield tuple(value.shape)
+    elif isinstance(value, dict | list | tuple | set) and depth:
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _shapes(inner, depth - 1)
+
+
+def _is_module(value: Any) -> TypeGuard[Inert]:
     """Whether an object is a module of torch that was pickled whole: it says itself what its parameters are."""
     return isinstance(value, Inert) and isinstance(value.get("_parameters"), dict) and "_modules" in value
 

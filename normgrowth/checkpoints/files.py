@@ -17,7 +17,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pth.tar", ".pt.tar", ".ckpt.tar", "
 SUFFIXES = (".safetensors", *PICKLES, ".gguf")
 MERGE = "merge it into its model first (merge_and_unload)"
 OTHER_FILES = re.compile(
-    r"^(?!model_optim_rng)(?:.*)(?:optim|scheduler|training_args|rng_state|random_states|scaler|custom_checkpoint"
+    r"^(?!model_(?:and_)?optim)(?:.*)(?:optim|scheduler|training_args|rng_state|random_states|scaler|custom_checkpoint"
     r"|dataloader)|^norms\.pt$",
     re.I,
 )
@@ -71,6 +71,15 @@ def is_safetensors(begin: bytes) -> bool:
     return len(begin) > 8 and begin[8:9] == b"{" and int.from_bytes(begin[:8], "little") < 1 << 30
 
 
+def _is_text(file: Path) -> bool:
+    try:
+        with file.open("rb") as opened:
+            begin = opened.read(64)
+            return begin.isascii() and b"\0" not in begin and len(begin) > 0
+    except OSError:
+        return False
+
+
 def holds_weights(place: Path) -> bool:
     """Whether a file or folder holds weights, also in a layout that cannot be read: the reason is given later."""
     if not place.is_dir():
@@ -78,7 +87,7 @@ def holds_weights(place: Path) -> bool:
     names = listing(place)
     if distributed.is_distributed(names) or layouts.why_refused(names):
         return True
-    files = [name for name in names if not name.endswith("/")]
+    files = [name for name in names if not name.endswith("/") and not OTHER_FILES.search(name)]
     return any(name.endswith(".index.json") or is_weights(place / name) for name in files)
 
 
@@ -140,6 +149,9 @@ def _at_top(place: Path, names: list[str]) -> Parts:
     if distributed.is_distributed(names) and not has_whole:
         return Parts([Part(place)])
     candidates = [name for name in names if name.endswith("/") or is_weights(place / name) or name.endswith(".json")]
+    pickles = [name for name in candidates if name.endswith(PICKLES)]
+    if len(pickles) > 1:  # SpeechBrain keeps its counters in files of one suffix with the weights
+        candidates = [name for name in candidates if name not in pickles or not _is_text(place / name)]
     chosen = weight_files(candidates)
     left_out = {}
     if chosen[0].endswith(".index.json"):

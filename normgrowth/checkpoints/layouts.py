@@ -14,6 +14,10 @@ class ReadError(ValueError):
 _ZERO_3 = "convert it with zero_to_fp32.py of DeepSpeed"
 _MEGATRON = "convert it with tools/checkpoint/convert.py of Megatron-LM, or export it with Megatron-Bridge"
 _SUFFIX = r"\.(?:safetensors|bin|pt|pth|ckpt|tar|pth\.tar|pt\.tar)"
+_RANK = (  # model_rank0.pt; not Composer's file of rank 0, which is whole, and nothing of LoRA's ranks
+    r"(?!ep\d+-ba\d+-rank0\.|mp_rank_\d+_model_states)(?!.*(?:optim|scheduler|rng|random|lora|adapter))"
+    rf".*(?<![a-z])rank[-_.]?\d+.*{_SUFFIX}"
+)
 _LAYOUTS = (  # a pattern for names in a folder, how many names must match it, and the refusal
     (r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt", 1, f"DeepSpeed's ZeRO-3, weights in parts: {_ZERO_3}"),
     (r"mp_rank_\d+_model_states\.pt", 2, "Megatron-DeepSpeed's, in parts: use its deepspeed_to_transformers.py"),
@@ -30,7 +34,7 @@ _LAYOUTS = (  # a pattern for names in a folder, how many names must match it, a
      "vLLM's sharded state, weights in parts, a rank each: give the model from which vLLM has made it"),
     (r".*pp-rank-\d+-of-\d+.*\.safetensors", 1,
      "nanotron's, weights in parts: convert it with examples/llama/convert_nanotron_to_hf.py of nanotron"),
-    (rf"(?!ep\d+-ba\d+-rank0\.)(?!mp_rank_\d+_model_states)(?!.*(?:optim|scheduler|rng|random|lora|adapter)).*(?<![a-z])rank[-_.]?\d+.*{_SUFFIX}", 1,
+    (_RANK, 1,
      "the file of one rank, which may hold a part of the weights: save them whole, or rename it if it does"),
 )  # fmt: skip
 _PARALLEL = re.compile(r"(?:(?:tensor|pipeline|expert)_)?(?:model_)?parallel_size|tp_size|pp_size")
@@ -62,6 +66,8 @@ def why_part(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     wrapped = [name for name in shapes if "_fsdp_wrapped_module" in name]
     if flat or (wrapped and all(len(shapes[name]) < 2 for name in wrapped)):
         return f"{flat or wrapped[0]} is {fsdp}"
+    if not shapes:
+        return None
     weights = [name for name in shapes if name.endswith("weight")] or list(shapes)
     empty = [name for name in weights if shapes[name] == (0,)]
     biases = {name: shapes.get(re.sub("weight$", "bias", name), ()) for name in weights}

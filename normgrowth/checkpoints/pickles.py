@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,49 +11,55 @@ from normgrowth.checkpoints import containers, optimizers, progress, unpickler
 from normgrowth.checkpoints.containers import Contents
 from normgrowth.checkpoints.layouts import ReadError, why_rank
 from normgrowth.checkpoints.optimizers import Trained
+from normgrowth.checkpoints.progress import Progress
 from normgrowth.checkpoints.tensors import Tensor, of_torch
 
 _OWN = {"layers", "steps", "at", "sums"}  # keys of a NormTracker's history
 
 
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Raise what a damaged or hostile file leads to as ReadError: torch and Python raise many kinds."""
+    try:
+        yield
+    except (ReadError, OSError):
+        raise
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0].partition(". ")[0]
+        raise ReadError(f"refused: damaged, or not from torch.save ({reason or type(error).__name__})") from error
+
+
+def _is_own(tree: Any) -> bool:
+    return isinstance(tree, dict) and set(tree) == _OWN
+
+
 def read(path: Path) -> Contents:
     """The weights in a file, and what is left out beside them and why."""
-    tree = _tree(path)
-    if isinstance(tree, dict) and set(tree) == _OWN:
-        raise ReadError("the norms that a tracker has saved, and no weights")
-    if why := why_rank(tree):
-        raise ReadError(why)
-    chosen = containers.weights(tree)
-    tensors = {name: _plain(name, value) for name, value in chosen.tensors.items()}
-    return Contents(tensors, chosen.buffers, chosen.left_out, optimizers.trained(tree))
+    with _plain_errors():
+        tree = unpickler.load(path)
+        if _is_own(tree):
+            raise ReadError("the norms that a tracker has saved, and no weights")
+        if why := why_rank(tree):
+            raise ReadError(why)
+        chosen = containers.weights(tree)
+        tensors = {name: _plain(name, value) for name, value in chosen.tensors.items()}
+        return Contents(tensors, chosen.buffers, chosen.left_out, optimizers.trained(tree))
 
 
-def step_in(path: Path) -> int | None:
-    """The step that a file records, or None."""
-    try:
-        return progress.step_in(_tree(path))
-    except ReadError:
-        return None
+def progress_in(path: Path) -> Progress:
+    """What a file records of the training; nothing if it cannot be read."""
+    with suppress(ReadError), _plain_errors():
+        tree = unpickler.load(path)
+        if not _is_own(tree):
+            return progress.inside(tree)
+    return Progress()
 
 
 def trained_in(path: Path) -> Trained:
     """What the optimizer in a file of its own trains; nothing if it cannot be read."""
-    try:
-        return optimizers.trained(_tree(path))
-    except ReadError:
-        return Trained()
-
-
-def _tree(path: Path) -> Any:
-    try:
-        return unpickler.load(path)
-    except ReadError:
-        raise
-    except OSError:
-        raise
-    except Exception as error:  # torch raises many kinds for a broken file
-        reason = str(error).strip().partition("\n")[0].partition(". ")[0]
-        raise ReadError(f"refused: damaged, or not from torch.save ({reason or type(error).__name__})") from error
+    with suppress(ReadError), _plain_errors():
+        return optimizers.trained(unpickler.load(path))
+    return Trained()
 
 
 def _plain(name: str, tensor: Any) -> Tensor:
@@ -59,9 +67,7 @@ def _plain(name: str, tensor: Any) -> Tensor:
     import torch
 
     if tensor.is_quantized:
-        raise ReadError(
-            f"tensor {name} is {tensor.dtype}: a quantised model; its norm cannot be read from the file"
-        )
+        raise ReadError(f"tensor {name} is {tensor.dtype}: a quantised model; its norm cannot be read from the file")
     if tensor.is_nested or tensor.layout != torch.strided:
         raise ReadError(
             f"tensor {name} is sparse or nested ({tensor.layout}); save it dense, with to_dense() or to_padded_tensor()"

@@ -11,8 +11,11 @@ from typing import NamedTuple
 from normgrowth.checkpoints import distributed, files, progress
 from normgrowth.checkpoints.containers import AVERAGE
 from normgrowth.checkpoints.files import OTHER_FILES, holds_weights, is_weights, places_with_weights
-from normgrowth.checkpoints.steps import StepOf, no_step
+from normgrowth.checkpoints.progress import Progress
+from normgrowth.checkpoints.steps import StepOf, no_step, says_step
+from normgrowth.checkpoints.steps import step_of as step_in_name
 
+_OTHER_FORMATS = (".zip", ".h5", ".hdf5", ".keras", ".npz", ".msgpack", ".onnx", ".pdparams", ".nemo", ".mar", ".gz")
 _FIRST = "no step in its name or inside: written as step 0"
 _AVERAGES = "an average of the weights (EMA), by its name"
 
@@ -63,6 +66,9 @@ def entries(source: Path, match: str, step_of: StepOf) -> Iterator[Entry]:
     averages = {place for _, place in candidates if AVERAGE.search(place.name)}
     is_series_of_averages = len(averages) == len(candidates)
     for name, place in candidates:
+        if not place.is_dir() and place.suffix in _OTHER_FORMATS:
+            yield Skip(str(place), f"of another format ({place.suffix}): save the weights as safetensors")
+            continue
         try:
             entry = _entry(name, place, step_of)
         except OSError as error:
@@ -80,18 +86,26 @@ def _candidates(source: Path, step_of: StepOf) -> list[tuple[str, Path]]:
     """Places that may be checkpoints, each with the name that may hold its step."""
     inside = sorted(place for place in source.iterdir() if place.name[0] != ".") if source.is_dir() else []
     folders = [(place.name, place) for place in inside if place.is_dir()]
-    stored = [place for place in inside if not place.is_dir() and (is_weights(place) or place.is_symlink())]
+    stored = [
+        place
+        for place in inside
+        if not place.is_dir() and (is_weights(place) or place.is_symlink() or place.suffix in _OTHER_FORMATS)
+    ]
     with_step = [(_stem(file), file) for file in stored if step_of(_stem(file)) is not None]
     if with_step or any(step_of(name) is not None for name, _ in folders):
         is_final_copy = {"model", "pytorch_model"}  # of a trainer, beside its checkpoints
         others = [
             (_stem(file), file)
             for file in stored
-            if step_of(_stem(file)) is None and not _is_part(file) and _stem(file) not in is_final_copy
+            if step_of(_stem(file)) is None
+            and not _is_part(file)
+            and _stem(file) not in is_final_copy
+            and file.suffix not in _OTHER_FORMATS
         ]
         return folders + with_step + (others if with_step or len(others) > 1 else [])
     name = _own_name(source, step_of)
     is_step_folder = step_of(name) is not None and places_with_weights(source)  # such as step1000, with step1000/hf
+    stored = [file for file in stored if file.suffix not in _OTHER_FORMATS]
     is_several = len([file for file in stored if not _is_part(file)]) > 1 and not _is_whole(source)
     if is_several and not is_step_folder:
         return folders + [(_stem(file), file) for file in stored if not _is_part(file)]
@@ -136,36 +150,52 @@ def _entry(name: str, place: Path, step_of: StepOf) -> Entry | None:
     inside = places_with_weights(place)
     weights_at = inside[0] if len(inside) == 1 else place
     step = step_of(name)
-    if step is not None:
+    if step is not None and not (step_of is step_in_name and not says_step(name)):
         return Checkpoint(step, str(weights_at), _stamp(weights_at), weights_at)
+    if step is not None:
+        return _by_number(step, weights_at)
     is_series = weights_at != place and step_of(weights_at.name) is not None
     if len(inside) != 1 or is_series:
         return None
-    step = _step_inside(weights_at)
+    known = _progress_inside(weights_at)
+    step = known.step if known.step is not None else known.optimizer
     if step is not None:
         return Checkpoint(step, str(weights_at), _stamp(weights_at), weights_at)
     names = [file.stem for file in place.iterdir()] if place.is_dir() else []
     return Unplaced(Skip(str(weights_at), no_step([name, *names])), _stamp(weights_at), weights_at)
 
 
-def _step_inside(place: Path) -> int | None:
-    """The step that a trainer has left beside the weights, or in a file of them."""
-    folder = place if place.is_dir() else place.parent
+def _by_number(number: int, place: Path) -> Entry:
+    """The checkpoint whose name has a number and does not say of what: the file may know that it counts epochs."""
+    known = _progress_inside(place)
+    is_epoch = known.epoch is not None and number in (known.epoch - 1, known.epoch, known.epoch + 1)
+    step = known.step
+    if step is None and is_epoch:
+        step = known.optimizer
+        if step is None:
+            return Unplaced(Skip(str(place), no_step([f"epoch{number}"])), _stamp(place), place)
+    if step is None or step < number:  # epochs and the like are fewer than steps
+        step = number
+    return Checkpoint(step, str(place), _stamp(place), place)
+
+
+def _progress_inside(place: Path) -> Progress:
+    """What a trainer has left of the training, beside the weights or in a file of them."""
+    stored = [place]
     if place.is_dir():
-        step = progress.step_beside(folder)
+        step = progress.step_beside(place)
         if step is not None:
-            return step
-    candidates = [place]
-    if place.is_dir():
-        candidates = [file for file in sorted(place.iterdir()) if file.is_file() and is_weights(file)]
-    for file in candidates:
-        if file.name.endswith(files.PICKLES) or not file.name.endswith(files.SUFFIXES):
+            return Progress(step)
+        stored = [file for file in sorted(place.iterdir()) if file.is_file() and is_weights(file)]
+    known = Progress()
+    for file in sorted(stored, key=lambda file: bool(OTHER_FILES.search(file.name))):
+        is_pickle = file.name.endswith(files.PICKLES) or not file.name.endswith(files.SUFFIXES)
+        if is_pickle and (file == place or not OTHER_FILES.search(file.name) or "optim" in file.name):
             from normgrowth.checkpoints import pickles
 
-            step = pickles.step_in(file)
-            if step is not None:
-                return step
-    return None
+            more = pickles.progress_in(file)
+            known = Progress(*(mine if mine is not None else new for mine, new in zip(known, more, strict=True)))
+    return known
 
 
 def _stamp(place: Path) -> str:

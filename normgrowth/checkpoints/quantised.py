@@ -35,7 +35,7 @@ def _is_table(name: str, tensor: Tensor, largest: int) -> bool:
     Indices of 32 or 64 bits stay below what they may point into: the table's own size, or a dimension of a weight.
     Fewer bits are what quantised weights have: these are indices if their name or their order says so.
     """
-    values = tensor.load()
+    values = tensor.load()[:]
     is_small = np.iinfo(values.dtype).bits < 32
     if not is_small:
         is_counts = len(tensor.shape) < 2 and tensor.dtype not in ("int32", "uint32")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from normgrowth.checkpoints.comparisons import Sums, same, tied
-from normgrowth.checkpoints.optimizers import Trained
-from normgrowth.checkpoints.tensors import Shape
 from normgrowth.checkpoints.files import MERGE
 from normgrowth.checkpoints.layouts import ReadError
+from normgrowth.checkpoints.optimizers import Trained
+from normgrowth.checkpoints.tensors import Shape
 from normgrowth.checkpoints.weights import ADAPTER_ALONE, Weights
 
 
@@ -51,7 +51,6 @@ class Reference:
         for name, shape in self.shapes.items():
             if shapes[name] != shape:
                 raise ReadError(f"{label}: {name} has shape {shapes[name]}; in {self.label} it is {shape}")
-
 
     def _is_untied(self, alias: str, weights: Weights) -> bool:
         """Whether a tensor that is tied to another one in the reference has other values in ``weights``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,28 @@ FLOATS = ("float64", "float32", "float16", "bfloat16")
 Shape = tuple[int, ...]
 
 
+class Joined:
+    """Flat arrays one after the other, as one: a slice is a view where it lies in one of them."""
+
+    def __init__(self, arrays: Sequence[NDArray[Any]]) -> None:
+        self.arrays = arrays
+        self.ends = np.cumsum([len(array) for array in arrays])
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, place: slice) -> NDArray[Any]:
+        start, stop, _ = place.indices(len(self))
+        views = []
+        for array, end in zip(self.arrays, self.ends, strict=True):
+            begin = end - len(array)
+            if start < end and stop > begin:
+                views.append(array[max(start - begin, 0) : stop - begin])
+        if len(views) == 1:
+            return views[0]
+        return np.concatenate(views) if views else self.arrays[0][:0]
+
+
 @dataclass(frozen=True, eq=False)
 class Tensor:
     """A stored tensor, whose values are read when they are needed.
@@ -24,7 +46,7 @@ class Tensor:
 
     shape: Shape
     dtype: str  # as torch names it
-    load: Callable[[], NDArray[Any]]
+    load: Callable[[], NDArray[Any] | Joined]
     identity: object = None  # equal for tensors of one file that are the same memory
     is_mapped: bool = True  # whether ``load`` costs nothing; otherwise it reads the whole tensor
 
@@ -43,7 +65,7 @@ class Tensor:
 
     def array(self) -> NDArray[Any]:
         """All values in the tensor's shape."""
-        return _as_numbers(self.load(), self.dtype).reshape(self.shape)
+        return _as_numbers(self.load()[:], self.dtype).reshape(self.shape)
 
 
 def of_torch(tensor: Any) -> Tensor:

@@ -7,7 +7,9 @@ nothing in them.
 
 from __future__ import annotations
 
+import io
 import pickle
+import struct
 import types
 import warnings
 from collections import OrderedDict
@@ -35,8 +37,12 @@ class Inert(dict, metaclass=_Sealed):
 
     module: ClassVar[str] = ""
     dump_patches: ClassVar[bool] = False  # torch asks this of modules that are stored with their sources
-    __hash__ = object.__hash__  # it may be a key
-    __eq__ = object.__eq__
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)  # it may be a key
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         object.__setattr__(self, "args", args)
@@ -67,21 +73,34 @@ class Inert(dict, metaclass=_Sealed):
 class Wrapped:
     """A function that a pickle may call and cannot change."""
 
-    __slots__ = ("__call",)
+    __slots__ = ("_function",)
+    _function: Callable[..., Any]
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        object.__setattr__(self, "_Wrapped__call", call)
+    def __init__(self, function: Callable[..., Any]) -> None:
+        object.__setattr__(self, "_function", function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__call(*args, **kwargs)
+        return self._function(*args, **kwargs)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("sealed")
 
 
+def _scalar(kind: object, data: object = b"") -> float | Inert:
+    """A number of numpy: float64 and int64 are read, others are stand-ins."""
+    code = getattr(kind, "args", ("",))[0]
+    if isinstance(data, bytes) and len(data) == 8 and code in ("f8", "i8"):
+        return float(struct.unpack("<d" if code == "f8" else "<q", data)[0])
+    return Inert()
+
+
 def _from_type(rebuild: Wrapped, kind: object, args: tuple, state: object) -> Any:
     """As torch._tensor._rebuild_from_type_v2, which makes tensors of subclasses; here they are plain ones."""
-    return rebuild(*args) if isinstance(rebuild, Wrapped) else Inert()
+    if isinstance(rebuild, Wrapped):
+        return rebuild(*args)
+    stand_in = kind() if isinstance(kind, type) and issubclass(kind, Inert) else Inert()
+    stand_in.__setstate__(state)
+    return stand_in
 
 
 _CONTAINERS: Mapping[tuple[str, str], Callable[..., Any]] = {
@@ -92,6 +111,9 @@ _CONTAINERS: Mapping[tuple[str, str], Callable[..., Any]] = {
     ("builtins", "tuple"): tuple,
     ("builtins", "set"): set,
     ("builtins", "frozenset"): frozenset,
+    ("builtins", "bytearray"): bytearray,
+    ("numpy.core.multiarray", "scalar"): _scalar,
+    ("numpy._core.multiarray", "scalar"): _scalar,
     ("_codecs", "encode"): lambda text, encoding="utf-8": text.encode("latin1" if encoding == "latin1" else "utf-8"),
 }
 
@@ -108,16 +130,22 @@ class Unpickler(pickle.Unpickler):
         if call := _CONTAINERS.get((module, name)):
             return Wrapped(call)
         if module == "torch" or module.startswith("torch."):
-            of_torch = _of_torch(module, name)
+            of_torch = self.of_torch(module, name)
             if of_torch is not None:
                 return of_torch
         return _Sealed(name, (Inert,), {"module": module})
+
+    def of_torch(self, module: str, name: str) -> Any:
+        """What a pickle gets for a name of torch, or None for a stand-in."""
+        return _of_torch(module, name)
 
 
 def _of_torch(module: str, name: str) -> Any:
     """What torch itself needs to rebuild tensors, or None for other names of torch."""
     import torch
 
+    if (module, name) == ("torch.storage", "_load_from_bytes"):
+        return Wrapped(_storage)
     if module == "torch._utils" and name in _REBUILDERS:
         return Wrapped(getattr(torch._utils, name))
     if (module, name) == ("torch._tensor", "_rebuild_from_type_v2"):
@@ -128,6 +156,12 @@ def _of_torch(module: str, name: str) -> Any:
         return Wrapped(torch.serialization._get_layout)
     value = getattr(torch, name, None) if module == "torch" else None
     return value if isinstance(value, torch.dtype | torch.layout | torch.memory_format | torch.qscheme) else None
+
+
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9"  # how torch before 1.6 begins a file
+_READER = types.SimpleNamespace(
+    Unpickler=Unpickler, load=lambda file, **options: Unpickler(file, **options).load(), __name__="inert"
+)
 
 
 def load(path: Path) -> Any:
@@ -146,11 +180,20 @@ def load(path: Path) -> Any:
     is_zip = begin.startswith(b"PK\x03\x04")
     if begin[257:] == b"ustar":
         raise ReadError("a tar archive: unpack it first")
-    if is_zip and any(name.endswith("constants.pkl") for name in torch._C.PyTorchFileReader(str(path)).get_all_records()):
+    if is_zip and any(
+        name.endswith("constants.pkl") for name in torch._C.PyTorchFileReader(str(path)).get_all_records()
+    ):
         raise ReadError("a TorchScript archive, which holds code: save model.state_dict() of the module alone")
-    reader = types.SimpleNamespace(
-        Unpickler=Unpickler, load=lambda file, **options: Unpickler(file, **options).load(), __name__="inert"
-    )
+    if begin[:1] == b"\x80" and not is_zip and not begin.startswith(_LEGACY):
+        with path.open("rb") as file:
+            return Unpickler(file).load()  # of pickle.dump
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.load(path, map_location="cpu", weights_only=False, pickle_module=reader, mmap=is_zip)
+        return torch.load(path, map_location="cpu", weights_only=False, pickle_module=_READER, mmap=is_zip)
+
+
+def _storage(data: bytes) -> Any:
+    """A storage of torch inside a plain pickle, as torch.storage._load_from_bytes reads it, but without code."""
+    import torch
+
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False, pickle_module=_READER)
