@@ -12,7 +12,7 @@ import torch
 
 from normgrowth import checkpoints
 from normgrowth.__main__ import main
-from normgrowth.checkpoints.store import COLUMNS
+from normgrowth.checkpoints.table import COLUMNS
 from normgrowth.report.summary import budget, exponents, growth, summarise, undetermined
 from tests.checkpoint_files import save
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from normgrowth.checkpoints.files import shards_of, weight_files
 from normgrowth.checkpoints.layouts import ReadError
-from normgrowth.checkpoints.weights import shards_of, weight_files
 
 TEXTS = ["*.json", "*.txt", "*.model", "*.spm", "*.tiktoken"]  # configuration and tokenizer
 
