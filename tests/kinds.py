@@ -66,6 +66,10 @@ QUANTISED = {
     "torchao": packed(torch.int8, "layers.0.mlp._weight_qdata", (16, 16)),
     "HQQ": packed(torch.uint8, "layers.0.q_proj.W_q", (16, 8)),
     "AQLM": packed(torch.int16, "layers.0.q_proj.codes", (16, 8, 1)),
+    "codes of 64 bits": lambda folder: write(
+        {"embed.weight": tensor(16, 8), "q_proj.codes": torch.from_numpy(RNG(3).integers(0, 256, (64, 64)))},
+        folder / "step1.safetensors",
+    ),
     "QuIP#": packed(torch.int64, "layers.0.q_proj.Qidxs", (16, 16)),
     "packed, flat": packed(torch.uint8, "layers.0.q_proj.packed", (128,)),
     "AWQ": packed(torch.int32, "layers.0.q_proj.qzeros", (16, 8)),
@@ -80,6 +84,8 @@ TABLES = {
     "types": torch.zeros(1, 64, dtype=torch.int64),
     "bool": torch.ones(16, 16, dtype=torch.bool),
     "permutation": torch.from_numpy(RNG(0).permutation(64)),
+    "a permutation of 32 bits": torch.from_numpy(RNG(0).permutation(64).astype(np.int32)),
+    "windows": (torch.arange(7)[:, None] * 13 + torch.arange(7)).repeat(3, 1),
 }
 
 

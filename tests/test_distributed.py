@@ -162,3 +162,26 @@ def test_metadata_is_what_torch_reads(tmp_path):
     assert {name: tuple(entry.size) for name, entry in theirs.state_dict_metadata.items()} == {
         name: entry.shape for name, entry in mine.items()
     }
+
+
+def test_gguf_is_dequantised_and_says_so(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    whole = {"blk.0.ffn_up.weight": tensor(8, 64), "output_norm.weight": tensor(64)}
+    wanted = {}
+    for step, kind in ((1, gguf.GGMLQuantizationType.Q8_0), (2, gguf.GGMLQuantizationType.F16)):
+        writer = gguf.GGUFWriter(tmp_path / f"step{step}.gguf", "llama")
+        values = []
+        for name, value in whole.items():
+            kind_here = kind if value.dim() > 1 else gguf.GGMLQuantizationType.F32
+            packed = gguf.quants.quantize(value.numpy(), kind_here)
+            writer.add_tensor(name, packed, raw_dtype=kind_here)
+            values.append(torch.from_numpy(gguf.quants.dequantize(packed, kind_here)))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        wanted[step] = norm(*values)
+    result = series(tmp_path)
+    assert dict(zip(result.table.step, result.table.norm, strict=True)) == pytest.approx(wanted, rel=1e-12)
+    assert any("dequantised from GGUF" in note for note in result.notes)
+    assert result.parameters == 8 * 64 + 64

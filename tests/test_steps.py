@@ -284,7 +284,7 @@ def flat(tensors):
 
 
 class Gradients:
-    """The gradients of an iteration, clones of what accumulated in each parameter's ``.grad``, the first or the last."""
+    """Gradients of an iteration: clones of what accumulated in ``.grad``, the first or the last."""
 
     def __init__(self, model, first):
         self.of = {}

@@ -149,7 +149,7 @@ class ScheduleFree:
 
 
 class WithAverage(Optimizer):
-    """An optimizer that keeps an average of the weights and swaps it in by ``p.data``; unknown names reach the other."""
+    """An average of the weights, swapped in by ``p.data``; unknown names reach the optimizer in it."""
 
     def __init__(self, optimizer, decay=0.9):
         self.optimizer, self.decay = optimizer, decay

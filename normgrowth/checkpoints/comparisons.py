@@ -85,8 +85,15 @@ def _dot(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     return float(np.einsum("i,i->", x, y))
 
 
-def is_minus_infinity(tensor: Tensor) -> bool:
-    """Whether −∞ is the only value that is not finite: so it is in masks, and in no weights."""
+def is_infinite_constant(tensor: Tensor, before: Tensor | None) -> bool:
+    """Whether a tensor that is not finite is a constant of its model, such as a mask or a bound, and no weight.
+
+    −∞ as the only value that is not finite is none of weights, which diverge to NaN or to both signs. Of a single
+    number any infinity is.
+    """
     values = [block[~np.isfinite(block)] for (block,) in blocks(tensor)]
     unusual = np.concatenate(values)
-    return len(unusual) > 0 and bool((unusual == -np.inf).all())
+    if not len(unusual) or (before is not None and not same(tensor, before)):
+        return False
+    is_single_bound = tensor.size == 1 and bool(np.isinf(unusual).all())
+    return is_single_bound or bool((unusual == -np.inf).all())

@@ -18,7 +18,9 @@ _TRAINING = re.compile(  # keys of what a trainer stores beside the weights
     r"|args|frozen_param|extra_state|task_state|averaging_state|dataloader|train_state|(?:^|_)(?:data|grad|amp|opt)",
     re.I,
 )
-AVERAGE = re.compile(r"(?:^|[^a-zA-Z])(?:ema|swa|avg|averaged?|polyak)(?:[^a-zA-Z]|$)|shadow", re.I)
+AVERAGE = re.compile(
+    r"(?i:(?:^|[^a-z])(?:ema|swa|avg|averaged?|polyak)(?:[^a-z]|$|_?model)|shadow)|(?<=[a-z])(?:EMA|Ema|SWA)(?![a-z])"
+)
 _BEST = re.compile(r"(?:^|_)best(?:_|$)", re.I)  # a copy of earlier weights
 ALONE = "save the weights alone: torch.save(model.state_dict(), …)"
 _DEPTH = 9  # of dictionaries in dictionaries: one may hold itself

@@ -112,7 +112,7 @@ def parts(place: Path) -> Parts:
         ReadError: no weights are there, or not all of them, or it is unclear which they are.
     """
     if not place.is_dir():
-        if why := layouts.why_refused([place.name]):
+        if why := layouts.why_refused([place.name]) or layouts.why_shard(place.name):
             raise ReadError(why)
         has_config = (place.parent / "adapter_config.json").is_file() and place.name.startswith("adapter_model")
         return Parts([Part(place)], is_adapter=has_config or bool(_ADAPTER.search(place.name)))

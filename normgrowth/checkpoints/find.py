@@ -55,7 +55,8 @@ def checkpoints(
         by_key = {only.key: only}
     else:
         skips += [entry.skip for entry in unplaced]
-    return sorted(by_key.values(), key=lambda checkpoint: checkpoint.step), skips
+    # Of one step the shorter name comes first: others have a word more, as averages have.
+    return sorted(by_key.values(), key=lambda checkpoint: (checkpoint.step, len(checkpoint.label))), skips
 
 
 def model_folder(name: str, *, weights: bool = True) -> Path:

@@ -80,7 +80,9 @@ def download(label: str, commit: str, scratch: str | None = None) -> Path:
         from huggingface_hub import HfApi, snapshot_download
 
         def folder_with(names: list[str]) -> Path:
-            return Path(snapshot_download(repo, revision=commit, allow_patterns=names, local_dir=scratch))
+            return Path(
+                snapshot_download(repo, revision=commit, allow_patterns=[*names, "config.json"], local_dir=scratch)
+            )
 
         names = weight_files(HfApi().list_repo_files(repo, revision=commit))
         if names[0].endswith(".index.json"):

@@ -80,6 +80,13 @@ def why_part(shapes: Mapping[str, tuple[int, ...]]) -> str | None:
     return None
 
 
+def why_shard(name: str) -> str | None:
+    """Why a file alone is a part of the weights: it is one of several, by its name."""
+    count = re.search(r"-\d+-of-0*(\d+)\.", name)
+    is_part = count is not None and int(count[1]) > 1
+    return "one of several files with the weights: give their folder, with its index" if is_part else None
+
+
 def why_rank(tree: Any) -> str | None:
     """Why a file whose arguments speak of several ranks to a model holds a part of the weights."""
     for name, size in _parallel_sizes(tree):
@@ -89,7 +96,9 @@ def why_rank(tree: Any) -> str | None:
 
 
 def _parallel_sizes(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Sizes in the arguments that Megatron and its like store beside the weights."""
+    """Sizes in the arguments that Megatron and its like store beside the weights, and DeepSpeed's own."""
+    if isinstance(tree, dict):
+        yield "mp_world_size", tree.get("mp_world_size")
     for key in ("args", "cfg", "config", "hyper_parameters"):
         arguments = tree.get(key) if isinstance(tree, dict) else None
         if isinstance(arguments, dict) and not isinstance(tree.get("state_dict"), dict):

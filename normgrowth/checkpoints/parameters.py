@@ -142,19 +142,26 @@ def _equal_tensors(
     left_out: Mapping[str, str],
     weights: Weights | None,
 ) -> dict[str, str]:
-    """Matrices that are equal in every checkpoint, and so one parameter under several names.
-
-    Those that never moved may only have started from the same values, as those of several layers may have: then two are
-    one only if their names differ in more than a number.
-    """
+    """Matrices that are equal in every checkpoint, and so one parameter under several names."""
     aliases = {}
+    tensors: Mapping[str, Tensor] = weights.parameters | weights.doubtful if weights else {}
     for group in candidates_for_ties(reference, series) if weights else []:
         rest = [name for name in group if name not in left_out]
-        stems = {re.sub(r"\d+", "#", name) for name in rest}
-        if not moved.issuperset(rest) and (len(rest) != 2 or len(stems) != 2):
+        if not moved.issuperset(rest) and _may_start_equal(rest, tensors):
             continue
-        tensors: Mapping[str, Tensor] = weights.parameters | weights.doubtful if weights else {}
         for name in rest[1:]:
             if same(tensors[rest[0]], tensors[name]):
                 aliases[name] = f"tied to {rest[0]}: equal in every checkpoint"
     return aliases
+
+
+def _may_start_equal(names: Sequence[str], tensors: Mapping[str, Tensor]) -> bool:
+    """Whether equal matrices that never moved may only have started from the same values, and be several parameters.
+
+    So it is with those of several layers, whose names differ in a number, and with matrices of one value.
+    """
+    stems = {re.sub(r"\d+", "#", name) for name in names}
+    if len(names) != 2 or len(stems) != 2:
+        return True
+    values = tensors[names[0]].array()
+    return bool((values == values.flat[0]).all())

@@ -14,7 +14,7 @@ from normgrowth.checkpoints.optimizers import Trained
 from normgrowth.checkpoints.progress import Progress
 from normgrowth.checkpoints.tensors import Tensor, of_torch
 
-_OWN = {"layers", "steps", "at", "sums"}  # keys of a NormTracker's history
+_OWN = {"layers", "steps", "sums"}  # keys of a NormTracker's history
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def _plain_errors() -> Iterator[None]:
 
 
 def _is_own(tree: Any) -> bool:
-    return isinstance(tree, dict) and set(tree) == _OWN
+    return isinstance(tree, dict) and set(tree) >= _OWN
 
 
 def read(path: Path) -> Contents:

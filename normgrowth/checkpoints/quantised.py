@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,14 @@ _INDEX = re.compile(r"mask|index|indices|idx|ids?(?:$|[_.])|position|perm|count|
 _SAMPLE = 1 << 20  # values that are compressed
 
 
-def refuse(integers: Mapping[str, Tensor], floats: Mapping[str, Tensor]) -> None:
-    """Raise ReadError for an integer tensor that is as large as a matrix and no table of indices and no mask."""
+def refuse(
+    integers: Mapping[str, Tensor], floats: Mapping[str, Tensor], is_buffer: Callable[[str], bool] = lambda name: False
+) -> None:
+    """Raise ReadError for an integer tensor that is as large as a matrix and no table of indices and no mask.
+
+    Args:
+        is_buffer: whether the model's class, if it is known, calls a tensor a buffer.
+    """
     matrices = [tensor.size for tensor in floats.values() if tensor.is_matrix and tensor.size]
     smallest = min(matrices, default=2)
     largest = max((length for tensor in floats.values() for length in tensor.shape), default=0)
@@ -25,7 +31,8 @@ def refuse(integers: Mapping[str, Tensor], floats: Mapping[str, Tensor]) -> None
         if tensor.dtype == "bool":
             continue
         is_named = name.endswith(("weight", "weight_packed"))
-        if is_named or (tensor.size >= smallest and not _is_table(name, tensor, largest)):
+        is_large = tensor.size >= smallest
+        if is_named or (is_large and not _is_table(name, tensor, largest) and not is_buffer(name)):
             raise ReadError(f"{name} is torch.{tensor.dtype}: a quantised model; its norm cannot be read from the file")
 
 
@@ -41,15 +48,17 @@ def _is_table(name: str, tensor: Tensor, largest: int) -> bool:
         is_counts = len(tensor.shape) < 2 and tensor.dtype not in ("int32", "uint32")
         low, high = int(values.min()), int(values.max())
         is_in_range = max(high, -low) <= max(tensor.size, largest)
-        return is_counts or (is_in_range and ("64" in tensor.dtype or _is_in_order(values)))
+        return is_counts or (is_in_range and (bool(_INDEX.search(name)) or _is_in_order(values)))
     is_binary = bool(((values == 0) | (values == 1)).all())
     is_square = len(tensor.shape) > 1 and tensor.shape[-1] == tensor.shape[-2]
     return bool(_INDEX.search(name)) or (is_binary and is_square) or (not is_binary and _is_in_order(values))
 
 
 def _is_in_order(values: NDArray) -> bool:
-    """Whether values follow a rule, as rows of positions do: compressed, they need less room than when shuffled."""
+    """Whether values follow a rule: rows of positions need less room, compressed, than when shuffled; permutations."""
     sample = np.ascontiguousarray(values[:_SAMPLE])
+    if len(sample) == len(values) and np.array_equal(np.sort(sample), np.arange(len(sample))):
+        return True
     if (sample[1:] >= sample[:-1]).all():
         return True
     shuffled = np.random.default_rng(0).permutation(sample)

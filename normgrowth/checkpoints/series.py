@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from normgrowth.checkpoints import find, parameters, table
-from normgrowth.checkpoints.comparisons import Sums, is_minus_infinity, same, sums
+from normgrowth.checkpoints.comparisons import Sums, is_infinite_constant, same, sums
 from normgrowth.checkpoints.find import Checkpoint, Skip, grouped
 from normgrowth.checkpoints.layouts import ReadError
 from normgrowth.checkpoints.store import Reference, Store
@@ -199,11 +199,18 @@ def _update_reference(store: Store, checkpoints: Sequence[Checkpoint], open_weig
 
 
 def _last_readable(checkpoints: Sequence[Checkpoint], open_weights: OpenWeights) -> Reference | None:
+    """The last checkpoint that can be read; among models an adapter is none of the series."""
+    adapter: tuple[Checkpoint, Weights] | None = None
+    is_alone = len(checkpoints) == 1
     for checkpoint in reversed(checkpoints):
         with suppress(ReadError):
             weights = open_weights(checkpoint)
-            return parameters.reference_of(checkpoint.key, checkpoint.label, weights, len(checkpoints) == 1)
-    return None
+            if not weights.is_adapter:
+                return parameters.reference_of(checkpoint.key, checkpoint.label, weights, is_alone)
+            adapter = adapter or (checkpoint, weights)
+    if adapter is None:
+        return None
+    return parameters.reference_of(adapter[0].key, adapter[0].label, adapter[1], is_alone)
 
 
 def _no_longer_there(store: Store, checkpoints: Sequence[Checkpoint]) -> list[Skip]:
@@ -255,9 +262,9 @@ def sums_by_tensor(
     for name in list(reference.shapes):
         measured = sums(tensors[name], previous[name] if previous else None)
         if not all(map(math.isfinite, measured)):
-            if not is_minus_infinity(tensors[name]):
+            if not is_infinite_constant(tensors[name], previous[name] if previous else None):
                 raise ReadError(f"{checkpoint.label}: {name} holds values that are not finite, or too large to square")
-            reference.left_out[name] = "holds −∞, as masks do and no weight does"
+            reference.left_out[name] = "holds ∞, as masks do and no weight does"
             del reference.shapes[name]
             continue
         by_tensor[name] = measured

@@ -37,14 +37,14 @@ class Reference:
 
         What the reference leaves out, another checkpoint may hold or not.
         """
+        if weights.is_adapter and ADAPTER_ALONE not in self.notes:
+            raise ReadError(f"{label}: only an adapter: {MERGE}")
         shapes = {name: tensor.shape for name, tensor in (weights.doubtful | weights.parameters).items()}
         missing = self.shapes.keys() - shapes.keys()
         extra = weights.parameters.keys() - self.shapes.keys() - self.left_out.keys()
         if extra:
             extra -= tied(weights.parameters).keys()
         extra |= {alias for alias in self.left_out.keys() & shapes.keys() if self._is_untied(alias, weights)}
-        if missing and ADAPTER_ALONE in weights.notes and ADAPTER_ALONE not in self.notes:
-            raise ReadError(f"{label}: only an adapter: {MERGE}")
         if missing or extra:
             differences = [f"no {name}" for name in sorted(missing)] + [f"{name} more" for name in sorted(extra)]
             raise ReadError(f"{label}: other tensors than {self.label}: {', '.join(differences[:3])}")

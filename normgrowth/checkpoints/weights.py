@@ -42,6 +42,10 @@ class Weights:
         return {name: tensor.shape for name, tensor in self.parameters.items()}
 
     @property
+    def is_adapter(self) -> bool:
+        return ADAPTER_ALONE in self.notes
+
+    @property
     def folder(self) -> Path:
         """Where a configuration may lie."""
         return self.place if self.place.is_dir() else self.place.parent
@@ -155,13 +159,23 @@ def _judge(weights: Weights, contents: Mapping[Path, Contents], is_adapter: bool
         else:
             known = ", ".join(f"torch.{dtype}" for dtype in FLOATS)
             raise ReadError(f"tensor {name} has dtype torch.{tensor.dtype}; known are {known}")
-    quantised.refuse(integers, stored)
+    quantised.refuse(integers, stored, lambda name: _is_buffer_of_class(weights, name))
     for name, why in conventions.reasons(stored, named).items():
         weights.left_out[name] = why
         weights.doubtful[name] = stored.pop(name)
     _leave_out_averages(weights)
     if not weights.parameters:
         raise ReadError("holds no parameters")
+
+
+def _is_buffer_of_class(weights: Weights, name: str) -> bool:
+    """Whether the class in the configuration, if it is known, calls a tensor a buffer."""
+    if not (weights.folder / "config.json").is_file():
+        return False
+    from normgrowth.checkpoints import classes
+
+    kind = classes.of_folder(weights.folder, weights.parameters.keys())
+    return kind is not None and name in kind.buffers
 
 
 def _judge_second_models(weights: Weights, paths: list[Path]) -> None:

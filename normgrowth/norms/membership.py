@@ -99,7 +99,7 @@ class Membership:
         return later
 
     def _strangers(self) -> Iterator[str]:
-        """Without a model: optimizers that train others, and not all that is tracked, have the parameters of another."""
+        """Without a model: optimizers that train others, and not all that is tracked, may train another model."""
         trained = {id(p): p for family, _ in self._watched for p in _trained(family)}
         others = [p for key, p in trained.items() if key not in self._known]
         idle = [name for name, p in self._tracked if id(p) not in trained and p.requires_grad]

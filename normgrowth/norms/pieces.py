@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from normgrowth.norms.kernels import Sums
 from normgrowth.norms.shards import local
 
 SMALL = 1 << 14  # elements; tensors up to this size are joined by layer, since every call of torch has a fixed cost
-SAMPLE = 8  # pieces that are looked at before a step for writes that torch does not show …
+SAMPLE = 4  # pieces that are looked at before a step for writes that torch does not show …
 RUN = 64  # … and elements of each
 
 
@@ -83,17 +83,16 @@ class Pieces:
                 chosen.append(there)
         return chosen
 
-    def rewritten(self, pieces: Iterable[int] | None = None) -> list[int]:
+    def rewritten(self, pieces: Sequence[int] | None = None) -> list[int]:
         """The pieces that have been written to since their copy was made, as far as torch shows it.
 
         A write in place raises a tensor's version, and a new storage has a new address. Fused optimizers, and writes
         to ``p.data``, show neither.
         """
-        now = self._now()
-        if now == self._versions:
-            return []
         chosen = self.all if pieces is None else pieces
-        return [k for k in chosen if now[self._bounds[k]] != self._versions[self._bounds[k]]]
+        if len(chosen) == len(self.all) and self._now() == self._versions:
+            return []
+        return [k for k in chosen if self._now(self._bounds[k]) != self._versions[self._bounds[k]]]
 
     def unlike(self) -> list[int]:
         """The pieces whose elements are not those of their copies. On other devices than a CPU this waits."""
@@ -167,8 +166,16 @@ class Pieces:
 
     def by_layer(self, sums: Tensor) -> Tensor:
         """Sums by piece, ``(sums, pieces)``, added up by layer and over all processes, ``(sums, layers)``."""
-        zeros = sums.new_zeros(len(sums), len(self.layers))
-        return shards.summed(zeros.index_add(1, self._layer_of_piece, sums * self._weights), self._mesh)
+        return shards.summed(self.by_local_layer(sums * self._weights), self._mesh)
+
+    def by_local_layer(self, sums: Tensor) -> Tensor:
+        """Sums by piece added up by layer, of this process alone."""
+        return sums.new_zeros(len(sums), len(self.layers)).index_add(1, self._layer_of_piece, sums)
+
+    def layers_where(self, chosen: Tensor) -> str:
+        """The layers with a chosen piece, in words."""
+        layers = [layer for layer, is_in in zip(self.layer_of, chosen.tolist(), strict=True) if is_in]
+        return ", ".join(dict.fromkeys("the parameters" if layer == "total" else layer for layer in layers))
 
     def index(self, pieces: Sequence[int]) -> Any:
         """The index of some pieces in a tensor that has all in its last dimension."""
@@ -234,18 +241,17 @@ class Pieces:
         unknown = square * math.nan
         return unknown, unknown, square, unknown
 
-    def _now(self) -> list[tuple[int, int, int]]:
-        """Version, address and size of each parameter."""
-        tensors = map(local, self.parameters)
+    def _now(self, among: slice = slice(None)) -> list[tuple[int, int, int]]:
+        """Version, address and size of some parameters, by default all."""
+        tensors = map(local, self.parameters[among])
         return [(tensor._version, tensor.data_ptr(), tensor.numel()) for tensor in tensors]
 
     def _keep_versions(self, pieces: Sequence[int]) -> None:
-        now = self._now()
-        if len(pieces) < len(self.all):
-            chosen, now = now, list(self._versions)
-            for k in pieces:
-                now[self._bounds[k]] = chosen[self._bounds[k]]
-        self._versions = now
+        if len(pieces) == len(self.all):
+            self._versions = self._now()
+        else:
+            for bounds in (self._bounds[k] for k in pieces):
+                self._versions[bounds] = self._now(bounds)
 
     def _piece(self, k: int) -> Tensor:
         """The parameters of a piece as they are now."""
