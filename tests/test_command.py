@@ -158,7 +158,7 @@ def test_interrupted(run, tmp_path, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(import_module("normgrowth.checkpoints.series"), "_measure", interrupted)
+    monkeypatch.setattr(import_module("normgrowth.checkpoints.series"), "sums_by_tensor", interrupted)
     assert main(["norms", str(run), "--out", str(tmp_path / "norms.csv")]) == 130
     assert "the same command goes on from here" in capsys.readouterr().err
     monkeypatch.setattr("normgrowth.__main__._saturation", interrupted)
