@@ -16,7 +16,7 @@ _BUFFER = re.compile(
     r"|(?:freqs_|rope_|rotary_)?(?:cos|sin)(?:_sin)?(?:_cached?)?"
     r"|(?:causal|attn|attention)_mask|running_mean|running_var|num_batches_tracked|relative_position_index"
     r"|relative_coords_table|embed_positions\.weights|_float_tensor"
-    r"|e_score_correction_bias|expert_bias|balancing_biases)$"  # of routers: moved by a rule, not by a gradient
+    r"|e_score_correction_bias|expert_bias|balancing_biases|final_logits_bias)$"  # of routers: moved by a rule; of BART
 )
 _MASK = re.compile(r"(?:^|\.)(?:mask|tril|triu)$")  # but not mask_token, which is trained
 _POSITIONS = re.compile(r"(?:^|\.)(?:pe|pos(?:ition(?:al)?)?_enc(?:odings?)?|position_embedding)$")

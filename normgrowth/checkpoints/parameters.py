@@ -36,7 +36,7 @@ def reference_of(key: str, label: str, weights: Weights, is_alone: bool) -> Refe
     """
     trained = weights.trained or _trained_beside(weights.folder)
     reference = Reference(key, label, dict(weights.shapes), dict(weights.left_out), trained, list(weights.notes))
-    is_plain = all(name.endswith(("weight", "bias")) for name in weights.parameters)
+    is_plain = all(name.rpartition(".")[2] in ("weight", "bias") for name in weights.parameters)
     if is_alone or weights.doubtful or not is_plain:
         ask_class(reference, weights)
     if not reference.model_class:
