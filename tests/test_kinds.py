@@ -224,8 +224,14 @@ def test_an_average_is_not_the_series(tmp_path, name):
     assert len(alone.table) == 3 and all("an average" in note for note in alone.notes)
 
 
+def test_of_one_file_a_vector_of_a_loss_is_told_from_the_bias_of_a_trained_module(tmp_path):
+    wanted = kinds.with_state({"criterion.weight": torch.tensor([1.0, 5.0, 20.0, 1.0])})(tmp_path)
+    assert norms_of(series(tmp_path)) == pytest.approx([wanted], rel=1e-12)
+
+
 def test_what_an_optimizer_does_not_settle_is_said(tmp_path):
-    kinds.with_state({"fixed": tensor(6, 5, seed=5)}, first=True)(tmp_path)
+    """Of a matrix before the first one, of its shape and not in a trained module, either may be the trained one."""
+    kinds.with_state({"a.fixed": tensor(6, 5, seed=5)}, first=True)(tmp_path)
     (note,) = series(tmp_path).notes
     assert "the optimizer trains 4 tensors; which of these 5 is not said: all are counted" in note
 
