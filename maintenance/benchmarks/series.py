@@ -102,7 +102,7 @@ def seconds_alone(code: str, folder: Path) -> tuple[float, list[float]]:
 def tensors(width: int, layers: int) -> dict[str, torch.Tensor]:
     """The tensors of a Transformer, random."""
     rng = generator(0, "cpu")
-    shapes = {"wte.weight": (20 * width, width)}
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (20 * width, width)}
     for i in range(layers):
         for name, rows, columns in (("q", 1, 1), ("k", 1, 1), ("v", 1, 1), ("o", 1, 1), ("up", 4, 1), ("down", 1, 4)):
             shapes[f"h.{i}.{name}.weight"] = (rows * width, columns * width)
