@@ -111,6 +111,13 @@ def test_matrices_that_are_equal_in_every_checkpoint_are_one(tmp_path, copy):
     assert norms_of(series(tmp_path / "step1.safetensors")) == pytest.approx(wanted[:1], rel=1e-12)
 
 
+def test_three_names_of_one_matrix(tmp_path):
+    table = tensor(7, 4)
+    names = ("tok_emb.weight", "source.table", "out.projection.weight")
+    write({**matrices(), **{name: table.clone() for name in names}}, tmp_path / "step1.safetensors")
+    assert norms_of(series(tmp_path)) == pytest.approx([norm(table, *matrices().values())], rel=1e-12)
+
+
 def test_matrices_that_only_start_from_the_same_values_are_two(tmp_path):
     same = {f"layers.{i}.mixer.A_log": torch.log(torch.arange(1.0, 5)).repeat(6, 1) for i in range(3)}
     write({**matrices(), **same}, tmp_path / "step0.safetensors")

@@ -36,6 +36,8 @@ def is_weights(file: Path) -> bool:
     """Whether a file holds tensors, by its name or by its first bytes: people write suffixes in many ways."""
     if file.name.endswith(SUFFIXES):
         return True
+    if not file.is_file():  # a pipe, for example, would be waited for
+        return False
     if file.name.startswith(".") or file.suffix in (".json", ".txt", ".md", ".py", ".csv", ".log", ".npz", ".zip"):
         return False
     try:
@@ -101,6 +103,8 @@ def weight_files(names: Collection[str], odd: Collection[str] = ()) -> list[str]
     why = layouts.why_refused(names)
     if why and not whole and not has_index:
         raise ReadError(why)
+    if distributed.is_distributed(names) and not whole and not has_index:
+        raise ReadError("PyTorch's distributed checkpoint: give its folder, on disk")
     usable = sorted(name for name in names if "/" not in name and not OTHER_FILES.search(name))
     candidates = [name for name in usable if not ADAPTER.search(name)]
     for suffix in (".safetensors", *PICKLES, ".gguf"):
