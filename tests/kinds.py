@@ -169,6 +169,7 @@ BUFFERS = {
     "sinusoids in halves": {"encoder.positional_embedding": sinusoids(50, 8, halves=True)},
     "sinusoids in turn": {"pos_table": sinusoids(50, 8)[None]},
     "a version": {"encoder.version": torch.tensor([3.0])},
+    "a count": {"quantizer.num_updates": torch.tensor(4000.0)},
     "minus infinity": {"h.0.attn.IGNORE": torch.tensor(-torch.inf)},
     "a mask of minus infinity": {"h.0.attn.added": torch.full((5, 5), -torch.inf).triu(1)},
     "a row of minus infinity": {"h.0.attn.hidden": torch.tensor([0.0, -torch.inf, 0.0])},

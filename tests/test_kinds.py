@@ -111,6 +111,13 @@ def test_matrices_that_are_equal_in_every_checkpoint_are_one(tmp_path, copy):
     assert norms_of(series(tmp_path / "step1.safetensors")) == pytest.approx(wanted[:1], rel=1e-12)
 
 
+def test_three_names_of_one_matrix(tmp_path):
+    table = tensor(7, 4)
+    names = ("tok_emb.weight", "source.table", "out.projection.weight")
+    write({**matrices(), **{name: table.clone() for name in names}}, tmp_path / "step1.safetensors")
+    assert norms_of(series(tmp_path)) == pytest.approx([norm(table, *matrices().values())], rel=1e-12)
+
+
 def test_matrices_that_only_start_from_the_same_values_are_two(tmp_path):
     same = {f"layers.{i}.mixer.A_log": torch.log(torch.arange(1.0, 5)).repeat(6, 1) for i in range(3)}
     write({**matrices(), **same}, tmp_path / "step0.safetensors")
@@ -224,8 +231,14 @@ def test_an_average_is_not_the_series(tmp_path, name):
     assert len(alone.table) == 3 and all("an average" in note for note in alone.notes)
 
 
+def test_of_one_file_a_vector_of_a_loss_is_told_from_the_bias_of_a_trained_module(tmp_path):
+    wanted = kinds.with_state({"criterion.weight": torch.tensor([1.0, 5.0, 20.0, 1.0])})(tmp_path)
+    assert norms_of(series(tmp_path)) == pytest.approx([wanted], rel=1e-12)
+
+
 def test_what_an_optimizer_does_not_settle_is_said(tmp_path):
-    kinds.with_state({"fixed": tensor(6, 5, seed=5)}, first=True)(tmp_path)
+    """Of a matrix before the first one, of its shape and not in a trained module, either may be the trained one."""
+    kinds.with_state({"a.fixed": tensor(6, 5, seed=5)}, first=True)(tmp_path)
     (note,) = series(tmp_path).notes
     assert "the optimizer trains 4 tensors; which of these 5 is not said: all are counted" in note
 

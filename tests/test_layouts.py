@@ -7,7 +7,7 @@ import re
 import pytest
 import torch
 import transformers
-from layouts import CONTENT_REFUSED, NAMES_REFUSED, READ, of_deepspeed, of_fsdp
+from layouts import CONTENT_REFUSED, NAMES_REFUSED, READ, norm, of_deepspeed, of_fsdp
 from transformers.models.auto import modeling_auto
 
 from normgrowth.checkpoints import classes, series
@@ -131,6 +131,45 @@ def test_parameters_of_an_architecture_are_what_its_class_says(tmp_path, name):
     if wrong == {UNKNOWN}:  # some configurations do not fit fewer layers than they have
         wrong = miscounted(without_values(name, layers=0), tmp_path)
     assert wrong == set()
+
+
+SIZES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+WORDS = {"vocab_size": 40, "max_position_embeddings": 32, "pad_token_id": 0}
+SPEECH = {
+    "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "vocab_size": 60,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "decoder_start_token_id": 1,
+}  # fmt: skip
+SAVED = {  # models with buffers that are saved, frozen tables, tied weights, and other names in files than in the class
+    "BartForConditionalGeneration": SPEECH | {"pad_token_id": 0}, "RoFormerForMaskedLM": SIZES | WORDS,
+    "WhisperForConditionalGeneration": SPEECH | {"num_mel_bins": 8, "pad_token_id": 0},
+    "MiniMaxForCausalLM": SIZES | WORDS | {"num_key_value_heads": 2, "num_local_experts": 2, "head_dim": 8,
+                                           "layer_types": ["linear_attention", "full_attention"]},
+    "IBertForMaskedLM": SIZES | WORDS, "ApertusForCausalLM": SIZES | WORDS | {"num_key_value_heads": 2},
+    "ViTForImageClassification": SIZES | {"image_size": 8, "patch_size": 4},
+    "EncodecModel": {"num_filters": 4, "hidden_size": 8, "codebook_size": 16, "codebook_dim": 8,
+                     "num_residual_layers": 1, "upsampling_ratios": [2, 2]},
+    "ResNetForImageClassification": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_the_norm_of_a_saved_model_is_that_of_its_parameters(tmp_path, name):
+    """Of one alone and in a series, whatever its buffers do from step to step."""
+    kind = getattr(transformers, name)
+    rng = torch.Generator().manual_seed(0)
+    model = kind(kind.config_class(**SAVED[name]))
+    wanted = []
+    for step in (1, 2):
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data += 0.1 * torch.randn(parameter.shape, generator=rng)
+        for buffer in model.buffers():
+            if buffer.is_floating_point():
+                buffer.data += 0.25
+        model.save_pretrained(tmp_path / f"checkpoint-{step}")
+        wanted.append(norm(model))
+    assert list(series(tmp_path).table.norm) == pytest.approx(wanted, rel=1e-12)
+    assert list(series(tmp_path / "checkpoint-2").table.norm) == pytest.approx(wanted[1:], rel=1e-12)
 
 
 @pytest.mark.slow

@@ -70,23 +70,36 @@ def _class(config: dict[str, Any]) -> Any:
 def _as_stored(model: Any, stored: Collection[str]) -> ModelClass | None:
     """The names of a model, with or without the prefix of its base, as most of the stored ones have it."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    firsts: dict[int, str] = {}
+    originals: dict[int, str] = {}
     ties = {}
     for name, parameter in parameters.items():
-        original = firsts.setdefault(id(parameter), name)
+        original = originals.setdefault(id(parameter), name)
         if original != name:
+            ties[next(iter(_in_files(model, {name: parameter})))] = next(iter(_in_files(model, {original: parameter})))
             ties[name] = original
+    of_files = parameters | _in_files(model, parameters)
     buffers = dict(model.named_buffers())
+    buffers |= _in_files(model, buffers)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    names = [*parameters, *buffers]
+    names = [*of_files, *buffers]
     rest = set(stored)
     forms = (lambda name: name, lambda name: name.removeprefix(prefix), lambda name: prefix + name)
     renamed = max(forms, key=lambda form: sum(form(name) in rest for name in names))
-    if 2 * sum(renamed(name) in rest for name in names) < len(rest):
+    if 2 * sum(name in rest for name in set(map(renamed, names))) < len(rest):
         return None
     return ModelClass(
         type(model).__name__,
-        {renamed(name): tuple(parameter.shape) for name, parameter in parameters.items()},
-        {renamed(name) for name in buffers},
+        {renamed(name): tuple(parameter.shape) for name, parameter in of_files.items()},
+        {renamed(name) for name in buffers if name not in of_files},
         {renamed(alias): renamed(original) for alias, original in ties.items()},
     )
+
+
+def _in_files(model: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Tensors under the names that ``save_pretrained`` gives them: files keep the names of earlier versions."""
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        return revert_weight_conversion(model, tensors) or tensors
+    except Exception:  # no such function in this version, or a conversion that needs values
+        return tensors

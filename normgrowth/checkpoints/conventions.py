@@ -16,8 +16,9 @@ _BUFFER = re.compile(
     r"|(?:freqs_|rope_|rotary_)?(?:cos|sin)(?:_sin)?(?:_cached?)?"
     r"|(?:causal|attn|attention)_mask|running_mean|running_var|num_batches_tracked|relative_position_index"
     r"|relative_coords_table|embed_positions\.weights|_float_tensor"
-    r"|e_score_correction_bias|expert_bias|balancing_biases)$"  # of routers: moved by a rule, not by a gradient
+    r"|e_score_correction_bias|expert_bias|balancing_biases|final_logits_bias)$"  # of routers: moved by a rule; of BART
 )
+_COUNTER = re.compile(r"(?:^|[._])(?:version|steps?|num_updates|iterations?|epochs?|count(?:er)?|initted)$")
 _MASK = re.compile(r"(?:^|\.)(?:mask|tril|triu)$")  # but not mask_token, which is trained
 _POSITIONS = re.compile(r"(?:^|\.)(?:pe|pos(?:ition(?:al)?)?_enc(?:odings?)?|position_embedding)$")
 _FAKE = "fake_quant_enabled"
@@ -73,14 +74,14 @@ def _by_name(name: str, names: Collection[str], measuring: tuple[str, ...]) -> s
 
 
 def _by_values(name: str, tensor: Tensor) -> str | None:
-    """Why the values are those of no parameter: a causal mask, sinusoids, or the version of a module of fairseq.
+    """Why the values are those of no parameter: a causal mask, sinusoids, or a count in one number.
 
     A causal mask ``(…, n, n)`` is recognised under any name: 1 and 0, or 0 and a large negative number, with one value
     on each side of the diagonal. The identity, from which weights may start, has zeros on both sides. Sinusoids may be
     the start of an embedding, which is called ``weight``.
     """
     if tensor.size == 1:
-        return "buffer" if re.search(r"(?:^|\.)version$", name) else None
+        return "buffer" if _COUNTER.search(name) else None
     is_weight = name.endswith("weight")
     if is_weight and not tensor.is_mapped:
         return None  # no look at its values, which would read all of them

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from normgrowth.checkpoints import hub, places
-from normgrowth.checkpoints.files import places_with_weights
+from normgrowth.checkpoints.parts import places_with_weights
 from normgrowth.checkpoints.places import Checkpoint, Entry, Skip, Unplaced
 from normgrowth.checkpoints.steps import StepOf, by_pattern, no_step
 from normgrowth.checkpoints.weights import Weights, read

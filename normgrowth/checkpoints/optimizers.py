@@ -115,17 +115,28 @@ def untrained(stored: Mapping[str, Shape], evidence: Trained, moved: set[str] | 
     if unknown:  # a parameter of any shape may be without a state: only their number is known
         is_settled = moved is not None and len(moved) == len(evidence.shapes)
         return set(stored) - moved if is_settled and moved else set()
-    excluded = set()
-    for shape in set(stored.values()):
-        names = [name for name in stored if stored[name] == shape]
-        still = [name for name in names if moved is not None and name not in moved]
-        if not known[shape]:
-            excluded.update(names)
-        elif len(names) - len(still) == known[shape]:
-            excluded.update(still)
-    if evidence.is_ordered:
-        excluded |= _outside_all_orders(stored, [shape for shape in evidence.shapes if shape is not None])
+    by_shape: dict[Shape, list[str]] = {}
+    for name, shape in stored.items():
+        by_shape.setdefault(shape, []).append(name)
+    certain = {name for shape, names in by_shape.items() if len(names) == known[shape] for name in names}
+    in_order = [shape for shape in evidence.shapes if shape is not None]
+    excluded = _outside_all_orders(stored, in_order) if evidence.is_ordered else set()
+    for shape, names in by_shape.items():
+        if len(names) > known[shape]:
+            excluded |= _not_among(names, known[shape], certain, moved)
     return excluded
+
+
+def _not_among(names: Sequence[str], count: int, certain: set[str], moved: set[str] | None) -> set[str]:
+    """Those of several tensors of one shape that are not among the ``count`` trained ones, if that can be told.
+
+    They are the ones that never moved, or that belong to a module of which nothing else is trained, such as a loss.
+    """
+    modules = {name.rpartition(".")[0] for name in certain}
+    chosen = [name for name in names if moved is not None and name in moved]
+    if len(chosen) != count:
+        chosen = [name for name in names if name.rpartition(".")[0] in modules]
+    return set(names) - set(chosen) if len(chosen) == count else set()
 
 
 def _untrained_by_name(stored: Mapping[str, Shape], names: Sequence[str]) -> set[str]:

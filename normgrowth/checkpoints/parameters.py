@@ -36,7 +36,7 @@ def reference_of(key: str, label: str, weights: Weights, is_alone: bool) -> Refe
     """
     trained = weights.trained or _trained_beside(weights.folder)
     reference = Reference(key, label, dict(weights.shapes), dict(weights.left_out), trained, list(weights.notes))
-    is_plain = all(name.endswith(("weight", "bias")) for name in weights.parameters)
+    is_plain = all(name.rpartition(".")[2] in ("weight", "bias") for name in weights.parameters)
     if is_alone or weights.doubtful or not is_plain:
         ask_class(reference, weights)
     if not reference.model_class:
@@ -161,7 +161,7 @@ def _may_start_equal(names: Sequence[str], tensors: Mapping[str, Tensor]) -> boo
     So it is with those of several layers, whose names differ in a number, and with matrices of one value.
     """
     stems = {re.sub(r"\d+", "#", name) for name in names}
-    if len(names) != 2 or len(stems) != 2:
+    if len(stems) < len(names):
         return True
     values = tensors[names[0]].array()
     return bool((values == values.flat[0]).all())

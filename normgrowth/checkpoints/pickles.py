@@ -13,6 +13,7 @@ from normgrowth.checkpoints.layouts import ReadError, why_rank
 from normgrowth.checkpoints.optimizers import Trained
 from normgrowth.checkpoints.progress import Progress
 from normgrowth.checkpoints.tensors import Tensor, of_torch
+from normgrowth.checkpoints.unpickler import Inert
 
 _OWN = {"layers", "steps", "sums"}  # keys of a NormTracker's history
 
@@ -33,6 +34,12 @@ def _is_own(tree: Any) -> bool:
     return isinstance(tree, dict) and set(tree) >= _OWN
 
 
+def _has_arrays(tree: Any, depth: int = 3) -> bool:
+    if isinstance(tree, Inert) and type(tree).__name__ == "_reconstruct":
+        return True
+    return isinstance(tree, dict) and depth > 0 and any(_has_arrays(value, depth - 1) for value in tree.values())
+
+
 def read(path: Path) -> Contents:
     """The weights in a file, and what is left out beside them and why."""
     with _plain_errors():
@@ -42,6 +49,8 @@ def read(path: Path) -> Contents:
         if why := why_rank(tree):
             raise ReadError(why)
         chosen = containers.weights(tree)
+        if not chosen.tensors and _has_arrays(tree):
+            raise ReadError("holds arrays of numpy, no tensors: save them with safetensors.numpy.save_file")
         tensors = {name: _plain(name, value) for name, value in chosen.tensors.items()}
         return Contents(tensors, chosen.buffers, chosen.left_out, optimizers.trained(tree))
 

@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 from normgrowth.checkpoints import distributed, files, progress
 from normgrowth.checkpoints.containers import AVERAGE
-from normgrowth.checkpoints.files import OTHER_FILES, holds_weights, is_weights, places_with_weights
+from normgrowth.checkpoints.files import OTHER_FILES, holds_weights, is_weights
+from normgrowth.checkpoints.parts import places_with_weights
 from normgrowth.checkpoints.progress import Progress
 from normgrowth.checkpoints.steps import StepOf, no_step, says_step
 from normgrowth.checkpoints.steps import step_of as step_in_name
 
-_OTHER_FORMATS = (".zip", ".h5", ".hdf5", ".keras", ".npz", ".msgpack", ".onnx", ".pdparams", ".nemo", ".mar", ".gz")
+_OTHER_FORMATS = (
+    ".zip", ".h5", ".hdf5", ".keras", ".npz", ".msgpack", ".onnx", ".pdparams", ".nemo", ".mar", ".gz", ".pt2", ".ptl"
+)  # fmt: skip
 _FIRST = "no step in its name or inside: written as step 0"
 _AVERAGES = "an average of the weights (EMA), by its name"
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from normgrowth.checkpoints import conventions, files, layouts, mapped, quantised
+from normgrowth.checkpoints import conventions, files, layouts, mapped, parts, quantised
 from normgrowth.checkpoints.containers import Contents
-from normgrowth.checkpoints.files import MERGE, Part
+from normgrowth.checkpoints.files import MERGE
 from normgrowth.checkpoints.layouts import ReadError
 from normgrowth.checkpoints.optimizers import Trained
+from normgrowth.checkpoints.parts import Part
 from normgrowth.checkpoints.tensors import FLOATS, Shape, Tensor
 from normgrowth.layers import originals_first
 
@@ -60,16 +61,15 @@ def read(place: Path) -> Weights:
     weights = Weights(place=place)
     path = place  # the file that an error names
     try:
-        parts = files.parts(place)
-        weights.left_out |= parts.left_out
-        weights.notes += parts.notes
+        found = parts.parts(place)
+        weights.left_out |= found.left_out
         contents = {}
-        for part in parts.parts:
+        for part in found.parts:
             path = part.path
             contents[path] = _contents(part)
-            _add(weights, part, contents[path], parts.is_adapter)
+            _add(weights, part, contents[path], found.is_adapter)
         path = place
-        _judge(weights, contents, parts.is_adapter)
+        _judge(weights, contents, found.is_adapter)
     except ReadError as error:
         raise ReadError(f"{path}: {error}") from error.__cause__
     except OSError as error:
