@@ -129,11 +129,11 @@ def _table(by_tensor: Mapping[str, Sums], shapes: Mapping[str, Shape], by: Group
     for name in shapes:
         if name in row_of:
             groups.setdefault(row_of[name], []).append(name)
-    rho = table.norm(by_tensor[name] for name in shapes)
+    total = math.fsum(by_tensor[name].square for name in shapes)
     rows = []
     for layer in sorted(groups, key=layer_order) if by == "layer" else groups:
         names = groups[layer]
-        norm = table.norm(by_tensor[name] for name in names)
-        share = 100 * (norm / rho) ** 2 if rho else math.nan
-        rows.append((layer, norm, share, sum(math.prod(shapes[name]) for name in names)))
+        square = math.fsum(by_tensor[name].square for name in names)
+        share = 100 * square / total if total else math.nan
+        rows.append((layer, math.sqrt(square), share, sum(math.prod(shapes[name]) for name in names)))
     return pd.DataFrame(rows, columns=["layer", "norm", "share", "parameters"])
