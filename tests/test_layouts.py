@@ -172,18 +172,26 @@ def test_the_norm_of_a_saved_model_is_that_of_its_parameters(tmp_path, name):
     assert list(series(tmp_path / "checkpoint-2").table.norm) == pytest.approx(wanted[1:], rel=1e-12)
 
 
+def has_values_beside_parameters(model):
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return any(value.is_floating_point() for name, value in model.state_dict().items() if name not in parameters)
+
+
 @pytest.mark.slow
 def test_parameters_of_all_architectures_are_what_their_classes_say(tmp_path):
-    wrong, built = {}, 0
+    """Of all whose files hold floating tensors that are no parameters; an unknown class says nothing wrong."""
+    wrong, unknown, asked = {}, [], 0
     for name in all_architectures():
         try:
             model = without_values(name)
         except Exception:  # its default configuration builds no model, or it needs another library
             continue
-        built += 1
+        if not has_values_beside_parameters(model):
+            continue
+        asked += 1
         names = miscounted(model, tmp_path)
         if names == {UNKNOWN}:
-            names = miscounted(without_values(name, layers=0), tmp_path)
-        if names:
+            unknown.append(name)
+        elif names:
             wrong[name] = sorted(names)[:3]
-    assert wrong == {} and built > 1_000
+    assert wrong == {} and asked > 100 and 5 * len(unknown) < asked, (wrong, unknown)
