@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from normgrowth import __version__
 
@@ -157,7 +157,7 @@ def _norms(options: argparse.Namespace) -> int:
 
     columns of the table
       step, layer      total; with --by layer also embeddings, block 0, … (or encoder 0, …, text encoder 0, …), head,
-                       rest; with --by type attention, mlp, norm, …; with --by tensor each tensor
+                       rest (such as the last norm); with --by type attention, mlp, norm, …; with --by tensor each tensor
       norm             parameter norm ρ
       cos_similarity   cosine between these parameters and those of the step before
       displacement_sq  ‖Δ‖², Δ the difference from the step before
@@ -270,7 +270,8 @@ def _heads(options: argparse.Namespace) -> int:
     """What the heads attend to with all parameters times c, and those of an untrained model.
 
     columns of the table; --json has every head
-      argmax-like, …  heads of the layer that attend to one position, to many alike (mean-like), to a sink, or otherwise
+      argmax-like, …  heads of the layer that attend to one position, to many alike (mean-like), to a sink, or
+                      otherwise; a sink is a learned key beside the tokens, as of gpt-oss: weight on the first token is none
       positions       mean number of positions attended
       masked          largest weight of a head on positions that it should not see: 0, or the mask leaks
     """
@@ -335,15 +336,25 @@ def _print_measurement(options: argparse.Namespace, measure: str, control: bool 
     sentences, source = _sentences(options.text)
     models = _models()
     import pandas as pd
+    from tqdm import tqdm
 
+    if measure == "degree":  # of one sentence
+        source = f"the first of {source}"
+        sentences = sentences[:1]
     measured = getattr(models, measure)
     trained = models.load(options.model, sentences, tokenizer=options.tokenizer)
     class_name = type(trained.model).__name__
+    networks = {"trained": lambda: trained, "untrained": lambda: models.untrained(trained)}
+    if not control:
+        networks.pop("untrained")
+    tables: dict[str, pd.DataFrame] = {}
+    scale: dict[Any, Any] = {
+        "c": options.c
+    }  # of the trained model: c, unless something overflows there; the precision; the reason
     try:
-        tables = {"trained": measured(trained, options.c)}
-        scale = tables["trained"].attrs  # c, unless something overflows there; the precision; and the reason
-        if control:
-            tables["untrained"] = measured(models.untrained(trained), scale["c"])
+        for name, network in tqdm(networks.items(), desc=measure, unit="model", disable=None):
+            tables[name] = measured(network(), scale["c"])
+            scale = tables["trained"].attrs
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:  # of the model's own code
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"{options.model}: {class_name} cannot run: {type(error).__name__}: {reason}") from error
@@ -368,6 +379,9 @@ def _print_measurement(options: argparse.Namespace, measure: str, control: bool 
             print(
                 f"in {scale['precision']} at c = {scale['c']:g}, where c = {options.c:g} was asked: {scale['reason']}"
             )
+        for name, table in tables.items():
+            if table.attrs["c"] != scale["c"]:
+                print(f"{name}: at c = {table.attrs['c']:g}: {table.attrs['reason']}")
         by_layer = {name: models.by_layer(table) for name, table in tables.items()}
         table = pd.concat(by_layer, axis=1) if control else by_layer["trained"]
         print(table.round(4).to_string(na_rep="–"))

@@ -190,8 +190,10 @@ def at_scale(saved: SavedModel, c: float, measure: Callable[[float, torch.dtype 
     the ``reason`` for another c or precision than those asked for, or "".
 
     Raises:
+        ValueError: c is not a positive number.
         OverflowError: a number overflows at scale 1.
     """
+    _check_scale(c)
     dtype, reason = precision.choose(saved.model)
     own = str(next(saved.model.parameters()).dtype if dtype is None else dtype).removeprefix("torch.")
     try:
@@ -211,6 +213,12 @@ def at_scale(saved: SavedModel, c: float, measure: Callable[[float, torch.dtype 
         except OverflowError:
             overflowing = middle
     return _with_attributes(table, finite, own, reason)
+
+
+def _check_scale(c: float) -> None:
+    """Raise ValueError unless c is a positive number."""
+    if not 0 < c < math.inf:
+        raise ValueError(f"c = {c:g}: give a positive number; the saturated form is the limit of large ones")
 
 
 def _with_attributes(table: pd.DataFrame, c: float, own: str, reason: str) -> pd.DataFrame:
@@ -246,6 +254,7 @@ def degree(saved: SavedModel, c: float = 1000.0) -> pd.DataFrame:
     The scales are c and, as far as they are smaller, 1, 10 and 100. Moves the model to the CPU, since not every device
     has float64.
     """
+    _check_scale(c)
     scales = [scale for scale in (1.0, 10.0, 100.0) if scale < c]
     table = homogeneity.measure_degree(saved.model.cpu(), first_sentence(saved), [*scales, c], input_degree=0)
     return _with_attributes(table.set_index("scale"), c, "float64", "")
@@ -288,9 +297,10 @@ def check_knows_words(tokenizer: Any, sentences: Sequence[str]) -> None:
     """
     special = {*tokenizer.all_special_ids, tokenizer.unk_token_id}
     tokens = {token for ids in tokenizer(list(sentences))["input_ids"] for token in ids} - special
-    if len(tokens) < 2:
+    words = {word for sentence in sentences for word in sentence.split()}
+    if len(tokens) < min(2, len(words)):
         raise ValueError(
-            f"this tokenizer knows no word: {len(sentences)} sentences give {len(tokens)} different tokens, "
+            f"this tokenizer knows no word: {len(words)} different words give {len(tokens)} different tokens, "
             "special ones left out"
         )
 

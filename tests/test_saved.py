@@ -74,11 +74,15 @@ def test_the_command_prints_a_table_and_all_of_it_as_json(folders, tmp_path, cap
     lines.write_text("\n".join(["", *WORDS, ""]))
     assert main([command, str(folders / "gpt2"), "--c", "10"]) == 0
     head, *table = capsys.readouterr().out.splitlines()
-    assert head.startswith("GPT2LMHeadModel, causal, 7,776 parameters; 24 sentences of Python's docstrings, ")
+    of_sentences = "the first of 24 sentences" if command == "degree" else "24 sentences"
+    assert head.startswith(f"GPT2LMHeadModel, causal, 7,776 parameters; {of_sentences} of Python's docstrings, ")
     assert head.endswith("; c = 10") and len(table) >= 4
     assert main([command, str(folders / "gpt2"), "--text", str(lines), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["sentences"] == f"2 sentences of {lines}" and found["tokens"] == sum(len(x.split()) for x in WORDS)
+    read = WORDS[:1] if command == "degree" else WORDS
+    first = "the first of " if command == "degree" else ""
+    assert found["sentences"] == f"{first}2 sentences of {lines}"
+    assert found["tokens"] == sum(len(x.split()) for x in read)
     one = models.load(folders / "gpt2", WORDS)
     measure = {"saturation": models.similarity, "heads": models.attention, "degree": models.degree}[command]
     rows = pd.DataFrame([row for row in found["table"] if row["of"] == "trained"]).drop(columns="of")
@@ -140,6 +144,9 @@ def broken(folders, tmp_path, monkeypatch):
         (["beside"], "beside: an adapter that is not merged: merge it into its model first"),
         (["part"], f"GPT2LMHeadModel needs {GONE}, which is not among the saved weights"),
         (["runs/step1", "--text", "empty.txt"], "empty.txt: no sentence in it"),
+        (["runs/step1", "--c", "inf"], "c = inf: give a positive number"),
+        (["runs/step1", "--c", "nan"], "c = nan: give a positive number"),
+        (["runs/step1", "--c", "-1"], "c = -1: give a positive number"),
         (["runs/step1", "--text", "none.txt"], "normgrowth saturation: none.txt: No such file or directory"),
     ],
 )
