@@ -157,7 +157,8 @@ def _norms(options: argparse.Namespace) -> int:
 
     columns of the table
       step, layer      total; with --by layer also embeddings, block 0, … (or encoder 0, …, text encoder 0, …), head,
-                       rest (such as the last norm); with --by type attention, mlp, norm, …; with --by tensor each tensor
+                       rest (such as the last norm); with --by type attention, mlp, norm, …; with --by tensor each
+                       tensor
       norm             parameter norm ρ
       cos_similarity   cosine between these parameters and those of the step before
       displacement_sq  ‖Δ‖², Δ the difference from the step before
@@ -271,7 +272,8 @@ def _heads(options: argparse.Namespace) -> int:
 
     columns of the table; --json has every head
       argmax-like, …  heads of the layer that attend to one position, to many alike (mean-like), to a sink, or
-                      otherwise; a sink is a learned key beside the tokens, as of gpt-oss: weight on the first token is none
+                      otherwise; a sink is a learned key beside the tokens, as of gpt-oss: weight on the first token is
+                      none
       positions       mean number of positions attended
       masked          largest weight of a head on positions that it should not see: 0, or the mask leaks
     """
