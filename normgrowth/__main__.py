@@ -6,7 +6,8 @@ import argparse
 import inspect
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -243,7 +244,8 @@ def _similarity_of_last(
     try:
         models = _models()
         saved = models.load(result.last, sentences, tokenizer=options.tokenizer)
-        table = models.similarity(saved, options.c)
+        with _errors_of(saved.model):
+            table = models.similarity(saved, options.c)
     except (ValueError, OSError, OverflowError) as error:
         print(f"normgrowth report: similarity not measured: {error}", file=sys.stderr)
         return similarity.not_measured(str(error))
@@ -272,8 +274,7 @@ def _heads(options: argparse.Namespace) -> int:
 
     columns of the table; --json has every head
       argmax-like, …  heads of the layer that attend to one position, to many alike (mean-like), to a sink, or
-                      otherwise; a sink is a learned key beside the tokens, as of gpt-oss: weight on the first token is
-                      none
+                      otherwise; a sink is a learned key beside the tokens, as of gpt-oss, and not the first token
       positions       mean number of positions attended
       masked          largest weight of a head on positions that it should not see: 0, or the mask leaks
     """
@@ -316,8 +317,9 @@ def _ray(options: argparse.Namespace) -> int:
     from normgrowth.report import ray as report
 
     saved = models.load(options.model, sentences, tokenizer=options.tokenizer)
-    table = models.ray(saved, options.scales, parts=options.parts)
-    control = models.ray(models.untrained(saved), options.scales)
+    with _errors_of(saved.model):
+        table = models.ray(saved, options.scales, parts=options.parts)
+        control = models.ray(models.untrained(saved), options.scales)
     description = {
         "model": options.model,
         "class": type(saved.model).__name__,
@@ -353,13 +355,10 @@ def _print_measurement(options: argparse.Namespace, measure: str, control: bool 
     scale: dict[Any, Any] = {
         "c": options.c
     }  # of the trained model: c, unless something overflows there; the precision; the reason
-    try:
+    with _errors_of(trained.model):
         for name, network in tqdm(networks.items(), desc=measure, unit="model", disable=None):
             tables[name] = measured(network(), scale["c"])
             scale = tables["trained"].attrs
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:  # of the model's own code
-        reason = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{options.model}: {class_name} cannot run: {type(error).__name__}: {reason}") from error
     parameters = trained.model.num_parameters()
     tokens = sum(map(len, trained.sentences))
     if options.json:
@@ -403,6 +402,16 @@ def _models() -> ModuleType:
     utils.logging.set_verbosity_error()
     utils.logging.disable_progress_bar()
     return models
+
+
+@contextmanager
+def _errors_of(model: Any) -> Iterator[None]:
+    """Turn an error of a model's own code into a ValueError of one line."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{type(model).__name__} cannot run: {type(error).__name__}: {reason}") from error
 
 
 def _sentences(file: Path | None) -> tuple[list[str], str]:

@@ -68,11 +68,23 @@ def load(source: str | Path, sentences: Sequence[str], *, tokenizer: str | Path 
     with _one_line_errors(f"{tokenizer or source}, its tokenizer, if it has one (give another: --tokenizer)"):
         encode = tf.AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False)
         check_knows_words(encode, sentences)
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    positions = _positions(model)
     limits = [limit for limit in (positions, encode.model_max_length, MAX_TOKENS) if limit and limit > 0]
     ids = encode(list(sentences), truncation=True, max_length=min(limits))["input_ids"]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return SavedModel(model.eval().to(device), ids, kind)
+
+
+def _positions(model: Any) -> int | None:
+    """Number of positions that a model has, if that is bounded.
+
+    A table of positions that has a row for padding, as RoBERTa's, begins after that row.
+    """
+    for name, module in model.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        if isinstance(module, torch.nn.Embedding) and "position" in name.rpartition(".")[2] and padding is not None:
+            return module.num_embeddings - padding - 1
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def untrained(saved: SavedModel, seed: int = 0) -> SavedModel:
@@ -121,6 +133,7 @@ def similarity(saved: SavedModel, c: float = 1000.0) -> pd.DataFrame:
             scale,
             decoder=_decoder_sentences(saved),
             max_tokens=BATCH_TOKENS,
+            padding=False,
             dtype=dtype,
         )
         table = pd.DataFrame(by_number._asdict())
@@ -151,6 +164,7 @@ def attention(saved: SavedModel, c: float = 1000.0) -> pd.DataFrame:
         saved.sentences,
         decoder=_decoder_sentences(saved),
         max_tokens=BATCH_TOKENS,
+        padding=False,
         max_pairs=ATTENTION_BYTES / (8 * weights_per_pair),
         pad=getattr(config, "pad_token_id", None) or 0,
         device=saved.model.device,
@@ -255,6 +269,10 @@ def degree(saved: SavedModel, c: float = 1000.0) -> pd.DataFrame:
     has float64.
     """
     _check_scale(c)
+    saved.model.cpu()
+    dtype, reason = precision.choose(saved.model)
+    if dtype is None:
+        raise ValueError(f"{reason}. By the rules, without float64: homogeneity.degree(model, ids, approximate=True)")
     scales = [scale for scale in (1.0, 10.0, 100.0) if scale < c]
     table = homogeneity.measure_degree(saved.model.cpu(), first_sentence(saved), [*scales, c], input_degree=0)
     return _with_attributes(table.set_index("scale"), c, "float64", "")

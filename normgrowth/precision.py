@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 LOWER = (torch.float32, torch.bfloat16, torch.float16)
 ACTIVATIONS = 1 << 30  # bytes that a measurement takes beside the weights; its batches are bounded to fit
@@ -25,15 +26,25 @@ class _CastsToFloat64(TorchDispatchMode):
     """While this mode is active, a cast to a lower floating-point precision, or a new tensor of one, is float64."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") in LOWER:
-            kwargs["dtype"] = torch.float64
-        return func(*args, **kwargs)
+        args, kwargs = tree_map(_not_lower, (args, dict(kwargs or {})))
+        outputs = func(*args, **kwargs)
+        if any(isinstance(x, Tensor) and x.dtype in LOWER for x in tree_leaves((args, kwargs))):
+            return outputs  # of a tensor that was given in that precision
+        return tree_map_only(Tensor, _as_float64, outputs)  # of a factory without a precision
+
+
+def _not_lower(argument: Any) -> Any:
+    """Float64 in the place of a lower precision; any other argument as it is."""
+    return torch.float64 if isinstance(argument, torch.dtype) and argument in LOWER else argument
+
+
+def _as_float64(x: Tensor) -> Tensor:
+    return x.double() if x.dtype in LOWER else x
 
 
 @contextmanager
 def float64_throughout() -> Iterator[None]:
-    """Within a ``with`` block every cast to a lower floating-point precision, and every new tensor, is float64.
+    """Within a ``with`` block, in this thread, a cast to a lower floating-point precision, or a new tensor, is float64.
 
     Parameters, buffers and inputs keep their precision: give the model in float64.
 
@@ -41,13 +52,8 @@ def float64_throughout() -> Iterator[None]:
     ...     torch.ones(2, dtype=torch.float64).float().dtype, torch.zeros(2).softmax(0, dtype=torch.float32).dtype
     (torch.float64, torch.float64)
     """
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _CastsToFloat64():
-            yield
-    finally:
-        torch.set_default_dtype(default)
+    with _CastsToFloat64():
+        yield
 
 
 def choose(model: nn.Module) -> tuple[torch.dtype | None, str]:

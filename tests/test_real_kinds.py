@@ -1,5 +1,7 @@
 """What trained models have and random ones lack: massive activations, windows with padding, experts, masked rows."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import transformers as hf
@@ -139,3 +141,79 @@ def test_models_without_attention_between_positions_are_refused_in_one_line(conf
     ) as error:
         models.attention(model)
     assert "\n" not in str(error.value)
+
+
+def test_weights_that_are_packed_are_not_taken_for_scaled():
+    quantised = torch.ao.quantization.quantize_dynamic(saved("llama").model, {torch.nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(TypeError, match=r"q_proj is quantised \(Linear\): its weights cannot be scaled"):
+        saturation.similarity(quantised, UNLIKE, 100.0)
+
+
+def test_what_wraps_a_model_is_asked_itself():
+    """LoRA of peft counts; a learned prompt, which the tokens do not show, is refused."""
+    peft = pytest.importorskip("peft")
+    alone = saturation.similarity(saved("llama").model, UNLIKE, 1.5).raw
+    low_rank = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(saved("llama").model, low_rank)
+    assert (saturation.similarity(adapted, UNLIKE, 1.5).raw - alone).abs().max() > 1e-6
+    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    prompted = peft.get_peft_model(saved("llama").model, prompt)
+    with pytest.raises(ValueError, match="gives 25 representations for sentences of 21 tokens"):
+        saturation.similarity(prompted, UNLIKE, 1.5)
+
+
+def test_padding_changes_nothing_where_the_model_lets_it():
+    """FNet mixes all positions, whatever the mask says."""
+    config = hf.FNetConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, intermediate_size=24)
+    model = models.SavedModel(models.from_config(config), UNLIKE, "encoder")
+    together = torch.tensor(models.similarity(model, 2.0).raw.to_numpy())
+    alone = [models.similarity(model._replace(sentences=[sentence]), 2.0).raw.to_numpy() for sentence in UNLIKE]
+    torch.testing.assert_close(together, torch.tensor(sum(alone)) / len(alone))
+
+
+class Doubles(torch.nn.Module):
+    """Its name has a norm in it, but it only doubles."""
+
+    def forward(self, x):
+        return 2 * x
+
+
+class Root(torch.nn.Module):
+    """A norm by another name, in float32 whatever it reads."""
+
+    def forward(self, x):
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+@pytest.mark.parametrize(("module", "refused"), [
+    (Doubles(), False), (torch.nn.BatchNorm1d(8).eval(), False), (torch.nn.SiLU(), False), (Root(), True),
+    (torch.nn.LayerNorm(8), True), (torch.nn.RMSNorm(8), True), (torch.nn.GroupNorm(1, 8), True),
+], ids=lambda value: type(value).__name__)  # fmt: skip
+def test_a_norm_is_known_by_what_it_does(module, refused):
+    network = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), module)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        if refused:
+            with (
+                pytest.raises(OverflowError, match="at c = 1e\\+20 1 reads a vector"),
+                saturation.scaled(network, 1e20),
+            ):
+                network(x)
+        else:
+            with saturation.scaled(network, 1e20):
+                network(x)
+
+
+def test_threads_and_inference_mode_keep_their_own_precision():
+    with torch.inference_mode(), precision.float64_throughout():
+        x = torch.ones(2, dtype=torch.float64)
+        assert {x.float().dtype, x.softmax(0, dtype=torch.float32).dtype, torch.zeros(2).dtype} == {torch.float64}
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(lambda: torch.zeros(2).dtype).result() == torch.float32
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_sentences_are_cut_to_the_positions_behind_that_of_padding():
+    config = hf.RobertaConfig(**{k: v for k, v in SMALL.items() if "key_value" not in k}, max_position_embeddings=66)
+    assert models._positions(models.from_config(config)) == 65  # the row of padding is the first

@@ -132,7 +132,7 @@ def attention_weights(model: nn.Module, batch: Batch) -> list[tuple[Tensor, Batc
     for weights, tokens in layers:
         assert weights is not None
         length = tokens["input_ids"].shape[1]
-        if weights.ndim != 4 or weights.shape[-2] != length or weights.shape[-1] not in (length, length + 1):
+        if weights.ndim != 4 or weights.shape[-2:] != (length, length):
             shape = tuple(weights.shape)
             raise ValueError(f"{kind} gives attention of shape {shape}, not (batch, heads, {length}, {length})")
         complete.append((_with_sink(weights, has_sinks), tokens))

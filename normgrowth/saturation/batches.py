@@ -39,7 +39,7 @@ def forward(model: nn.Module, batch: Batch, **outputs: bool) -> Any:
             f"{type(model).__name__} is not a model of transformers: for saturation give it a method "
             "hidden_states(tokens), for heads attentions(tokens)"
         )
-    network: Any = getattr(model, "base_model", model)  # without an output layer over the vocabulary
+    network: Any = _without_output_layer(model)
     vocabulary = getattr(network.get_input_embeddings(), "num_embeddings", None)
     for name in ("input_ids", "decoder_input_ids"):
         if vocabulary is None or name not in batch:
@@ -55,12 +55,20 @@ def forward(model: nn.Module, batch: Batch, **outputs: bool) -> Any:
     return network(**batch, **outputs, return_dict=True)
 
 
+def _without_output_layer(model: nn.Module) -> Any:
+    """The network of a model of ``transformers`` that gives representations; a model that wraps one stays itself."""
+    from transformers import PreTrainedModel
+
+    return model.base_model if isinstance(model, PreTrainedModel) else model
+
+
 def batches_by_length(
     sentences: Sequence[Sequence[int]],
     *,
     decoder: Sequence[Sequence[int]] | None = None,
     max_tokens: int = 4096,
     max_pairs: float = math.inf,
+    padding: bool = True,
     pad: int = 0,
     device: torch.device | str = "cpu",
 ) -> list[dict[str, Tensor]]:
@@ -73,6 +81,8 @@ def batches_by_length(
         decoder: for an encoder–decoder, the token ids that its decoder reads with each sentence.
         max_tokens: tokens of a batch including padding, in the encoder or in the decoder, whichever has more.
         max_pairs: queries times keys of a batch including padding, which attention weights are proportional to.
+        padding: pack sentences of unlike length together. Some models let padding change real tokens, whatever the
+            mask says, as FNet does; without padding each batch has sentences of one length.
         pad: token id of the padding.
         device: where the batches are put.
 
@@ -103,7 +113,8 @@ def batches_by_length(
     groups: list[list[tuple[Sequence[int], ...]]] = []
     for example in sorted(examples, key=length):
         tokens = (len(groups[-1]) + 1) * length(example) if groups else 0
-        if groups and tokens <= max_tokens and tokens * length(example) <= max_pairs:
+        same_length = bool(groups) and list(map(len, groups[-1][0])) == list(map(len, example))
+        if groups and (padding or same_length) and tokens <= max_tokens and tokens * length(example) <= max_pairs:
             groups[-1].append(example)
         else:
             groups.append([example])

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from normgrowth.precision import float64_throughout
 
+PACKED = (torch.uint8, torch.int8, torch.int16, torch.int32)  # in which quantised weights are stored; indices are int64
+
 
 @contextmanager
 def scaled(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> Iterator[nn.Module]:
@@ -29,7 +31,7 @@ def scaled(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> I
 
     Raises:
         ValueError: a parameter is not finite before scaling.
-        TypeError: a parameter is not floating point (a quantised model).
+        TypeError: a parameter is not floating point, or weights are packed (a quantised model).
         OverflowError: a scaled parameter is not finite, or the sum of squares of a vector that a norm reads overflows,
             so that the norm would divide it to 0. Names the parameter or the norm, and the largest magnitude. The
             model is restored.
@@ -40,6 +42,7 @@ def scaled(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> I
     >>> bool((large == 1000 * layer.weight).all())
     True
     """
+    _refuse_quantised(model)
     replacements: list[tuple[Tensor, Tensor]] = [
         (parameter, _times(c, parameter.detach(), dtype, name)) for name, parameter in model.named_parameters()
     ]
@@ -60,6 +63,20 @@ def scaled(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> I
             for tensor, values in originals:
                 tensor.data = values
     norm_inputs.check(c)
+
+
+def _refuse_quantised(model: nn.Module) -> None:
+    """Raise TypeError if weights of a model are not parameters, but packed, or integers as large as a matrix."""
+    for name, module in model.named_modules():
+        packed = hasattr(module, "_packed_params")  # of torch's quantised modules
+        for buffer_name, buffer in module.named_buffers(recurse=False):
+            saved = buffer_name not in module._non_persistent_buffers_set
+            is_matrix = buffer.ndim > 1 and min(buffer.shape) > 1
+            if saved and is_matrix and buffer.dtype in PACKED:
+                packed |= bool(buffer.max() > 1)  # a mask has 0 and 1
+        if packed:
+            kind = type(module).__name__
+            raise TypeError(f"{name or 'the model'} is quantised ({kind}): its weights cannot be scaled")
 
 
 def _times(c: float, parameter: Tensor, dtype: torch.dtype | None, name: str) -> Tensor:
@@ -101,18 +118,23 @@ def float64_computation(model: nn.Module) -> Iterator[None]:
 
 
 class _NormInputs:
-    """Watches, within a ``with`` block, the vectors that the norms of a model read, for squares that overflow."""
+    """Watches, within a ``with`` block, the vectors that the norms of a model read, for squares that overflow.
+
+    Any module without matrices and without modules in it may be a norm. It is one if it gives for a vector whose square
+    overflows what it gives for 0, or no number.
+    """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype):
         """``dtype``: the precision in which norms square, float32 unless all is float64."""
         self.dtype = dtype
-        self.norms = {name: module for name, module in model.named_modules() if "norm" in type(module).__name__.lower()}
-        self.inputs: list[tuple[str, Tensor, Tensor]] = []  # name of the norm, whether a square overflows, magnitude
+        self.candidates = {name: module for name, module in model.named_modules() if _may_be_norm(module)}
+        self.first = ""  # the first norm whose input overflows
+        self.largest = 0.0  # and the magnitude that it reads
 
     def __enter__(self) -> _NormInputs:
         self.hooks = [
-            norm.register_forward_pre_hook(partial(self._watch, name), with_kwargs=True)
-            for name, norm in self.norms.items()
+            module.register_forward_hook(partial(self._watch, name), with_kwargs=True)
+            for name, module in self.candidates.items()
         ]
         return self
 
@@ -120,25 +142,34 @@ class _NormInputs:
         for hook in self.hooks:
             hook.remove()
 
-    def _watch(self, name: str, _norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _watch(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         vectors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
-        if vectors:
-            x = vectors[0].detach().to(self.dtype)
-            self.inputs.append((name, x.square().sum(-1).isinf().any(), x.abs().amax()))
+        if self.first or not vectors or not isinstance(output, Tensor) or output.shape != vectors[0].shape:
+            return
+        x = vectors[0].detach().to(self.dtype)
+        overflows = x.square().sum(-1).isinf() & x.isfinite().all(-1)
+        if not overflows.any():
+            return
+        replaced = [torch.zeros_like(argument) if argument is vectors[0] else argument for argument in args]
+        by_name = {key: torch.zeros_like(value) if value is vectors[0] else value for key, value in kwargs.items()}
+        of_zero = module.forward(*replaced, **by_name)
+        taken_for_zero = (output == of_zero).all(-1) | output.isnan().any(-1)
+        if (overflows & taken_for_zero).any():
+            self.first = name or type(module).__name__
+            self.largest = float(x[overflows].abs().max())
 
     def check(self, c: float, cause: Exception | None = None) -> None:
-        """Raise OverflowError for the first vector whose sum of squares is infinite although it is finite."""
-        if not self.inputs:
-            return
-        names, overflows, magnitudes = zip(*self.inputs, strict=True)
-        flags = torch.stack(overflows).tolist()
-        if any(flags):
-            first = flags.index(True)
-            largest = float(magnitudes[first])
+        """Raise OverflowError if a norm took a vector for 0, or for no number, because its square is infinite."""
+        if self.first:
             raise OverflowError(
-                f"at c = {c:g} {names[first]} reads a vector whose largest magnitude is {largest:.3g}: its "
-                f"square overflows {self.dtype}, and the norm would divide it to 0. {advice(self.dtype)}"
+                f"at c = {c:g} {self.first} reads a vector whose largest magnitude is {self.largest:.3g}: its square "
+                f"overflows {self.dtype}, and the norm divides it to 0. {advice(self.dtype)}"
             ) from cause
+
+
+def _may_be_norm(module: nn.Module) -> bool:
+    """Whether a module has neither modules in it nor a matrix."""
+    return not any(True for _ in module.children()) and all(parameter.ndim < 2 for parameter in module.parameters())
 
 
 @contextmanager

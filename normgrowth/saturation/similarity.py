@@ -61,11 +61,22 @@ def layers(model: nn.Module, batch: Batch) -> list[Layer]:
         return [Layer(states, real) for states in hidden_states(batch["input_ids"])]
     output = forward(model, {"attention_mask": real.long(), **batch}, output_hidden_states=True)
     if hasattr(output, "hidden_states"):
-        return [Layer(states, real) for states in output.hidden_states]
+        return [_between_tokens(model, Layer(states, real)) for states in output.hidden_states]
     real_in_decoder = batch.get("decoder_attention_mask", torch.ones_like(batch["decoder_input_ids"])).bool()
     encoder_layers = [Layer(states, real) for states in output.encoder_hidden_states]
     decoder_layers = [Layer(states, real_in_decoder) for states in output.decoder_hidden_states]
     return encoder_layers + decoder_layers
+
+
+def _between_tokens(model: nn.Module, layer: Layer) -> Layer:
+    """The same layer, if it has a representation for each token. Raises ValueError otherwise."""
+    if layer.states.shape[:2] != layer.real.shape:
+        positions = layer.states.shape[1]
+        raise ValueError(
+            f"{type(model).__name__} gives {positions} representations for sentences of {layer.real.shape[1]} tokens, "
+            "as a model with a learned prompt does: measure the model inside it"
+        )
+    return layer
 
 
 def pairs(
@@ -211,9 +222,12 @@ def similarity(
     *,
     decoder: Sequence[Sequence[int]] | None = None,
     max_tokens: int = 4096,
+    padding: bool = True,
     **options: Any,
 ) -> Similarity:
     """:class:`Similarity` over sentences of token ids, in batches by length; ``options`` as in ``pairs``.
+
+    ``max_tokens`` and ``padding`` are those of ``batches_by_length``.
 
     ``decoder`` has the token ids that the decoder of an encoder–decoder reads with each sentence; the decoder's layers
     then follow those of the encoder. Without ``decoder`` the encoder alone is measured. For a model with
@@ -224,6 +238,7 @@ def similarity(
         sentences,
         decoder=decoder,
         max_tokens=max_tokens,
+        padding=padding,
         pad=0 if pad is None else pad,
         device=next(model.parameters()).device,
     )
