@@ -66,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
         choices=("total", "layer", "type", "tensor"),
         help="more rows (default: total for a series, layer for a single model)",
     )
+    norms.add_argument("--trained", action="store_true", help="without tensors that are the same in all checkpoints")
     norms.add_argument(
         "--plot", type=Path, metavar="PNG", help="draw the curve, or the bars of one model (.png, .svg or .pdf)"
     )
@@ -169,7 +170,7 @@ def _norms(options: argparse.Namespace) -> int:
     """
     _check_figure(options.plot)
     _check_outputs(options.out, options.plot)
-    if len(options.source) == 1 and options.match == "*" and not options.step:
+    if len(options.source) == 1 and options.match == "*" and not (options.step or options.trained):
         from normgrowth.checkpoints.single import locate
 
         checkpoint = locate(options.source[0])
@@ -446,7 +447,13 @@ def _series(options: argparse.Namespace, by: str) -> MeasuredSeries:
     from normgrowth import checkpoints
 
     return checkpoints.series(
-        options.source, by=by, out=options.out, match=options.match, step=options.step, keep=not options.no_keep
+        options.source,
+        by=by,
+        out=options.out,
+        match=options.match,
+        step=options.step,
+        keep=not options.no_keep,
+        trained=getattr(options, "trained", False),
     )
 
 

@@ -19,7 +19,8 @@ from normgrowth.norms import NoiseGradients, NormTracker
 def for_trainer(trainer: Any, **options: Any) -> Any:
     """Add norms to the logs of a ``transformers.Trainer``. Call it before ``train()``.
 
-    The history is saved with each checkpoint as ``norms.pt``, and a training that is resumed goes on with it.
+    The history is saved with each checkpoint as ``norms.pt``, and a training that is resumed goes on with that of the
+    folder it is resumed from.
 
     Args:
         trainer: the ``transformers.Trainer``.
@@ -29,14 +30,16 @@ def for_trainer(trainer: Any, **options: Any) -> Any:
         The callback. Once training has begun, its attribute ``tracker`` is the ``NormTracker``.
     """
     from transformers import TrainerCallback
+    from transformers.trainer_utils import get_last_checkpoint
 
     class Norms(TrainerCallback):
         tracker: NormTracker | None = None
+        resumed_from: str | None = None  # the folder of a checkpoint
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            file = Path(args.output_dir, f"checkpoint-{state.global_step}", "norms.pt")
+            file = Path(self.resumed_from or args.output_dir, "norms.pt")
             self.tracker = NormTracker(model, **options)
-            if file.is_file():
+            if state.global_step and file.is_file():
                 self.tracker.load_state_dict(torch.load(file, weights_only=True))
             elif state.global_step:
                 warnings.warn(f"no {file}: norms begin at step {state.global_step}, counted from 0", stacklevel=2)
@@ -52,6 +55,12 @@ def for_trainer(trainer: Any, **options: Any) -> Any:
 
     norms = Norms()
     log_without_norms = trainer.log
+    train_without_norms = trainer.train
+
+    def train_with_norms(resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        source = resume_from_checkpoint
+        norms.resumed_from = get_last_checkpoint(trainer.args.output_dir) if source is True else source or None
+        return train_without_norms(resume_from_checkpoint, *args, **kwargs)
 
     def log_with_norms(logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if norms.tracker and "loss" in logs:
@@ -60,6 +69,7 @@ def for_trainer(trainer: Any, **options: Any) -> Any:
 
     # An on_log of the callback would be too late: the trainer and the reporters' callbacks have logged by then.
     trainer.log = log_with_norms
+    trainer.train = train_with_norms
     trainer.add_callback(norms)
     return norms
 
@@ -106,8 +116,7 @@ def for_lightning(**options: Any) -> Any:
     Returns:
         The callback. Once training has begun, its attribute ``tracker`` is the ``NormTracker``.
 
-    Raises:
-        ValueError: at the start of training, if there are several optimizers.
+    A step of several optimizers is one step of each.
     """
     callback_class: Any = _lightning_callback()
 
@@ -116,18 +125,18 @@ def for_lightning(**options: Any) -> Any:
         loaded_state: dict[str, Any] | None = None  # from a checkpoint, until training starts
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            optimizer = _only_optimizer(trainer, "NormTracker")
             self.tracker = NormTracker(pl_module, **options)
             if self.loaded_state:
                 self.tracker.load_state_dict(self.loaded_state)
-            self.detach = self.tracker.attach(optimizer)
+            self.detach = [self.tracker.attach(optimizer) for optimizer in trainer.optimizers]
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
             if self.tracker and trainer.log_every_n_steps and self.tracker.steps % trainer.log_every_n_steps == 0:
                 pl_module.log_dict(self.tracker.latest())
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            self.detach()
+            for detach in self.detach:
+                detach()
 
         def state_dict(self) -> dict[str, Any]:
             return self.tracker.state_dict() if self.tracker else {}

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import curve_fit
 
 Array = NDArray[np.float64]
 P_NEAR_0 = 0.01  # for smaller p, a·tᵖ + b is (ap) ln t + (a + b), with an error of (p ln t)/2 of the growth
@@ -121,6 +120,8 @@ def _try_negative_power(law: Form, t: Array, rho: Array, values: Array) -> Array
 
 def _least_squares(law: Form, t: Array, rho: Array, start: Sequence[float]) -> Array:
     """Parameters that minimise the sum of squares; scipy raises RuntimeError if it does not converge."""
+    from scipy.optimize import curve_fit  # a third of the start of a command that needs no fit
+
     # parameters are scaled by their initial size, since they span ten decades (A against p)
     scale = np.maximum(np.abs(start), 1e-3)
     values, _ = curve_fit(lambda t, *x: law.rho(t, *(scale * x)), t, rho, p0=start / scale, maxfev=50_000)

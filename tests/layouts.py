@@ -4,7 +4,6 @@ import math
 import os
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import torch
@@ -169,6 +168,37 @@ if __name__ == "__main__":
     return _printed(code, {})
 
 
+def of_ranks(root):
+    """Tensors of two processes, in rows, uneven rows and columns, in several dtypes: two steps, and their norms."""
+    code = f"""
+import json, math, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import torch.multiprocessing as mp
+def worker(rank):
+    dist.init_process_group("gloo", init_method="file://{root}/store", rank=rank, world_size=2)
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    mesh = init_device_mesh("cpu", (2,))
+    for step in (1, 2):
+        rng = torch.Generator().manual_seed(step)
+        whole = {{"rows.weight": torch.randn(6, 4, generator=rng), "uneven.weight": torch.randn(7, 3, generator=rng),
+                 "columns.weight": torch.randn(4, 6, generator=rng), "one.bias": torch.randn(5, generator=rng),
+                 "half.weight": torch.randn(6, 4, generator=rng).half(), "few.weight": torch.randn(1, 3, generator=rng),
+                 "brain.weight": torch.randn(3, 8, 2, generator=rng).bfloat16(),
+                 "double.weight": torch.randn(2, 2, generator=rng).double()}}
+        ways = [Shard(0), Shard(0), Shard(1), Replicate(), Shard(0), Shard(0), Shard(1), Shard(0)]
+        state = {{name: distribute_tensor(value, mesh, [way]) for (name, value), way in zip(whole.items(), ways)}}
+        dcp.save({{"model": state}}, checkpoint_id="{root}/step%d" % step)
+        if rank == 0:
+            print("norm", math.sqrt(math.fsum(float((value.double() ** 2).sum()) for value in whole.values())))
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.start_processes(worker, nprocs=2, start_method="fork")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("norm")]
+
+
 def _printed(code, environment):
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, timeout=120
@@ -208,18 +238,17 @@ NAMES_REFUSED = {
     "checkpoint-1/global_step1/zero_pp_rank_0_mp_rank_00_model_states.pt": "zero_to_fp32.py",
     "step1/mp_rank_00_model_states.pt step1/mp_rank_01_model_states.pt": "deepspeed_to_transformers.py",
     "step1/layer_00-model_00-model_states.pt": "convert_neox_to_hf.py",
-    "step1/pytorch_model_fsdp_0/__0_0.distcp step1/pytorch_model_fsdp_0/.metadata step1/optimizer_0/__0_0.distcp":
-        "accelerate merge-weights",
-    "epoch=0-step=1.ckpt/.metadata epoch=0-step=1.ckpt/__0_0.distcp epoch=0-step=1.ckpt/meta.pt":
-        "lightning.pytorch.utilities.consolidate_checkpoint",
+    "step1/pytorch_model_fsdp_0_rank0.bin step1/pytorch_model_fsdp_0_rank1.bin": "accelerate merge-weights",
+    "step1/__0_0.distcp step1/__1_0.distcp": "a distributed checkpoint without its .metadata",
     "iter_0000001/mp_rank_00_000/model_optim_rng.pt iter_0000001/mp_rank_00_001/model_optim_rng.pt":
         "tools/checkpoint/convert.py of Megatron-LM",
     "iter_0000001/mp_rank_00/model_optim_rng.pt iter_0000001/mp_rank_01/model_optim_rng.pt":
         "tools/checkpoint/convert.py of Megatron-LM",
     "step1/consolidated.00.pth step1/consolidated.01.pth": "convert_llama_weights_to_hf.py",
     "checkpoint_1_100-shard0.pt checkpoint_1_100-shard1.pt": "consolidate_fsdp_shards.py",
-    "step1/model.Q4_K_M.gguf": "from_pretrained(…, gguf_file=…)",
-    "step1.gguf": "from_pretrained(…, gguf_file=…)",
+    "step1/model/model_weight_pp-rank-0-of-1_tp-rank-0-of-2.safetensors": "convert_nanotron_to_hf.py of nanotron",
+    "step1/actor/model_world_size_2_rank_0.pt step1/actor/model_world_size_2_rank_1.pt": "verl.model_merger merge",
+    "step1/model-rank-0-part-0.safetensors step1/model-rank-1-part-0.safetensors": "vLLM's sharded state",
 }  # fmt: skip
 MEGATRON = "iter_0000001/mp_rank_00/model_optim_rng.pt"
 CONTENT_REFUSED = {
@@ -227,9 +256,6 @@ CONTENT_REFUSED = {
     "Megatron, one rank, nested": (
         saved({"model": {"language_model": {"embedding": weights(), "encoder": weights()}}}, MEGATRON),
         "tools/checkpoint/convert.py of Megatron-LM"),
-    "Megatron, with its arguments": (
-        saved({"args": types.SimpleNamespace(), "model": weights()}, MEGATRON),
-        "SimpleNamespace, which may run code when loaded (Megatron's: convert it with tools/checkpoint/convert.py"),
     "two networks": (
         saved({"generator": weights(), "discriminator": weights()}), "generator, discriminator hold tensors"),
     "a model and a head": (saved({"model": weights(), "head": weights()}), "model, head hold tensors"),

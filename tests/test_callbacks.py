@@ -13,8 +13,6 @@ import torch
 from torch import nn
 
 from normgrowth import callbacks
-from normgrowth.checkpoints import weights
-from normgrowth.checkpoints.layouts import ReadError
 from normgrowth.norms import NormTracker, norm
 from workflow import ROOT
 
@@ -165,13 +163,47 @@ def test_trainer_with_accumulation_clipping_logs_and_resumption(tmp_path):
     assert_of_sgd(norms.tracker, again.model, 4)
 
 
-def test_the_history_beside_an_adapter_is_not_taken_for_weights(tmp_path):
-    tracker = NormTracker(network())
-    torch.save(tracker.state_dict(), tmp_path / "norms.pt")
-    (tmp_path / "adapter_model.safetensors").touch()
-    for place, why in ((tmp_path, "only an adapter"), (tmp_path / "norms.pt", "holds the history of a NormTracker")):
-        with pytest.raises(ReadError, match=why):
-            weights.read(place)
+def test_the_trainer_goes_on_with_the_history_of_the_folder_that_it_resumes_from(tmp_path):
+    """Into a folder where another run has left a checkpoint of the same step."""
+    for folder, seed in (("a", 0), ("b", 1)):
+        trainer = trainer_of(tmp_path / folder, 2)
+        trainer.model.net = network(seed)
+        norms = callbacks.for_trainer(trainer, gradients=True)
+        trainer.train()
+        if folder == "a":
+            first = norms.tracker.history()
+    again = trainer_of(tmp_path / "b", 4)
+    norms = callbacks.for_trainer(again, gradients=True)
+    again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+    assert_of_sgd(norms.tracker, again.model, 4)
+    np.testing.assert_allclose(norms.tracker.history().norm[: len(first)], first.norm)
+    (tmp_path / "a" / "checkpoint-2" / "norms.pt").unlink()
+    again = trainer_of(tmp_path / "b", 4)
+    norms = callbacks.for_trainer(again)
+    with pytest.warns(UserWarning, match=r"no .*a/checkpoint-2/norms\.pt: norms begin at step 2"):
+        again.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+    assert norms.tracker.steps == 2
+
+
+def test_the_trainer_resumes_from_the_last_checkpoint(tmp_path):
+    trainer = trainer_of(tmp_path, 2)
+    callbacks.for_trainer(trainer, gradients=True)
+    trainer.train()
+    again = trainer_of(tmp_path, 4)
+    norms = callbacks.for_trainer(again, gradients=True)
+    again.train(resume_from_checkpoint=True)
+    assert_of_sgd(norms.tracker, again.model, 4)
+
+
+def test_norms_of_gradients_by_layer_reach_the_log(tmp_path):
+    trainer = trainer_of(tmp_path, 2)
+    norms = callbacks.for_trainer(trainer, gradients=True, by=lambda name: name.split(".")[1])
+    trainer.train()
+    logged = [line for line in trainer.state.log_history if "norm/total" in line]
+    rows = norms.tracker.history().query("step > 0")
+    for layer in ("0", "2", "total"):
+        of_layer = rows[rows.layer == layer].grad_norm.tolist()
+        assert [line[f"grad_norm/{layer}"] for line in logged] == of_layer
 
 
 def test_trainers_reporters_get_the_norms(tmp_path, monkeypatch):
@@ -217,6 +249,36 @@ def test_lightning_reads_the_gradient_of_its_own_step(tmp_path, package):
     trainer.save_checkpoint(tmp_path / "three.ckpt")
     norms, module, *_ = fit(5, ckpt_path=tmp_path / "three.ckpt")
     assert_of_sgd(norms.tracker, module, 5)
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_two_optimizers_of_lightning_are_one_step(tmp_path, package):
+    pl = pytest.importorskip(package)
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+            self.generator, self.critic = network(0), network(1)
+
+        def training_step(self, batch, _):
+            for optimizer, loss in zip(self.optimizers(), (self.critic, self.generator), strict=True):
+                self.toggle_optimizer(optimizer)
+                optimizer.zero_grad()
+                self.manual_backward(loss(batch).square().mean())
+                optimizer.step()
+                self.untoggle_optimizer(optimizer)
+
+        def configure_optimizers(self):
+            return [torch.optim.SGD(net.parameters(), LR) for net in (self.critic, self.generator)]
+
+    module, norms = Module(), callbacks.for_lightning(gradients=True)
+    trainer = pl.Trainer(
+        max_epochs=1, accelerator="cpu", callbacks=[norms], logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, torch.utils.data.DataLoader(batches(4), batch_size=None))
+    assert_of_sgd(norms.tracker, module, 4)
 
 
 def test_the_page_on_callbacks_runs_and_names_each_column(tmp_path, monkeypatch):
@@ -274,6 +336,51 @@ def test_history_goes_on_from_a_state_and_refuses_another_networks():
     assert list(rows.step) == [0, 1, 2] and rows.norm.iloc[-1] == pytest.approx(norm(model), rel=1e-13)
     with pytest.raises(ValueError, match="the history is of layers"):
         NormTracker([("lm_head.weight", model[0].weight)]).load_state_dict(first.state_dict())
+
+
+def test_a_history_in_another_order_of_layers_goes_on_by_name():
+    model = network()
+    by = lambda name: name.split(".")[0]  # noqa: E731
+    first = NormTracker(reversed(list(model.named_parameters())), by=by)
+    with first.step(), torch.no_grad():
+        model[0].weight.add_(1.0)
+    second = NormTracker(model.named_parameters(), by=by)
+    assert second.layers == first.layers[::-1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second.load_state_dict(first.state_dict())
+    ours, theirs = (tracker.history().set_index(["step", "layer"]) for tracker in (second, first))
+    assert (ours.norm == theirs.norm[ours.index]).all()
+
+
+def test_the_history_of_other_parameters_is_told():
+    first = NormTracker(network(0).named_parameters())
+    with pytest.warns(UserWarning, match=r"ends at ‖θ‖ = .* and the parameters have .* another run"):
+        NormTracker(network(1).named_parameters()).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize("wrap", ["compiled", "checkpointed", "parallel", "parametrized"])
+def test_a_wrapped_model_has_the_layers_of_the_plain_one(wrap):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    def model():
+        return nn.ModuleDict({"embed": nn.Embedding(5, 6), "layers": nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))})
+
+    plain, wrapped = model(), model()
+    wrapped.load_state_dict(plain.state_dict())
+    if wrap == "compiled":
+        wrapped = torch.compile(wrapped)
+    elif wrap == "checkpointed":
+        wrapped["layers"][0] = checkpoint_wrapper(wrapped["layers"][0])
+    elif wrap == "parallel":
+        wrapped = nn.DataParallel(torch.compile(wrapped))
+    else:
+        torch.nn.utils.parametrizations.weight_norm(wrapped["layers"][0])
+        plain = wrapped
+    for by in (lambda name: name.split(".")[0], None, NormTracker.__init__.__kwdefaults__["by"]):
+        one, two = (NormTracker(net, by=by).latest() for net in (plain, wrapped))
+        assert one == two
+    assert {"norm/block 0", "norm/block 1", "norm/embeddings"} <= two.keys()
 
 
 def test_shards_of_two_processes_are_one_norm(tmp_path):

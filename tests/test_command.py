@@ -12,7 +12,7 @@ import torch
 
 from normgrowth import checkpoints
 from normgrowth.__main__ import main
-from normgrowth.checkpoints.store import COLUMNS
+from normgrowth.checkpoints.table import COLUMNS
 from normgrowth.report.summary import budget, exponents, growth, summarise, undetermined
 from tests.checkpoint_files import save
 
@@ -47,6 +47,20 @@ def test_table_plot_and_summary(run, tmp_path, capsys):
         "final: no step in its name", "h.0.attn.bias: attention mask",
     ):  # fmt: skip
         assert words in printed.out, words
+
+
+def test_what_never_changes_is_named_and_can_be_left_out(tmp_path, capsys):
+    for step in (1, 2):
+        state = {"h.0.weight": torch.full((4,), float(step)), "h.0.scale": torch.full((3,), 2.0)}
+        save(state, tmp_path / f"step{step}")
+    assert main(["norms", str(tmp_path)]) == 0
+    assert "h.0.scale: 42.86% of ρ²" in capsys.readouterr().err  # 12 of 28
+    assert main(["norms", str(tmp_path), "--trained", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [row["norm"] for row in document["table"]] == [2.0, 4.0] and document["constant"] == {}
+    assert document["left_out"] == {"h.0.scale": "the same in all checkpoints"}
+    assert main(["norms", str(tmp_path / "step1"), "--trained"]) == 2
+    assert "one checkpoint alone does not say what was trained" in capsys.readouterr().err
 
 
 def test_without_a_file_the_table_is_printed_and_the_summary_beside_it(run, capsys):
@@ -158,7 +172,7 @@ def test_interrupted(run, tmp_path, capsys, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(import_module("normgrowth.checkpoints.series"), "_measure", interrupted)
+    monkeypatch.setattr(import_module("normgrowth.checkpoints.series"), "sums_by_tensor", interrupted)
     assert main(["norms", str(run), "--out", str(tmp_path / "norms.csv")]) == 130
     assert "the same command goes on from here" in capsys.readouterr().err
     monkeypatch.setattr("normgrowth.__main__._saturation", interrupted)

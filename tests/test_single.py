@@ -176,10 +176,28 @@ def test_the_command_prints_writes_and_draws(tmp_path, capsys):
     ("break_it", "why"),
     [
         (lambda state: state | {"transformer.wte.weight": torch.full((11, 8), torch.nan)}, "holds values that are not"),
-        (lambda state: {"h.0.lora_A.weight": torch.ones(2, 2)}, "belongs to an adapter that is not merged"),
+        (lambda state: state | {"h.0.lora_A.weight": torch.ones(2, 2)}, "belongs to an adapter that is not merged"),
     ],
 )
 def test_refused_with_the_reason(tmp_path, capsys, break_it, why):
     save(break_it(model(0)), tmp_path / "mine")
     assert main(["norms", str(tmp_path / "mine")]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_the_norm_is_that_of_a_series_of_this_one_checkpoint(tmp_path, capsys):
+    """An adapter alone, and a model with a mask of −∞: counted, left out and told of alike."""
+    adapter = {"h.0.q.lora_A.weight": torch.full((2, 3), 2.0), "h.0.q.lora_B.weight": torch.ones(3, 2)}
+    masked = model(0) | {"mask": torch.full((3, 3), -torch.inf)}
+    for name, state in (("adapter", adapter), ("masked", masked)):
+        save(state, tmp_path / name)
+        one = checkpoints.single(tmp_path / name)
+        series = checkpoints.series(tmp_path / name)
+        assert one.table.norm[0] == pytest.approx(series.table.norm[0], rel=1e-15)
+        assert one.table.parameters[0] == series.parameters and one.left_out == series.left_out
+        without_step = [note for note in series.notes if "written as step 0" not in note]
+        assert list(one.notes) == without_step and one.notes
+    assert main(["norms", str(tmp_path / "adapter")]) == 0
+    assert "to know:\n  an adapter alone" in capsys.readouterr().out
+    assert main(["norms", str(tmp_path / "masked"), "--trained"]) == 2
+    assert "does not say what was trained" in capsys.readouterr().err

@@ -69,7 +69,7 @@ PLACES = {
                              {1: 1, 2: 2}, [f"final/hf: {NO_STEP}"]),
     "one of two folders of weights": (TWINS, ["step1/unet", "step2/unet"], {}, {1: 1, 2: 2}, []),
     "two folders in one step": (TWINS | {"step3/only/w.pt": 3, "step3/logs/x": "x"}, ["."], {}, {3: 3},
-                                [f"step{s}: {NONE}" for s in (1, 2)]),
+                                [f"step{s}: 2 folders with weights, unet, vae: give one of them" for s in (1, 2)]),
     "one checkpoint": ({"step3/model/model.safetensors": 3}, ["step3"], {}, {3: 3}, []),
     "its folder": ({"step3/model/model.safetensors": 3}, ["step3/model"], {}, {3: 3}, []),
     "its file": ({"step3/model/model.safetensors": 3}, ["step3/model/model.safetensors"], {}, {3: 3}, []),
@@ -87,9 +87,10 @@ PLACES = {
                            ["models--lab--m-step5", "models--lab--m-step6"], {}, {5: 5, 6: 6}, []),
     "a cache with steps twice": (cached(".", "m-step9", main=1, step5=5), ["models--lab--m-step9"], {}, {5: 5},
                                  [f"@main: {NO_STEP}"]),
-    "a cache without steps": (cached(".", "m", main=5), ["models--lab--m"], {}, None, "no checkpoint with a step"),
+    "a cache without steps": (cached(".", "m", main=5), ["models--lab--m"], {}, {0: 5}, []),
     "nothing": ({"notes.txt": "x"}, ["."], {}, None, "such as step1000, checkpoint-1000 or step_20k"),
-    "no step": ({"final/w.pt": 1}, ["."], {}, None, f"final: {NO_STEP}"),
+    "no step": ({"final/w.pt": 1}, ["."], {}, {0: 1}, []),
+    "two without steps": ({"final/w.pt": 1, "best/w.pt": 2}, ["."], {}, None, f"best: {NO_STEP}"),
     "no steps": ({f"run{x}-x/w.pt": 1 for x in "abcdef"}, ["."], {}, None,
                  "runa-x: {no} (and 5 more like it, to {}/runf-x)"),
     **{f"epochs {name}": ({name.format(i): i for i in (1, 2)}, ["."], {}, None, EPOCHS)
@@ -188,7 +189,7 @@ def test_revisions_of_a_repository(hub, tmp_path, keep):
         "lab/model@step8k: only an adapter: merge it into its model first (merge_and_unload)",
     ]
     again = [] if keep else ["step20000"]  # with which the others are compared
-    whole = ["step0", "step1000", "step20000", *again, *["step4k"] * 4, "step512", "step6k", "step9k"]
+    whole = ["step0", "step1000", "step20000", *again, *["step4k"] * 4, "step512", "step6k", "step8k", "step9k"]
     assert sorted(hub.fetched()) == whole and not list(tmp_path.glob("nbutils-*"))
     assert (tmp_path / "cache").exists() == keep
 

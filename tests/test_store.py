@@ -16,13 +16,13 @@ MODULE = import_module("normgrowth.checkpoints.series")  # as an attribute of it
 def measured(monkeypatch):
     """Steps of the checkpoints that are read in full."""
     steps: list[int] = []
-    measure = MODULE._measure
+    measure = MODULE.sums_by_tensor
 
     def counting(checkpoint, *rest):
         steps.append(checkpoint.step)
         return measure(checkpoint, *rest)
 
-    monkeypatch.setattr(MODULE, "_measure", counting)
+    monkeypatch.setattr(MODULE, "sums_by_tensor", counting)
     return steps
 
 
@@ -109,7 +109,7 @@ def test_duplicates_are_remembered(tmp_path, measured):
 
 def test_a_run_that_stops_keeps_what_it_and_an_earlier_one_have_done(tmp_path, run, measured, monkeypatch):
     put(run, tmp_path, 5, model(55))
-    counting = MODULE._measure
+    counting = MODULE.sums_by_tensor
 
     def stopped(checkpoint, *rest):
         if checkpoint.step == 10:
@@ -117,7 +117,7 @@ def test_a_run_that_stops_keeps_what_it_and_an_earlier_one_have_done(tmp_path, r
         return counting(checkpoint, *rest)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(MODULE, "_measure", stopped)
+        patch.setattr(MODULE, "sums_by_tensor", stopped)
         series(tmp_path / "run", out=tmp_path / "norms.csv")
     measured.clear()
     assert_is(series(tmp_path / "run", out=tmp_path / "norms.csv").table, run)

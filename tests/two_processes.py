@@ -1,5 +1,6 @@
 """One of two processes over gloo: ``python tests/two_processes.py FILE RANK``. Fails where a sharded norm is wrong."""
 
+import itertools
 import sys
 import warnings
 from pathlib import Path
@@ -31,19 +32,28 @@ def network():
     return net
 
 
-def run(net):
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
+def run(net, several=False):
+    parameters = list(net.parameters())
+    parts = [parameters[:2], parameters[2:]] if several else [parameters]
+    optimizers = [torch.optim.AdamW(part, lr=0.05) for part in parts]
     tracker = NormTracker(net.named_parameters(), by=lambda name: name.split(".")[0], gradients=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # the optimizer's parameters are the tracked ones
-        tracker.attach(optimizer)
-    for seed in range(4):
-        optimizer.zero_grad()
-        net(
-            torch.randn(4, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        ).square().sum().backward()
-        optimizer.step()
-    return tracker.history()
+        warnings.simplefilter("error")  # the optimizers' parameters are the tracked ones, and nothing else moves
+        for optimizer in optimizers:
+            tracker.attach(optimizer)
+        for seed in range(4):
+            x = torch.randn(4, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            net(x).square().sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            with torch.no_grad():
+                net(x)  # FSDP2 leaves the whole parameters in the model
+            if dist.get_rank() == 0:
+                tracker.latest()  # waits for no other process
+                tracker.identity_error()
+        return tracker.history()
 
 
 def whole_gradients(net):
@@ -70,10 +80,10 @@ def check_noise(net):
 if __name__ == "__main__":
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2)
     whole = run(network())
-    for name, shard in SHARDED.items():
+    for name, several in itertools.product(SHARDED, (False, True)):
         net = network()
-        shard(net, init_device_mesh("cpu", (2,)))
-        parts = run(net)
+        SHARDED[name](net, init_device_mesh("cpu", (2,)))
+        parts = run(net, several)
         for column in ("norm", "step_norm", "inner", "projection", "grad_norm"):
             here, there = parts[column].to_numpy(), whole[column].to_numpy()
             gap = abs(here[~(there != there)] / there[~(there != there)] - 1).max()
@@ -83,7 +93,7 @@ if __name__ == "__main__":
                            p.detach().double().square().sum()) for p in net.parameters())  # fmt: skip
         assert abs(parts.norm.iloc[-1] ** 2 / square - 1) < 1e-12, (name, parts.norm.iloc[-1] ** 2, square)
         net = network()
-        shard(net, init_device_mesh("cpu", (2,)))
+        SHARDED[name](net, init_device_mesh("cpu", (2,)))
         check_noise(net)
     wrapped = FullyShardedDataParallel(network(), device_id=torch.device("cpu"), use_orig_params=True)
     for refuse in (

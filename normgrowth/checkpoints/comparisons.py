@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from normgrowth.checkpoints.weights import blocks
+from normgrowth.checkpoints.tensors import Tensor, blocks
 from normgrowth.layers import layer_of, originals_first
 
 
@@ -34,14 +33,16 @@ def tied(parameters: Mapping[str, Tensor]) -> dict[str, str]:
 def _original(name: str, originals: Sequence[str], parameters: Mapping[str, Tensor]) -> str | None:
     """The first of ``originals`` that has the values of the tensor ``name``."""
     tensor = parameters[name]
-    if tensor.dim() < 2:  # biases are zero at the start of training: only a known pair may be tied
+    if len(tensor.shape) < 2:  # biases are zero at the start of training: only a known pair may be tied
         originals = [original for original in originals if original == name.replace(".decoder.bias", ".bias")]
     return next((original for original in originals if same(parameters[original], tensor)), None)
 
 
 def same(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors have the same shape and values, whatever their dtypes."""
-    return x.shape == y.shape and all(np.array_equal(x_block, y_block) for x_block, y_block in blocks(x, y))
+    return x.shape == y.shape and all(
+        np.array_equal(a, b) or np.array_equal(a, b, equal_nan=True) for a, b in blocks(x, y)
+    )
 
 
 class Sums(NamedTuple):
@@ -82,3 +83,17 @@ def _sums_against(current: Tensor, previous: Tensor) -> Sums:
 def _dot(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     """x·y without BLAS, whose threads cost several times the work itself on blocks of this size."""
     return float(np.einsum("i,i->", x, y))
+
+
+def is_infinite_constant(tensor: Tensor, before: Tensor | None) -> bool:
+    """Whether a tensor that is not finite is a constant of its model, such as a mask or a bound, and no weight.
+
+    −∞ as the only value that is not finite is none of weights, which diverge to NaN or to both signs. Of a single
+    number any infinity is.
+    """
+    values = [block[~np.isfinite(block)] for (block,) in blocks(tensor)]
+    unusual = np.concatenate(values)
+    if not len(unusual) or (before is not None and not same(tensor, before)):
+        return False
+    is_single_bound = tensor.size == 1 and bool(np.isinf(unusual).all())
+    return is_single_bound or bool((unusual == -np.inf).all())

@@ -1,4 +1,4 @@
-"""Where checkpoints are, in folders, on the Hub and in the Hub's cache, and which step each belongs to."""
+"""Sources of checkpoints: folders, the Hub and the Hub's cache; and which step each checkpoint belongs to."""
 
 from __future__ import annotations
 
@@ -7,46 +7,17 @@ import re
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
-from normgrowth.checkpoints import hub
-from normgrowth.checkpoints.layouts import why_refused
+from normgrowth.checkpoints import hub, places
+from normgrowth.checkpoints.parts import places_with_weights
+from normgrowth.checkpoints.places import Checkpoint, Entry, Skip, Unplaced
 from normgrowth.checkpoints.steps import StepOf, by_pattern, no_step
-from normgrowth.checkpoints.weights import OTHER_FILES, PICKLES, Weights, listing, read
+from normgrowth.checkpoints.weights import Weights, read
 
-SUFFIXES = (".safetensors", *PICKLES, ".gguf")
+__all__ = ["Checkpoint", "Skip", "checkpoints", "grouped", "model_folder", "opener"]
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One checkpoint of a series: on disk at ``place``, or on the Hub as the revision ``repo@name`` in ``label``."""
-
-    step: int
-    label: str
-    stamp: str  # changes with the weights, and needs no reading of them: the commit, or sizes and times of the files
-    place: Path | None = None
-
-    @property
-    def key(self) -> str:
-        """Identifies the checkpoint, with these weights, in a later run."""
-        return f"{self.label} {self.stamp}"
-
-
-class Skip(NamedTuple):
-    """A checkpoint, revision or tensor that was not counted, and why."""
-
-    label: str
-    why: str
-
-    def __str__(self) -> str:
-        return self.why if self.label in self.why else f"{self.label}: {self.why}"
-
-
-Entry = Checkpoint | Skip
 
 
 def checkpoints(
@@ -55,7 +26,8 @@ def checkpoints(
     """Checkpoints of one or several sources, sorted by step, and near misses: weights without a step, for example.
 
     A checkpoint is a file or a folder with weights, at most two levels below its source. The step is in its name, or
-    else in the nearest name above.
+    else in the nearest name above, or else inside, where a trainer or an optimizer has counted. A checkpoint that is
+    alone needs no step: it is written as 0.
 
     Args:
         source: a folder of checkpoints, one checkpoint, a folder of the Hub's cache (``models--org--name``), or a Hub
@@ -75,8 +47,16 @@ def checkpoints(
         else:
             entries += _on_hub(name, match, step_of)
     by_key = {entry.key: entry for entry in entries if isinstance(entry, Checkpoint)}
+    unplaced = [entry for entry in entries if isinstance(entry, Unplaced)]
     skips = [entry for entry in entries if isinstance(entry, Skip)]
-    return sorted(by_key.values(), key=lambda checkpoint: checkpoint.step), skips
+    is_alone = not by_key and len(unplaced) == 1 and step is None
+    if is_alone:
+        only = unplaced[0].as_first()
+        by_key = {only.key: only}
+    else:
+        skips += [entry.skip for entry in unplaced]
+    # Of one step the shorter name comes first: others have a word more, as averages have.
+    return sorted(by_key.values(), key=lambda checkpoint: (checkpoint.step, len(checkpoint.label))), skips
 
 
 def model_folder(name: str, *, weights: bool = True) -> Path:
@@ -95,7 +75,7 @@ def model_folder(name: str, *, weights: bool = True) -> Path:
         repo, _, revision = name.partition("@")
         return hub.snapshot(repo, revision or "main", weights)
     place = Path(name)
-    models = _places_with_weights(place) if weights else []
+    models = places_with_weights(place) if weights else []
     if models and models != [place]:
         raise ValueError(f"{name}: no model, but a folder of {len(models)}: name one, such as {models[-1]}")
     if place.is_file():
@@ -130,87 +110,8 @@ def grouped(skips: Sequence[Skip]) -> list[str]:
 
 def _on_disk(source: Path, match: str, step_of: StepOf) -> Iterator[Entry]:
     if (source / "snapshots").is_dir():
-        yield from _in_cache(source, match, step_of)
-        return
-    for name, place in _candidates(source, step_of):
-        if not fnmatch.fnmatch(name, match):
-            continue
-        try:
-            entry = _entry(name, place, step_of)
-        except OSError as error:
-            entry = Skip(str(place), f"cannot be read: {error.strerror or error}")
-        if entry:
-            yield entry
-
-
-def _candidates(source: Path, step_of: StepOf) -> list[tuple[str, Path]]:
-    """Places that may be checkpoints, each with the name that may hold its step."""
-    inside = sorted(place for place in source.iterdir() if place.name[0] != ".") if source.is_dir() else []
-    folders = [(place.name, place) for place in inside if place.is_dir()]
-    files = [place for place in inside if not place.is_dir() and (place.suffix in SUFFIXES or place.is_symlink())]
-    files_with_step = [(file.stem, file) for file in files if step_of(file.stem) is not None]
-    if files_with_step or any(step_of(name) is not None for name, _ in folders):
-        return folders + files_with_step
-    name = _own_name(source, step_of)
-    is_step_folder = step_of(name) is not None and _places_with_weights(source)  # such as step1000, with step1000/hf
-    if _holds_weights(source) or is_step_folder:
-        return [(name, source)]
-    return folders
-
-
-def _own_name(source: Path, step_of: StepOf) -> str:
-    """The nearest name with a step among those of a place and of the folders above it; if none has one, its own."""
-    real = source.resolve()
-    names = [real.stem, real.parent.name, real.parent.parent.name]
-    if real.is_dir():
-        names = [real.name, real.parent.name]
-    return next((name for name in names if step_of(name) is not None), names[0])
-
-
-def _entry(name: str, place: Path, step_of: StepOf) -> Entry | None:
-    """The checkpoint at a place, or in its one folder with weights, such as step1000/hf; or why it has no step.
-
-    None for a place without weights, and for a folder that holds a series of its own.
-    """
-    places = _places_with_weights(place)
-    weights_at = places[0] if len(places) == 1 else place
-    step = step_of(name)
-    if step is not None:
-        return Checkpoint(step, str(weights_at), _stamp(weights_at), weights_at)
-    is_series = weights_at != place and step_of(weights_at.name) is not None
-    if len(places) != 1 or is_series:
-        return None
-    inside = [file.stem for file in place.iterdir()] if place.is_dir() else []
-    return Skip(str(weights_at), no_step([name, *inside]))
-
-
-def _places_with_weights(place: Path) -> list[Path]:
-    """The place itself if it holds weights, otherwise the folders in it that do."""
-    if _holds_weights(place):
-        return [place]
-    inside = sorted(place.iterdir()) if place.is_dir() else []
-    folders = [folder for folder in inside if folder.is_dir() and not OTHER_FILES.search(folder.name)]
-    return [folder for folder in folders if _holds_weights(folder)]
-
-
-def _holds_weights(place: Path) -> bool:
-    """Whether a file or folder holds weights, also in a layout that cannot be read: the reason is given later."""
-    if not place.is_dir():
-        return place.suffix in SUFFIXES
-    names = listing(place)
-    return any(name.endswith((*SUFFIXES, ".index.json")) for name in names) or why_refused(names) is not None
-
-
-def _stamp(place: Path) -> str:
-    """Names, sizes and times of the files with weights."""
-    files = [place]
-    if place.is_dir():
-        files = [file for file in sorted(place.iterdir()) if file.suffix in SUFFIXES and file.is_file()]
-    stamps = []
-    for file in files:
-        status = file.stat()
-        stamps.append(f"{file.name}:{status.st_size}:{status.st_mtime_ns}")
-    return ";".join(stamps)
+        return _in_cache(source, match, step_of)
+    return places.entries(source, match, step_of)
 
 
 def _in_cache(source: Path, match: str, step_of: StepOf) -> Iterator[Entry]:
@@ -244,7 +145,7 @@ def _revisions(
         label = f"{repo}@{revision}"
         commit = commits[revision]
         if step is None:
-            yield Skip(label, no_step([revision]))
+            yield Unplaced(Skip(label, no_step([revision])), commit, snapshots / commit if snapshots else None)
         else:
             yield Checkpoint(step, label, commit, snapshots / commit if snapshots else None)
 

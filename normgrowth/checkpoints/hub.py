@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from normgrowth.checkpoints.files import shards_of, weight_files
 from normgrowth.checkpoints.layouts import ReadError
-from normgrowth.checkpoints.weights import shards_of, weight_files
 
 TEXTS = ["*.json", "*.txt", "*.model", "*.spm", "*.tiktoken"]  # configuration and tokenizer
 
@@ -80,7 +80,9 @@ def download(label: str, commit: str, scratch: str | None = None) -> Path:
         from huggingface_hub import HfApi, snapshot_download
 
         def folder_with(names: list[str]) -> Path:
-            return Path(snapshot_download(repo, revision=commit, allow_patterns=names, local_dir=scratch))
+            return Path(
+                snapshot_download(repo, revision=commit, allow_patterns=[*names, "config.json"], local_dir=scratch)
+            )
 
         names = weight_files(HfApi().list_repo_files(repo, revision=commit))
         if names[0].endswith(".index.json"):

@@ -10,22 +10,16 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from normgrowth.checkpoints import find
-from normgrowth.checkpoints.comparisons import Sums, same, sums, tied
+from normgrowth.checkpoints import find, parameters, table
+from normgrowth.checkpoints.comparisons import Sums, is_infinite_constant, same, sums
 from normgrowth.checkpoints.find import Checkpoint, Skip, grouped
 from normgrowth.checkpoints.layouts import ReadError
-from normgrowth.checkpoints.store import COLUMNS, Reference, Row, Store
+from normgrowth.checkpoints.store import Reference, Store
+from normgrowth.checkpoints.table import Grouping
+from normgrowth.checkpoints.tensors import Tensor
 from normgrowth.checkpoints.weights import Weights
-from normgrowth.layers import layer_order, layers, type_of
 
-Grouping = str | Callable[[str], str]
 OpenWeights = Callable[[Checkpoint], Weights]
-GROUPINGS: dict[str, Callable[[Iterable[str]], dict[str, str]]] = {  # from tensors to their rows beside the total
-    "total": lambda names: {},
-    "layer": layers,
-    "type": lambda names: {name: type_of(name) for name in names},
-    "tensor": lambda names: {name: name for name in names},
-}
 
 
 class MeasuredSeries(NamedTuple):
@@ -42,13 +36,15 @@ class MeasuredSeries(NamedTuple):
     left_out: dict[str, str]  # tensors that are not counted, and why
     parameters: int
     last: str = ""  # the last checkpoint that counts: its folder or file, or org/name@revision of the Hub
+    constant: Mapping[str, float] = {}  # tensors that count and are the same in all checkpoints: their share of ρ²
+    notes: Sequence[str] = ()  # what else is to be known of the norm
 
 
 class Counted(NamedTuple):
-    """A checkpoint that counts, with its rows against the one that counts before it."""
+    """A checkpoint that counts, with its sums by tensor against the one that counts before it."""
 
     checkpoint: Checkpoint
-    rows: list[Row]
+    sums: Mapping[str, Sums]
 
 
 def series(
@@ -59,11 +55,12 @@ def series(
     match: str = "*",
     step: str | None = None,
     keep: bool = True,
+    trained: bool = False,
 ) -> MeasuredSeries:
     """Measure the parameter norm, direction and norm budget along a series of checkpoints.
 
-    Weights are mapped tensor by tensor, read in blocks and summed in float64; no model is built. Buffers are left out,
-    tied weights counted once. Checkpoints that cannot be read are listed in ``skipped``, with the file and the reason.
+    Weights are mapped tensor by tensor, read in blocks and summed in float64. Buffers are left out, tied weights
+    counted once. Checkpoints that cannot be read are listed in ``skipped``, with the file and the reason.
 
     Args:
         source, match, step: as in ``find.checkpoints``.
@@ -71,9 +68,11 @@ def series(
             ``type`` for attention, mlp, norm and so on; ``tensor``; or a function from a tensor's name to its row.
         out: CSV for the table; a run with the same arguments goes on where the last one stopped.
         keep: leave downloads in the Hub's cache; otherwise each is deleted after use.
+        trained: leave out the tensors that are the same in all checkpoints, which ``constant`` names otherwise.
 
     Raises:
-        ValueError: no checkpoint is readable, or ``out`` belongs to another series.
+        ValueError: no checkpoint is readable, ``out`` belongs to another series, or one checkpoint alone cannot say
+            what was trained.
         FileNotFoundError, ConnectionError: as in ``find.checkpoints``.
 
     >>> import tempfile, torch
@@ -85,24 +84,25 @@ def series(
     ...     series(folder).table.iloc[1, 2:].tolist()  # ρ' = 5, cos = 3/5, ‖Δ‖² = 4², 2θ·Δ = 0
     [5.0, 0.6, 16.0, 0.0]
     """
-    row_names((), by)  # only to raise if ``by`` is unknown
+    table.check(by)
     sources = [source] if isinstance(source, str | Path) else list(source)
-    store = Store(Path(out) if out is not None else None, _origin(sources, by, match, step))
+    store = Store(Path(out) if out is not None else None, _origin(sources, by, match, step, trained))
     checkpoints, skipped = find.checkpoints(sources, match, step)
     if not checkpoints:
         raise ValueError(f"{', '.join(map(str, sources))}: {_why_empty(skipped, match, step)}")
-    measured = _measure_all(checkpoints, skipped, store, find.opener(keep), by)
+    measured = _measure_all(checkpoints, skipped, store, find.opener(keep), by, trained)
     if store.out:
         measured.table.to_csv(store.out, index=False, lineterminator="\n")
     return measured
 
 
-def _origin(sources: Sequence[str | Path], by: Grouping, match: str, step: str | None) -> str:
+def _origin(sources: Sequence[str | Path], by: Grouping, match: str, step: str | None, trained: bool) -> str:
     """Sources and options of a series in words: a later run goes on only with the same ones."""
     places = [str(Path(source).resolve()) if Path(source).exists() else str(source) for source in sources]
     grouping = by if isinstance(by, str) else f"{by.__module__}.{by.__qualname__}"
     pattern = f" --step {step!r}" if step else ""
-    return f"{' '.join(places)} --by {grouping} --match {match!r}{pattern}"
+    only = " --trained" if trained else ""
+    return f"{' '.join(places)} --by {grouping} --match {match!r}{pattern}{only}"
 
 
 def _why_empty(skipped: Sequence[Skip], match: str, step: str | None) -> str:
@@ -118,24 +118,50 @@ def _why_empty(skipped: Sequence[Skip], match: str, step: str | None) -> str:
 
 
 def _measure_all(
-    checkpoints: Sequence[Checkpoint], skipped: list[Skip], store: Store, open_weights: OpenWeights, by: Grouping
+    checkpoints: Sequence[Checkpoint],
+    skipped: list[Skip],
+    store: Store,
+    open_weights: OpenWeights,
+    by: Grouping,
+    trained: bool,
 ) -> MeasuredSeries:
     """Measure the checkpoints in the order of steps; of several with equal weights the first counts."""
-    from tqdm import tqdm
-
     reference = _update_reference(store, checkpoints, open_weights)
+    table.row_names(reference.shapes, by)  # a name that may not be is refused before anything is read
     skipped += _no_longer_there(store, checkpoints)
     duplicates: list[Skip] = []
     counted: dict[str, Counted] = {}
+    try:
+        _measure_each(checkpoints, store, reference, open_weights, counted, duplicates, skipped)
+    finally:
+        store.save()  # also of a run that is stopped
+    if not counted:
+        raise ValueError("no checkpoint could be read:\n" + "\n".join(f"  {line}" for line in grouped(skipped)))
+    verdict = verdict_on(list(counted.values()), reference, checkpoints, open_weights)
+    store.save()
+    return _result(list(counted.values()), duplicates, skipped, reference, verdict, by, trained)
+
+
+def _measure_each(
+    checkpoints: Sequence[Checkpoint],
+    store: Store,
+    reference: Reference,
+    open_weights: OpenWeights,
+    counted: dict[str, Counted],
+    duplicates: list[Skip],
+    skipped: list[Skip],
+) -> None:
+    """Measure each checkpoint against the one that counts before it: fills ``counted``, and says what does not."""
+    from tqdm import tqdm
+
     before: Counted | None = None
     for checkpoint in tqdm(checkpoints, desc="checkpoints", unit="", disable=None):
         pair = (checkpoint.key, before.checkpoint.key if before else None)
-        stored_rows = store.rows.get(pair)
         original = store.duplicates.get(checkpoint.key)
         try:
             if original not in counted:
-                rows = stored_rows or _measure(checkpoint, before, reference, open_weights, by)
-                current = Counted(checkpoint, rows)
+                stored = store.sums.get(pair)
+                current = Counted(checkpoint, stored or sums_by_tensor(checkpoint, before, reference, open_weights))
                 original = _original(current, counted, reference.shapes, open_weights)
             if not original:
                 _refuse_same_step(checkpoint, before)
@@ -147,24 +173,17 @@ def _measure_all(
             original_label = counted[original].checkpoint.label
             duplicates.append(Skip(checkpoint.label, f"its weights are those of {original_label}"))
             continue
-        store.rows[pair] = rows
-        if not stored_rows:
-            store.save()
+        store.sums[pair] = dict(current.sums)
+        store.steps[checkpoint.key] = checkpoint.step
+        store.save_now_and_then()
         counted[checkpoint.key] = current
         before = current
-    if not counted:
-        raise ValueError("no checkpoint could be read:\n" + "\n".join(f"  {line}" for line in grouped(skipped)))
-    store.save()
-    parameters = sum(map(math.prod, reference.shapes.values()))
-    last = before.checkpoint if before else checkpoints[-1]
-    place = str(last.place or last.label)
-    return MeasuredSeries(_table(counted.values()), duplicates, skipped, reference.left_out, parameters, place)
 
 
 def _update_reference(store: Store, checkpoints: Sequence[Checkpoint], open_weights: OpenWeights) -> Reference:
     """Make the last readable checkpoint the store's reference, with which all others are compared.
 
-    If its tensors differ from those of the reference of an earlier run, the rows of that run are dropped.
+    If its tensors differ from those of the reference of an earlier run, the sums of that run are dropped.
     """
     stored = store.reference
     if stored and stored.key == checkpoints[-1].key:
@@ -173,26 +192,31 @@ def _update_reference(store: Store, checkpoints: Sequence[Checkpoint], open_weig
     if reference is None:
         reference = Reference("", "", {}, {})  # why each cannot be read is reported when it is measured
     elif stored and reference.shapes != stored.shapes:
-        store.rows = {}
+        store.sums = {}
         store.duplicates = {}
     store.reference = reference
     return reference
 
 
 def _last_readable(checkpoints: Sequence[Checkpoint], open_weights: OpenWeights) -> Reference | None:
+    """The last checkpoint that can be read; among models an adapter is none of the series."""
+    adapter: tuple[Checkpoint, Weights] | None = None
+    is_alone = len(checkpoints) == 1
     for checkpoint in reversed(checkpoints):
         with suppress(ReadError):
             weights = open_weights(checkpoint)
-            aliases = {alias: f"tied to {original}" for alias, original in tied(weights.parameters).items()}
-            shapes = {name: shape for name, shape in weights.shapes.items() if name not in aliases}
-            return Reference(checkpoint.key, checkpoint.label, shapes, weights.left_out | aliases)
-    return None
+            if not weights.is_adapter:
+                return parameters.reference_of(checkpoint.key, checkpoint.label, weights, is_alone)
+            adapter = adapter or (checkpoint, weights)
+    if adapter is None:
+        return None
+    return parameters.reference_of(adapter[0].key, adapter[0].label, adapter[1], is_alone)
 
 
 def _no_longer_there(store: Store, checkpoints: Sequence[Checkpoint]) -> list[Skip]:
     """Steps that an earlier run has measured, and that no checkpoint has any more."""
-    measured = {rows[0].step for rows in store.rows.values()}
-    gone = measured - {checkpoint.step for checkpoint in checkpoints}
+    gone = {store.steps[key] for key, _ in store.sums if key in store.steps}
+    gone -= {checkpoint.step for checkpoint in checkpoints}
     return [Skip(f"step {step}", "measured before, and no longer there: not in the table") for step in sorted(gone)]
 
 
@@ -207,62 +231,92 @@ def _original(
     current: Counted, counted: Mapping[str, Counted], names: Iterable[str], open_weights: OpenWeights
 ) -> str | None:
     """The key of the checkpoint that counts already and has the same weights, if there is one."""
+    norm = table.norm(current.sums.values())
     for key, earlier in counted.items():
-        if math.isclose(earlier.rows[0].norm, current.rows[0].norm, rel_tol=1e-12):
-            earlier_parameters = open_weights(earlier.checkpoint).parameters
-            parameters = open_weights(current.checkpoint).parameters
-            if all(same(earlier_parameters[name], parameters[name]) for name in names):
+        if math.isclose(table.norm(earlier.sums.values()), norm, rel_tol=1e-12):
+            earlier_tensors = _all_tensors(open_weights(earlier.checkpoint))
+            tensors = _all_tensors(open_weights(current.checkpoint))
+            if all(same(earlier_tensors[name], tensors[name]) for name in names):
                 return key
     return None
 
 
-def _measure(
-    checkpoint: Checkpoint, before: Counted | None, reference: Reference, open_weights: OpenWeights, by: Grouping
-) -> list[Row]:
-    """Rows of one checkpoint, the total first, against the one that counts before it."""
+def _all_tensors(weights: Weights) -> dict[str, Tensor]:
+    """Floating tensors of a checkpoint: the reference decides which of them are parameters."""
+    return weights.doubtful | weights.parameters
+
+
+def sums_by_tensor(
+    checkpoint: Checkpoint, before: Counted | None, reference: Reference, open_weights: OpenWeights
+) -> dict[str, Sums]:
+    """Sums by tensor of one checkpoint against the one that counts before it."""
     # The earlier checkpoint is opened first: it is still at hand, and opening another one may close it.
-    previous = open_weights(before.checkpoint).parameters if before else None
+    previous = _all_tensors(open_weights(before.checkpoint)) if before else None
     weights = open_weights(checkpoint)
-    reference.left_out |= weights.left_out
+    for name, why in weights.left_out.items():
+        if name not in reference.shapes:
+            reference.left_out.setdefault(name, why)
     reference.check(checkpoint.label, weights)
-    rows_of_tensors = row_names(reference.shapes, by)
-    parts: dict[str, list[Sums]] = {"total": []}
-    for name in reference.shapes:
-        tensor_sums = sums(weights.parameters[name], previous[name] if previous else None)
-        if not all(map(math.isfinite, tensor_sums)):
-            raise ReadError(f"{checkpoint.label}: {name} holds values that are not finite, or too large to square")
-        parts["total"].append(tensor_sums)
-        if name in rows_of_tensors:
-            parts.setdefault(rows_of_tensors[name], []).append(tensor_sums)
-    norms_before = {row.layer: row.norm for row in before.rows} if before else {}
-    order = sorted(parts, key=layer_order) if by == "layer" else list(parts)
-    return [_row(checkpoint.step, layer, parts[layer], norms_before.get(layer)) for layer in order]
+    tensors = _all_tensors(weights)
+    by_tensor = {}
+    for name in list(reference.shapes):
+        measured = sums(tensors[name], previous[name] if previous else None)
+        if not all(map(math.isfinite, measured)):
+            if not is_infinite_constant(tensors[name], previous[name] if previous else None):
+                raise ReadError(f"{checkpoint.label}: {name} holds values that are not finite, or too large to square")
+            reference.left_out[name] = "holds ∞, as masks do and no weight does"
+            del reference.shapes[name]
+            continue
+        by_tensor[name] = measured
+    return by_tensor
 
 
-def row_names(names: Iterable[str], by: Grouping) -> dict[str, str]:
-    """The row of each tensor beside the total."""
-    if isinstance(by, str) and by not in GROUPINGS:
-        raise ValueError(f"by = {by!r}: choose {', '.join(GROUPINGS)}, or give a function of a tensor's name")
-    rows = {name: by(name) for name in names} if callable(by) else GROUPINGS[by](names)
-    if "total" in rows.values():
-        raise ValueError("no row may be named 'total': that one is the sum over all")
-    return rows
+def verdict_on(
+    counted: Sequence[Counted], reference: Reference, checkpoints: Sequence[Checkpoint], open_weights: OpenWeights
+) -> parameters.Verdict:
+    """What the measured series says of its tensors. The class is asked now if something in the series is in doubt."""
+    by_tensor = [current.sums for current in counted]
+    of_reference = next((cp for cp in checkpoints if cp.key == reference.key), None)
+    weights: Weights | None = None
+    never_moved = [name for name in reference.shapes if not any(s[name].displacement_sq for s in by_tensor[1:])]
+    if of_reference and reference.model_class is None and never_moved:
+        weights = open_weights(of_reference)
+        parameters.ask_class(reference, weights)
+    if of_reference and parameters.candidates_for_ties(reference, by_tensor):
+        weights = weights or open_weights(of_reference)
+    return parameters.judge(reference, by_tensor, weights)
 
 
-def _row(step: int, layer: str, parts: Sequence[Sums], norm_before: float | None) -> Row:
-    """One row from the sums of its tensors; ``norm_before`` is the norm of the layer in the step before."""
-    norm = math.sqrt(math.fsum(part.square for part in parts))
-    if norm_before is None:
-        return Row(step, layer, norm)
-    displacement_sq = math.fsum(part.displacement_sq for part in parts)
-    dot = math.fsum(part.dot for part in parts)
-    cosine = None
-    if norm > 0 and norm_before > 0:  # by its distance from 1, in which nothing cancels
-        cosine = 1 - (displacement_sq - (norm - norm_before) ** 2) / (2 * norm * norm_before)
-        cosine = min(max(cosine, -1.0), 1.0)
-    return Row(step, layer, norm, cosine, displacement_sq, 2 * dot)
-
-
-def _table(counted: Iterable[Counted]) -> pd.DataFrame:
-    rows = [row for current in counted for row in current.rows]
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(dict.fromkeys(COLUMNS[2:], "float64"))
+def _result(
+    counted: Sequence[Counted],
+    duplicates: list[Skip],
+    skipped: list[Skip],
+    reference: Reference,
+    verdict: parameters.Verdict,
+    by: Grouping,
+    trained: bool,
+) -> MeasuredSeries:
+    left_out = reference.left_out | verdict.left_out
+    constant = verdict.constant
+    if trained:
+        if len(counted) < 2:
+            raise ValueError("--trained: one checkpoint alone does not say what was trained; give two or more")
+        left_out = left_out | {name: "the same in all checkpoints" for name in constant}
+        constant = {}
+    names = [name for name in reference.shapes if name not in left_out]
+    if not names:
+        raise ValueError("--trained: all tensors are the same in all checkpoints")
+    size = sum(math.prod(reference.shapes[name]) for name in names)
+    steps = [(current.checkpoint.step, current.sums) for current in counted]
+    notes = [*reference.notes, *verdict.notes, *(current.checkpoint.note for current in counted)]
+    last = counted[-1].checkpoint
+    return MeasuredSeries(
+        table.of_series(steps, names, by),
+        duplicates,
+        skipped,
+        left_out,
+        size,
+        last=str(last.place or last.label),
+        constant=constant,
+        notes=[note for note in notes if note],
+    )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
-from normgrowth.checkpoints import find, hub
-from normgrowth.checkpoints.comparisons import sums, tied
-from normgrowth.checkpoints.find import Checkpoint
-from normgrowth.checkpoints.layouts import ReadError
-from normgrowth.checkpoints.series import Grouping, row_names
+from normgrowth.checkpoints import find, hub, parameters, places, table
+from normgrowth.checkpoints.comparisons import Sums
+from normgrowth.checkpoints.find import Checkpoint, Skip
+from normgrowth.checkpoints.series import Counted, sums_by_tensor, verdict_on
 from normgrowth.checkpoints.steps import step_of
+from normgrowth.checkpoints.table import Grouping
+from normgrowth.checkpoints.tensors import Shape
 from normgrowth.layers import layer_order
 
 NO_STEP = 0  # a single model needs no step
@@ -29,6 +31,7 @@ class MeasuredModel(NamedTuple):
     label: str
     table: pd.DataFrame
     left_out: dict[str, str]  # tensors that are not counted, and why
+    notes: Sequence[str] = ()  # what else is to be known of the norm
 
 
 def single(source: str | Path, *, by: Grouping = "layer", keep: bool = True) -> MeasuredModel:
@@ -67,14 +70,17 @@ def locate(source: str | Path) -> Checkpoint | None:
     place = Path(name)
     if (place / "snapshots").is_dir():
         return _in_cache(place)
-    checkpoints, skips = find.checkpoints(place)
-    if not checkpoints:
-        is_without_step = any(Path(skip.label) == place for skip in skips)
-        return Checkpoint(NO_STEP, name, "", place) if is_without_step else None
-    weights_at = checkpoints[0].place
+    entries = [entry for entry in places.entries(place, "*", step_of) if not isinstance(entry, Skip)]
+    candidates = [entry for entry in entries if isinstance(entry, Checkpoint)] or entries
+    if len(candidates) != 1:
+        return None
+    only = candidates[0]
+    weights_at = only.place
     is_source = weights_at == place
     is_within = weights_at is not None and weights_at.parent == place and step_of(weights_at.name) is None
-    return checkpoints[0] if len(checkpoints) == 1 and (is_source or is_within) else None
+    if not (is_source or is_within):
+        return None
+    return only if isinstance(only, Checkpoint) else Checkpoint(NO_STEP, only.skip.label, only.stamp, weights_at)
 
 
 def _on_hub(name: str) -> Checkpoint | None:
@@ -103,24 +109,31 @@ def measure(checkpoint: Checkpoint, by: Grouping, keep: bool = True) -> Measured
     Raises:
         ReadError: the weights cannot be read, or are not finite.
     """
-    weights = find.opener(keep)(checkpoint)
-    aliases = {alias: f"tied to {original}" for alias, original in tied(weights.parameters).items()}
-    tensors = {name: tensor for name, tensor in weights.parameters.items() if name not in aliases}
-    rows_of_tensors = row_names(tensors, by)
-    squares: dict[str, list[float]] = {"total": []}
-    parameters = {"total": 0}
-    for name, tensor in tensors.items():
-        square = sums(tensor).square
-        if not math.isfinite(square):
-            raise ReadError(f"{checkpoint.label}: {name} holds values that are not finite, or too large to square")
-        for layer in {"total", rows_of_tensors.get(name, "total")}:
-            squares.setdefault(layer, []).append(square)
-            parameters[layer] = parameters.get(layer, 0) + tensor.numel()
-    total = math.fsum(squares["total"])
+    table.check(by)
+    open_weights = find.opener(keep)
+    weights = open_weights(checkpoint)
+    reference = parameters.reference_of(checkpoint.key, checkpoint.label, weights, is_alone=True)
+    table.row_names(reference.shapes, by)  # a name that may not be is refused before anything is read
+    by_tensor = sums_by_tensor(checkpoint, None, reference, open_weights)
+    verdict = verdict_on([Counted(checkpoint, by_tensor)], reference, [checkpoint], open_weights)
+    left_out = reference.left_out | verdict.left_out
+    shapes = {name: shape for name, shape in reference.shapes.items() if name not in left_out}
+    notes = [note for note in (*reference.notes, *verdict.notes, checkpoint.note) if note]
+    return MeasuredModel(checkpoint.label, _table(by_tensor, shapes, by), left_out, notes)
+
+
+def _table(by_tensor: Mapping[str, Sums], shapes: Mapping[str, Shape], by: Grouping) -> pd.DataFrame:
+    """The table of a model over the tensors that ``shapes`` names."""
+    row_of = table.row_names(shapes, by)
+    groups: dict[str, list[str]] = {"total": list(shapes)}
+    for name in shapes:
+        if name in row_of:
+            groups.setdefault(row_of[name], []).append(name)
+    total = math.fsum(by_tensor[name].square for name in shapes)
     rows = []
-    for layer in sorted(squares, key=layer_order) if by == "layer" else squares:
-        square = math.fsum(squares[layer])
+    for layer in sorted(groups, key=layer_order) if by == "layer" else groups:
+        names = groups[layer]
+        square = math.fsum(by_tensor[name].square for name in names)
         share = 100 * square / total if total else math.nan
-        rows.append((layer, math.sqrt(square), share, parameters[layer]))
-    table = pd.DataFrame(rows, columns=["layer", "norm", "share", "parameters"])
-    return MeasuredModel(checkpoint.label, table, weights.left_out | aliases)
+        rows.append((layer, math.sqrt(square), share, sum(math.prod(shapes[name]) for name in names)))
+    return pd.DataFrame(rows, columns=["layer", "norm", "share", "parameters"])

@@ -11,7 +11,9 @@ _WORDS = ("(?:global_?|train_?)?step", "checkpoint(?!\\d+$)|ckpt|iteration|iter|
 _MARKERS = [re.compile(rf"(?<![A-Za-z])(?i:{words})s?[-_= ]?{_AMOUNT}{_END}") for words in _WORDS]
 _MARKERS.insert(1, re.compile(rf"(?<![A-Za-z0-9.,]){_AMOUNT}(?i:[-_ ]?steps|step)(?![A-Za-z0-9])"))  # 1000steps
 _FAIRSEQ = re.compile(r"checkpoint_\d+_([1-9]\d*)()")  # epoch and update: the update is the step
-_PLAIN = re.compile(rf"(?i:model[-_](?=\d+$))?{_AMOUNT}")
+_PLAIN = re.compile(rf"(?i:model(?:[-_](?=\d+$)|(?=\d{{3,}}$)))?{_AMOUNT}")
+_PADDED = re.compile(r"[A-Za-z][A-Za-z_-]*[-_](0\d{5,})()")  # g_00005000: a number of six digits or more, with zeros
+_LABELLED = re.compile(r"step|iter|(?<![A-Za-z])(?:it|ba)[-_= ]?\d", re.I)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 
 
@@ -25,6 +27,8 @@ def step_of(name: str) -> int | None:
     (1000000, 1000)
     >>> step_of("ep0-ba100"), step_of("checkpoint_1_1600"), step_of("checkpoint1")  # the last is an epoch of fairseq
     (100, 1600, None)
+    >>> step_of("model001000"), step_of("g_00005000")
+    (1000, 5000)
     """
     if fairseq := _FAIRSEQ.fullmatch(name):
         return _number(*fairseq.groups())
@@ -32,8 +36,17 @@ def step_of(name: str) -> int | None:
         steps = {_number(*match.groups()) for match in marker.finditer(name)}
         if steps:
             return steps.pop() if len(steps) == 1 else None
-    plain = _PLAIN.fullmatch(name)
+    plain = _PLAIN.fullmatch(name) or _PADDED.fullmatch(name)
     return _number(*plain.groups()) if plain else None
+
+
+def says_step(name: str) -> bool:
+    """Whether a name calls its number a step: that of ``checkpoint-10`` may count epochs.
+
+    >>> [says_step(name) for name in ("step10", "iter_0000010", "ep0-ba10", "checkpoint-10", "10")]
+    [True, True, True, False, False]
+    """
+    return bool(_LABELLED.search(name))
 
 
 def _number(digits: str, unit: str) -> int | None:

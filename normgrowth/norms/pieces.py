@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import Any
+import math
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,89 +15,270 @@ from normgrowth.norms.kernels import Sums
 from normgrowth.norms.shards import local
 
 SMALL = 1 << 14  # elements; tensors up to this size are joined by layer, since every call of torch has a fixed cost
+SAMPLE = 4  # pieces that are looked at before a step for writes that torch does not show …
+RUN = 64  # … and elements of each
+
+
+class Member(NamedTuple):
+    """A parameter, and where its elements lie in the copy of its piece."""
+
+    parameter: Tensor
+    piece: int
+    start: int
 
 
 class Pieces:
-    """Parameters on one device as flat pieces, and a copy of each piece; the caller keeps the copy current.
+    """Parameters on one device as flat pieces, and a copy of each piece.
 
     A large parameter is a piece by itself; small ones of a layer form one piece. Half types are read as float32, and
-    only this process's shard of a DTensor. Methods return float64 sums by layer, over all processes: ``(layers,)`` for
-    one sum, ``(sums, layers)`` for several.
+    only this process's shard of a DTensor. Methods return float64 sums of this process by piece, ``(pieces,)`` for one
+    sum, ``(sums, pieces)`` for several; ``by_layer`` adds them up by layer, over all processes.
 
     Args:
         members: pairs of a parameter and the name of its layer; at least one.
+
+    Attributes:
+        squares: ‖θ‖² of the copies, ``(pieces,)``.
+        beside: product of the copies with the snapshots, ``(pieces,)``; NaN without a snapshot.
+        snapshot_squares: ‖s‖² of the snapshots, ``(pieces,)``; NaN without one.
+        resized: parameters that have had another size since their copy was made.
 
     Raises:
         ValueError: parameters on several device meshes.
     """
 
     def __init__(self, members: Sequence[tuple[Tensor, str]]) -> None:
-        self.parameters = [parameter for parameter, _ in members]
+        parameters = [parameter for parameter, _ in members]
         self.layers = list(dict.fromkeys(layer for _, layer in members))
-        self._mesh = shards.mesh_of(self.parameters)
+        self._mesh = shards.mesh_of(parameters)
         groups: dict[tuple[Any, ...], list[Tensor]] = {}
         for parameter, layer in members:
             alone = id(parameter) if local(parameter).numel() > SMALL else None
             key = (layer, shards.weight(parameter, self._mesh), parameter.dtype, alone)
             groups.setdefault(key, []).append(parameter)
         self._groups = list(groups.values())
-        self._copies = [torch.empty_like(piece) for piece in self._pieces()]
+        self.layer_of = [layer for layer, *_ in groups]
+        self.parameters = [parameter for group in self._groups for parameter in group]
+        self.all = range(len(self._groups))
+        self.resized: list[Tensor] = []
+        self._copies = [torch.empty_like(piece) for piece in map(self._piece, self.all)]
         self._snapshots = [copy[:0] for copy in self._copies]  # empty until there is a snapshot
-        device = self.parameters[0].device
-        self._layer_of_piece = torch.tensor([self.layers.index(layer) for layer, *_ in groups], device=device)
-        self._weights = torch.tensor([weight for _, weight, *_ in groups], dtype=torch.float64, device=device)
+        self._to(self.parameters[0].device, [weight for _, weight, *_ in groups])
+        ends = list(itertools.accumulate(map(len, self._groups), initial=0))
+        self._bounds = [slice(start, end) for start, end in itertools.pairwise(ends)]  # of pieces in ``parameters``
+        self._copy_all()
 
-    def refresh(self) -> Tensor:
-        """Copy the parameters as they are now, and return their ‖θ‖²."""
-        for piece, copy in zip(self._pieces(), self._copies, strict=True):
-            copy.copy_(piece)
-        return self.squares()
+    @property
+    def device(self) -> torch.device:
+        return self.squares.device
+
+    def members(self, ids: Collection[int]) -> list[list[Member]]:
+        """The parameters with these ids, piece by piece; pieces without any are left out."""
+        chosen = []
+        for k, group in enumerate(self._groups):
+            sizes = [local(parameter).numel() for parameter in group]
+            starts = itertools.accumulate(sizes, initial=0)
+            there = [Member(p, k, start) for p, start in zip(group, starts, strict=False) if id(p) in ids]
+            if there:
+                chosen.append(there)
+        return chosen
+
+    def rewritten(self, pieces: Sequence[int] | None = None) -> list[int]:
+        """The pieces that have been written to since their copy was made, as far as torch shows it.
+
+        A write in place raises a tensor's version, and a new storage has a new address. Fused optimizers, and writes
+        to ``p.data``, show neither.
+        """
+        chosen = self.all if pieces is None else pieces
+        if len(chosen) == len(self.all) and self._now() == self._versions:
+            return []
+        return [k for k in chosen if self._now(self._bounds[k]) != self._versions[self._bounds[k]]]
+
+    def unlike(self) -> list[int]:
+        """The pieces whose elements are not those of their copies. On other devices than a CPU this waits."""
+        return [k for k in self.all if not _equal(self._piece(k), self._copies[k])]
+
+    def sample_is_unlike(self, turn: int) -> bool:
+        """Whether a few elements differ from their copies; others at each turn. For parameters on a CPU."""
+        count = min(SAMPLE, len(self.all))
+        return any(self._run_is_unlike((turn * count + i) % len(self.all), turn) for i in range(count))
+
+    def distance(self, piece: int) -> tuple[float, float]:
+        """‖θ − copy‖² over ‖copy‖² of a piece, 0 where the two differ by rounding, and ‖θ‖², of parameters as now."""
+        now, copy = self._piece(piece), self._copies[piece]
+        square = float(now.double().square().sum())
+        if now.shape != copy.shape:
+            return math.inf, square
+        old = copy.double()
+        move = float((now.to(old) - old).square().sum())
+        relative = move / max(float(self.squares[piece]), torch.finfo(torch.float64).tiny)
+        return relative if relative > rounding(copy.dtype) ** 2 else 0.0, square
+
+    def refresh(self, pieces: Sequence[int] | None = None) -> Tensor:
+        """Copy pieces as they are now, by default all. Returns ‖θ − copy‖² over ‖copy‖²; 0 where that is rounding."""
+        pieces = self.all if pieces is None else pieces
+        before = self.squares[self.index(pieces)].clone()
+        _, move, *_ = self.advance(pieces)
+        relative = move / before.clamp(min=torch.finfo(torch.float64).tiny)
+        floor = [rounding(self._copies[k].dtype) ** 2 for k in pieces]
+        return torch.where(relative > torch.tensor(floor, dtype=torch.float64, device=self.device), relative, 0.0)
 
     def snapshot(self) -> None:
-        """Store the present copy as the snapshot that ``advance`` multiplies with."""
+        """Store the present copies as the snapshots that the parameters are multiplied with."""
         self._snapshots = [copy.clone() for copy in self._copies]
+        self.snapshot_squares = self.squares.clone()
+        self.beside = self.squares.clone()
 
-    def advance(self) -> Tensor:
-        """θ·δ, ‖δ‖², ‖θ + δ‖² and the product of θ + δ with the snapshot (0 without one).
+    def advance(self, pieces: Sequence[int] | None = None) -> Tensor:
+        """θ·δ, ‖δ‖², ‖θ + δ‖² and the product of θ + δ with the snapshot (0 without one), ``(4, pieces)``.
 
-        The copy holds θ and the parameters hold θ + δ. Afterwards the copy holds θ + δ as well.
+        The copies hold θ and the parameters θ + δ. Afterwards the copies hold θ + δ as well. Of a piece that has
+        another size than its copy, δ is NaN.
         """
+        pieces = self.all if pieces is None else pieces
+        sums = [self._advance(k) for k in pieces]
+        table = self._table(sums)
+        index = self.index(pieces)
+        self.squares[index] = table[2]
+        self.beside[index] = torch.where(self.snapshot_squares[index].isnan(), torch.nan, table[3])
+        self._keep_versions(pieces)
+        return table
+
+    def gradient(self, members: Sequence[Sequence[Member]] | None = None) -> Tensor:
+        """θ·∇L and ‖∇L‖² of some parameters, by default all, ``(2, pieces)``; 0 for those without a gradient.
+
+        θ is as in the copies: the gradient was taken there.
+        """
+        members = self.members(set(map(id, self.parameters))) if members is None else members
         sums = []
-        for piece, copy, snapshot in zip(self._pieces(), self._copies, self._snapshots, strict=True):
-            theta = _wide(copy)
-            sums.append(kernels.advance(_wide(piece), theta, _wide(snapshot)))
-            if theta is not copy:  # the kernel overwrote a float32 version, not the copy itself
-                copy.copy_(piece)
-        return self._by_layer(sums)
+        for group in members:
+            left = self._copies[group[0].piece]
+            if len(group) < len(self._groups[group[0].piece]):
+                left = torch.cat([left[m.start : m.start + local(m.parameter).numel()] for m in group])
+            right = _flat([_gradient(m.parameter) for m in group])
+            sums.append(kernels.products(_wide(left), _wide(right)))
+        return self._table(sums)
 
-    def squares(self) -> Tensor:
-        """‖θ‖² of the parameters as they are now, not of the copy."""
-        pieces = self._pieces()
-        return self._products(pieces, pieces)[1]
+    def moved(self, member: Member) -> Tensor:
+        """Whether the elements of a parameter differ from those in the copy, a tensor without dimensions."""
+        now = _flat([local(member.parameter)])
+        return (now != self._copies[member.piece][member.start : member.start + now.numel()]).any()
 
-    def gradient(self) -> Tensor:
-        """θ·∇L and ‖∇L‖², with θ as in the copy: the gradient was taken there."""
-        return self._products(self._copies, [_flat(map(_gradient, group)) for group in self._groups])
+    def by_layer(self, sums: Tensor) -> Tensor:
+        """Sums by piece, ``(sums, pieces)``, added up by layer and over all processes, ``(sums, layers)``."""
+        return shards.summed(self.by_local_layer(sums * self._weights), self._mesh)
 
-    def _pieces(self) -> list[Tensor]:
-        """The parameters as they are now, piece by piece."""
-        return [_flat(map(local, group)) for group in self._groups]
+    def by_local_layer(self, sums: Tensor) -> Tensor:
+        """Sums by piece added up by layer, of this process alone."""
+        return sums.new_zeros(len(sums), len(self.layers)).index_add(1, self._layer_of_piece, sums)
 
-    def _products(self, left: Iterable[Tensor], right: Iterable[Tensor]) -> Tensor:
-        """``left``·``right`` and ‖``right``‖² by layer, ``(2, layers)``."""
-        return self._by_layer([kernels.products(_wide(a), _wide(b)) for a, b in zip(left, right, strict=True)])
+    def layers_where(self, chosen: Tensor) -> str:
+        """The layers with a chosen piece, in words."""
+        layers = [layer for layer, is_in in zip(self.layer_of, chosen.tolist(), strict=True) if is_in]
+        return ", ".join(dict.fromkeys("the parameters" if layer == "total" else layer for layer in layers))
 
-    def _by_layer(self, sums: list[Sums]) -> Tensor:
-        """Add up by layer what a kernel returned for every piece: ``(sums, layers)``."""
+    def index(self, pieces: Sequence[int]) -> Any:
+        """The index of some pieces in a tensor that has all in its last dimension."""
+        return slice(None) if len(pieces) == len(self.all) else torch.tensor(pieces, device=self.device)
+
+    def follow(self) -> bool:
+        """Move what is stored to the parameters' device, if they have been moved. Returns whether they have."""
+        device = self.parameters[0].device
+        has_moved = device != self.device
+        if has_moved:
+            self._to(device, self._weights)
+        return has_moved
+
+    def _to(self, device: torch.device, weights: Any) -> None:
+        layers = [self.layers.index(layer) for layer in self.layer_of]
+        unknown = torch.full((len(self.all),), torch.nan, dtype=torch.float64, device=device)
+        self._layer_of_piece = torch.tensor(layers, device=device)
+        self._weights = torch.as_tensor(weights, dtype=torch.float64, device=device)
+        self.squares = getattr(self, "squares", unknown).to(device)
+        self.beside = getattr(self, "beside", unknown).to(device)
+        self.snapshot_squares = getattr(self, "snapshot_squares", unknown).to(device)
+        self._copies = [copy.to(device) for copy in self._copies]
+        self._snapshots = [snapshot.to(device) for snapshot in self._snapshots]
+
+    def _copy_all(self) -> None:
+        sums = []
+        for k in self.all:
+            piece = self._piece(k)
+            self._copies[k].copy_(piece)
+            sums.append(kernels.products(_wide(piece), _wide(piece)))
+        self.squares = self._table(sums)[1]
+        self._versions = self._now()
+
+    def _advance(self, k: int) -> Sums:
+        piece, copy = self._piece(k), self._copies[k]
+        if piece.numel() != copy.numel():
+            return self._resize(k, piece)
+        if piece.dtype is not copy.dtype:
+            copy = self._copies[k] = copy.to(piece)
+            self._snapshots[k] = self._snapshots[k].to(piece)
+        theta = _wide(copy)
+        sums = kernels.advance(_wide(piece), theta, _wide(self._snapshots[k]))
+        if theta is not copy:  # the kernel overwrote a float32 version, not the copy itself
+            copy.copy_(piece)
+        return sums
+
+    def _run_is_unlike(self, k: int, turn: int) -> bool:
+        """Whether a run of elements of a large parameter differs from the copy, or a piece of small ones does."""
+        first = local(self._groups[k][0]).detach()
+        if len(self._groups[k]) > 1 or not first.is_contiguous() or not first.numel():
+            return not _equal(self._piece(k), self._copies[k])
+        run = slice(turn * RUN % first.numel(), turn * RUN % first.numel() + RUN)
+        return not _equal(first.view(-1)[run], self._copies[k][run])
+
+    def _resize(self, k: int, piece: Tensor) -> Sums:
+        """A new copy of a piece that has another size now; its snapshot is of no more use."""
+        sizes = [size for *_, size in self._versions[self._bounds[k]]]
+        self.resized += [p for p, size in zip(self._groups[k], sizes, strict=True) if local(p).numel() != size]
+        self._copies[k] = piece.clone()
+        self._snapshots[k] = piece[:0].clone()
+        self.snapshot_squares[k] = torch.nan
+        _, square = kernels.products(_wide(piece), _wide(piece))
+        unknown = square * math.nan
+        return unknown, unknown, square, unknown
+
+    def _now(self, among: slice = slice(None)) -> list[tuple[int, int, int]]:
+        """Version, address and size of some parameters, by default all."""
+        tensors = map(local, self.parameters[among])
+        return [(tensor._version, tensor.data_ptr(), tensor.numel()) for tensor in tensors]
+
+    def _keep_versions(self, pieces: Sequence[int]) -> None:
+        if len(pieces) == len(self.all):
+            self._versions = self._now()
+        else:
+            for bounds in (self._bounds[k] for k in pieces):
+                self._versions[bounds] = self._now(bounds)
+
+    def _piece(self, k: int) -> Tensor:
+        """The parameters of a piece as they are now."""
+        return _flat([local(parameter) for parameter in self._groups[k]])
+
+    def _table(self, sums: list[Sums]) -> Tensor:
+        """What a kernel returned for every piece as a tensor, ``(sums, pieces)``."""
+        if not sums:
+            return torch.zeros(4, 0, dtype=torch.float64, device=self.device)
         values: list[Any] = list(itertools.chain.from_iterable(sums))
         flat = torch.stack(values) if torch.is_tensor(values[0]) else torch.tensor(values, dtype=torch.float64)
-        by_piece = flat.view(len(sums), -1).T  # (sums, pieces)
-        zeros = by_piece.new_zeros(len(by_piece), len(self.layers))
-        by_layer = zeros.index_add(1, self._layer_of_piece, by_piece * self._weights)
-        return shards.summed(by_layer, self._mesh)
+        return flat.view(len(sums), -1).T
 
 
-def _flat(tensors: Iterable[Tensor]) -> Tensor:
+def rounding(dtype: torch.dtype) -> float:
+    """Relative length of a change that is rounding, as where a wrapper takes a perturbation back.
+
+    0 for half types, in which a change of this kind is as long as a step.
+    """
+    return 16 * torch.finfo(dtype).eps if dtype.itemsize >= 4 else 0.0
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
     """All elements side by side in one tensor: a view of a single contiguous tensor, otherwise a copy."""
     flat = [tensor.detach().contiguous().view(-1) for tensor in tensors]
     return flat[0] if len(flat) == 1 else torch.cat(flat)

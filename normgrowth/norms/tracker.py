@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,37 @@ from torch import Tensor, nn
 
 from normgrowth.layers import layer_of
 from normgrowth.layers import layers as layers_of
-from normgrowth.norms import shards
-from normgrowth.norms.hooks import innermost
+from normgrowth.norms import optimizers, shards
+from normgrowth.norms.gradients import StepGradients
+from normgrowth.norms.membership import Membership, plain_names
+from normgrowth.norms.moves import Moves, relative_gap
+from normgrowth.norms.parts import Part, Parts
 from normgrowth.norms.pieces import Pieces
 
-CHECK_EVERY = 32  # steps between two checks for untracked writes to the parameters
+CHECK_FIRST = 3  # steps before which all parameters are compared with their copies …
+CHECK_EVERY = 32  # … and then at every such step
+SAME = 1e-4  # relative difference of norms up to which a history ends at the parameters that were loaded
 # Sums by layer of a measured step: ‖θ'‖², ‖δ‖², θ·δ, ‖θ‖², θ'·s and ‖s‖² with the snapshot s, θ·∇L, ‖∇L‖².
 QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
+NORM, STEP, INNER, BEFORE, SNAPSHOT, SNAPSHOT_NORM, PROJECTION, GRADIENT = range(len(QUANTITIES))
+
+
+@dataclass
+class _Call:
+    """A call of an optimizer's ``step`` that has begun; ``frame`` is None for ``before``."""
+
+    owner: Any
+    frame: types.FrameType | None
+    entries: int = 1  # with those of ``super().step`` in it
+
+
+@dataclass
+class _Round:
+    """A step of training: one step of each optimizer that the tracker is attached to."""
+
+    is_measured: bool
+    is_counted: bool = False
+    ids: set[int] = field(default_factory=set)  # parameters, and optimizers, that have had their step
 
 
 class NormTracker:
@@ -38,7 +63,8 @@ class NormTracker:
     parallelism) are summed over their processes, all of which must then step.
 
     Args:
-        named_parameters: a model, or its ``named_parameters()``; a parameter that comes twice is counted once.
+        named_parameters: a model, or its ``named_parameters()``; a parameter that comes twice is counted once. The
+            prefixes of torch.compile, DistributedDataParallel and activation checkpointing are no part of its name.
             Parameters with ``requires_grad=False`` are left out, with a warning if they are trained later.
         frozen: count parameters with ``requires_grad=False`` as well.
         every: measure at steps ``every``, 2·``every``, …; the other steps cost nothing.
@@ -61,8 +87,6 @@ class NormTracker:
     [[0, 'total', nan, nan, nan], [1, 'total', 8.0, 32.0, 0.8]]
     """
 
-    _squared: Tensor  # ‖θ‖² by layer
-
     def __init__(
         self,
         named_parameters: nn.Module | Iterable[tuple[str, Tensor]],
@@ -72,96 +96,82 @@ class NormTracker:
         gradients: bool = False,
         frozen: bool = False,
     ) -> None:
-        pairs = _distinct(named_parameters)
+        self._membership = Membership(named_parameters)
+        pairs = self._membership.pairs
         shards.refuse(pairs)
         tracked = [(name, parameter) for name, parameter in pairs if frozen or parameter.requires_grad]
         self._frozen = [(name, parameter) for name, parameter in pairs if not (frozen or parameter.requires_grad)]
         _refuse_untrackable(tracked, every)
+        self._membership.track(tracked)
         layers = _layers([name for name, _ in tracked], by)
         self._pieces = Pieces([(parameter, layers[name]) for name, parameter in tracked])
         self.layers = self._pieces.layers  # in the order of the parameters
         self.every = every
         self.gradients = gradients
         self.steps = 0
-        self._in_step = False  # between before() and after()
-        self._attached: list[Any] = []
-        self._copied_versions: list[tuple[int, int]] | None = None  # of the parameters, when the copy was made
-        self._refresh()
-        unmeasured = torch.full_like(self._squared, torch.nan)
-        self._snapshot_squared = unmeasured
-        self._gradient_sums = (unmeasured, unmeasured)  # θ·∇L and ‖∇L‖²
-        self._untracked = torch.zeros_like(self._squared[0])  # largest relative change by untracked writes
-        start = [self._squared, *[unmeasured] * (len(QUANTITIES) - 1)]
-        self._rows: list[tuple[int, Tensor]] = [(0, torch.stack(start))]
+        self._parts = Parts(self._pieces)
+        self._moves = Moves(self._pieces)
+        self._calls: list[_Call] = []  # that have begun and not ended, the outermost first
+        self._has_stepped: bool | None = None  # the outermost call; None where only its writes can tell
+        self._round: _Round | None = None
+        self._gradients: StepGradients | None = None  # of the outermost call, if it is measured
+        unknown = torch.full_like(self._pieces.squares, torch.nan)
+        self._unread = torch.zeros_like(unknown)  # 1 for pieces that moved without .grad, since the last reading
+        self._sums = torch.stack([self._pieces.squares, *[unknown] * (len(QUANTITIES) - 1)])
+        self._rows: list[tuple[int, Tensor]] = [(0, self._pieces.by_layer(self._sums))]
 
     def attach(self, optimizer: Any) -> Callable[[], None]:
-        """Measure every step that an optimizer of torch really makes from now on. Returns a function that detaches.
+        """Measure every step that an optimizer really makes from now on. Returns a function that detaches.
 
-        This is right in any loop: with accumulation, steps that GradScaler skips, closures, and the optimizers that
-        accelerate and Lightning wrap. Gradients are those that the step uses, unscaled and clipped.
+        Give the optimizer whose ``step`` the loop calls. A step begins before this call does anything and ends when all
+        is written, whatever the optimizer wraps: SAM in both forms, Lookahead, schedule-free averaging, what
+        accelerate and Lightning wrap. Gradients are those that the innermost optimizer uses, unscaled and clipped, or
+        those of a closure's first evaluation; they are NaN, with a warning, for parameters that move without ``.grad``.
+        Accumulated batches and steps that GradScaler skips are no steps.
+
+        Attach the tracker to each of several optimizers of one model, also to those that step within backward. A step
+        of the tracker is then one step of each: it ends before an optimizer, or one with the same parameters, steps
+        again.
 
         Raises:
             TypeError: the optimizer is not one of torch, as DeepSpeed's are not: use ``step``.
-            ValueError: the tracker is on this optimizer already.
+            ValueError: the tracker is on this optimizer, or on one that it holds, already.
         """
-        inner = innermost(
-            optimizer,
-            "put `with tracker.step():` around the call that steps (of DeepSpeed engine.step())",
-        )
-        if inner in self._attached:
-            raise ValueError("this tracker is on this optimizer already: call first what attach() returned")
-        optimized = {id(parameter) for group in inner.param_groups for parameter in group["params"]}
-        if optimized.isdisjoint(map(id, self._pieces.parameters)):
+        family = optimizers.family(optimizer)
+        remove = self._parts.add(optimizer, family)
+        trained = [parameter for member in family for parameter in optimizers.trained(member)]
+        if {id(parameter) for parameter in trained}.isdisjoint(map(id, self._pieces.parameters)):
             text = "the optimizer has none of the tracked parameters: give the tracker the model that it trains"
             warnings.warn(text, stacklevel=2)
-
-        def begin() -> None:
-            scale = getattr(inner, "grad_scale", None)  # under GradScaler a fused optimizer unscales by itself
-            self.before(scale=1.0 if scale is None else float(scale))
-
-        def before_step(
-            _: object, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            if len(args) > 1 and args[1] is not None:  # args[0] is the optimizer, args[1] the closure
-                return (args[0], _then_once(args[1], begin), *args[2:]), kwargs
-            if len(args) <= 1 and kwargs.get("closure") is not None:
-                return args, kwargs | {"closure": _then_once(kwargs["closure"], begin)}
-            begin()
-            return args, kwargs
-
-        def after_step(*_: object) -> None:
-            # under GradScaler a fused optimizer is called also when a gradient is infinite, and then does nothing
-            self.after(stepped=not getattr(inner, "found_inf", None))
-
-        handles = [inner.register_step_pre_hook(before_step), inner.register_step_post_hook(after_step)]
-        self._attached.append(inner)
+        forget = self._membership.watch(family)
+        ends = [optimizers.listen(member, self) for member in family]
 
         def detach() -> None:
-            self._attached.remove(inner)
-            for handle in handles:
-                handle.remove()
+            remove()
+            forget()
+            for end in ends:
+                end()
 
         return detach
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A context around one ``optimizer.step()``: ``before()`` and ``after()`` in one."""
+        """A context around one ``optimizer.step()``, or around all that writes in a step of training."""
         self.before()
-        yield
+        try:
+            yield
+        except BaseException:
+            self._calls.clear()
+            raise
         self.after()
 
     def before(self, *, scale: float = 1.0) -> None:
         """Call right before the optimizer's step, once the gradients are there; they are ``scale`` times too large."""
-        self._in_step = True
-        self._warn_of_thawed()
-        if (self.steps + 1) % self.every:
-            return
-        if self.steps % CHECK_EVERY == 0:
-            self._check_untracked_writes()
-        self._refresh()
-        if self.gradients:
-            projection, square = self._pieces.gradient()
-            self._gradient_sums = (projection / scale, square / scale**2)
+        self._calls.clear()
+        self._calls.append(_Call(self, None))
+        self._open(self)
+        if self._gradients:
+            self._gradients.read(self._parts.whole.pieces, 1, scale)
 
     def after(self, *, stepped: bool | None = None) -> None:
         """Call right after the optimizer's step.
@@ -173,29 +183,137 @@ class NormTracker:
         Raises:
             RuntimeError: no ``before()`` since the last ``after()``.
         """
-        if not self._in_step:
+        if not self._calls or self._calls[0].owner is not self:
             raise RuntimeError("NormTracker.after() without a before(): put both around each optimizer step")
-        self._in_step = False
-        if stepped is False:
+        self._calls.clear()
+        self._close(self, stepped)
+
+    def begin(self, optimizer: Any, frame: types.FrameType) -> None:
+        """Told by ``optimizers.listen``: a call of ``step`` begins."""
+        while self._calls and (running := self._calls[-1].frame) and not optimizers.is_running(running):
+            self._calls.pop()  # it has raised
+        for call in self._calls:
+            if call.owner is optimizer:
+                call.entries += 1
+                return
+        self._calls.append(_Call(optimizer, frame))
+        if len(self._calls) == 1:
+            self._open(optimizer)
+
+    def gradients_ready(self, optimizer: Any) -> None:
+        """Told by ``optimizers.listen``: the gradients of a step lie in ``.grad``."""
+        depth = next((i for i, call in enumerate(self._calls, start=1) if call.owner is optimizer), 0)
+        if self._gradients and depth == 1 and self._parts.holds_others(optimizer):
+            self._gradients.postpone()
+        elif self._gradients and depth:
+            scale = getattr(optimizer, "grad_scale", None)  # under GradScaler a fused optimizer unscales by itself
+            pieces = self._parts.of(optimizer).pieces
+            self._gradients.read(pieces, depth, 1.0 if scale is None else float(scale))
+
+    def end(self, optimizer: Any) -> None:
+        """Told by ``optimizers.listen``: a call of ``step`` has ended."""
+        positions = [i for i, call in enumerate(self._calls) if call.owner is optimizer]
+        if not positions:  # begun before the tracker was attached
             return
-        if (self.steps + 1) % self.every:
+        call = self._calls[positions[0]]
+        call.entries -= 1
+        if call.entries:
+            return
+        del self._calls[positions[0] :]
+        if not self._parts.holds_others(optimizer):
+            # under GradScaler a fused optimizer is called also when a gradient is infinite, and then does nothing
+            self._has_stepped = bool(self._has_stepped) or not getattr(optimizer, "found_inf", None)
+        if not self._calls:
+            self._close(optimizer, self._has_stepped)
+
+    def _open(self, owner: Any) -> None:
+        """Begin the outermost call: in the present round, or in a new one."""
+        self._has_stepped = None
+        part = self._part(owner)
+        ids = {id(owner), *part.ids}
+        if self._round is None or not self._round.ids.isdisjoint(ids) or self._has_moved(part):
+            self._begin_round()
+        is_read = self.gradients and self._round is not None and self._round.is_measured
+        self._gradients = StepGradients(self._pieces, part.members) if is_read else None
+
+    def _has_moved(self, part: Part) -> bool:
+        """Whether parameters have been written since the round began that have had no step in it."""
+        return not self._moves.copies_are_old and bool(self._pieces.rewritten(part.pieces))
+
+    def _begin_round(self) -> None:
+        """Copy what has moved since the last step, so that the copies are θ, and begin sums over a step."""
+        self._warn_of_thawed()
+        is_measured = (self.steps + 1) % self.every == 0
+        self._round = _Round(is_measured)
+        if self._pieces.follow():
+            self._moves.follow()
+            self._sums, self._unread = self._sums.to(self._pieces.device), self._unread.to(self._pieces.device)
+        if is_measured or not self._moves.copies_are_old:
+            is_due = self.steps < CHECK_FIRST or self.steps % CHECK_EVERY == 0
+            self._moves.copy(self.steps, thoroughly=is_due)
+        if is_measured:
+            start = torch.zeros_like(self._sums)
+            start[BEFORE] = self._pieces.squares
+            if not self.gradients:
+                start[PROJECTION:] = torch.nan
+            self._sums = start
+
+    def _close(self, owner: Any, stepped: bool | None) -> None:
+        """End the outermost call: measure what it wrote, and add it to the round."""
+        part = self._part(owner)
+        if stepped is False or self._round is None:
+            return
+        if not part.ids:
+            stepped = None
+        was_written = stepped or bool(self._pieces.rewritten(part.pieces))
+        if stepped is None and owner is not self and not was_written and not self._moves.sample_is_unlike(self.steps):
+            return  # a wrapper has only counted a batch, or the optimizer is that of another model
+        if self._round.is_measured:
+            sums = self._measured(part)
+            row = self._pieces.by_layer(sums)
+            if stepped is None and not was_written and not row[STEP].any():
+                return  # gradients were only accumulated, or GradScaler has skipped the step
+            self._sums = sums
+            self._count(owner, part)
+            self._rows.append((self.steps, row))
+        else:
+            self._count(owner, part)
+            self._moves.copies_are_old = True  # and fused optimizers do not raise versions
+
+    def _count(self, owner: Any, part: Part) -> None:
+        """Count the first call of a round as a step; a later one replaces the row of the first."""
+        if self._round is None:
+            return
+        self._round.ids |= {id(owner), *part.ids}
+        if not self._round.is_counted:
+            self._round.is_counted = True
             self.steps += 1
-            self._copied_versions = None  # the copy is old, and fused optimizers do not raise versions
-            return
-        inner, step, norm, snapshot = self._pieces.advance()
-        if stepped is None and self._copied_versions == self._versions() and not step.any():
-            return  # gradients were only accumulated, or GradScaler has skipped the step
-        self.steps += 1
-        row = [norm, step, inner, self._squared, snapshot, self._snapshot_squared, *self._gradient_sums]
-        self._rows.append((self.steps, torch.stack(row)))
-        self._squared = norm
-        self._copied_versions = self._versions()
+        elif self._round.is_measured:
+            self._rows.pop()
+
+    def _measured(self, part: Part) -> Tensor:
+        """The sums of the round with a call that has just ended, ``(quantities, pieces)``."""
+        sums = self._sums.clone()
+        index = self._pieces.index(part.pieces)
+        if self._gradients:
+            gradients, unread = self._gradients.end()
+            sums[PROJECTION:, index] += gradients[:, index]
+            self._unread = torch.maximum(self._unread, unread)
+        inner, step, *_ = self._pieces.advance(part.pieces)
+        sums[STEP, index] += step
+        sums[INNER, index] += inner
+        sums[NORM] = self._pieces.squares
+        sums[SNAPSHOT] = self._pieces.beside
+        sums[SNAPSHOT_NORM] = self._pieces.snapshot_squares
+        return sums
+
+    def _part(self, owner: Any) -> Part:
+        return self._parts.whole if owner is self else self._parts.of(owner)
 
     def snapshot(self) -> None:
         """Keep the parameters as they are now: from the next step on, ``cos_similarity`` is the cosine with them."""
-        self._refresh()
+        self._moves.copy(self.steps)
         self._pieces.snapshot()
-        self._snapshot_squared = self._squared
 
     def history(self, *, last: bool = False) -> pd.DataFrame:
         """One row for each measured step and layer, the total last; with ``last`` only rows of the last measured step.
@@ -204,10 +322,16 @@ class NormTracker:
         ``inner`` θ·δ, ``alignment`` cos(θ, δ), ``projection`` θ·∇L and ``grad_norm`` ‖∇L‖ before the step,
         ``cos_similarity`` with the last snapshot. Values that were not measured, and cosines with a zero vector, are
         NaN.
+
+        Warns of parameters that have moved where no step was recorded since the last reading, that have moved without
+        a gradient in ``.grad``, or that have been resized, replaced, tied or added since tracking began.
         """
-        rows = self._rows[-1:] if last else self._rows
+        self._warn_of_changes()
+        return self._table(self._rows[-1:] if last else self._rows)
+
+    def _table(self, rows: Sequence[tuple[int, Tensor]]) -> pd.DataFrame:
         layers = self.layers
-        sums = torch.stack([sums for _, sums in rows], dim=1).cpu().numpy()  # (quantities, measured steps, layers)
+        sums = _stack([sums for _, sums in rows]).cpu().numpy()  # (quantities, measured steps, layers)
         if layers != ["total"]:
             layers = [*layers, "total"]
             sums = np.concatenate([sums, sums.sum(axis=2, keepdims=True)], axis=2)
@@ -230,44 +354,41 @@ class NormTracker:
         """Largest relative gap between ρ'² and ρ² + ‖δ‖² + 2θ·δ over steps and layers (Eq. 3 of the paper).
 
         Every term is a sum of its own. Rounding gives up to about 1e-12, on CUDA 1e-6 for float32. A larger gap means
-        that the parameters are not finite, or that there are untracked writes: changes between two steps that no
-        tensor's version shows, by ``p.data`` or by a fused optimizer that is not tracked. They count as part of the
-        next step, and are checked for here and before every 32nd step. Changes between two steps that versions do show
-        are part of neither δ nor the gap.
+        that the parameters are not finite, or that there are hidden writes: changes between two steps that no tensor's
+        version shows, by ``p.data`` or by a fused optimizer that is not tracked. They are searched for here, before the
+        first steps, every 32nd and, on a CPU, in a sample before each; where one slips through it is part of the next
+        δ. Changes between two steps that versions do show are part of neither δ nor the gap.
 
         Raises:
             RuntimeError: no step has been measured yet.
         """
         if len(self._rows) < 2:
             raise RuntimeError("no step measured yet: there is no identity to check")
-        norm, step, inner, before, *_ = torch.stack([sums for _, sums in self._rows[1:]], dim=1)
-        self._check_untracked_writes()
-        return float(torch.maximum(_gap(norm, before + step + 2 * inner), self._untracked))
-
-    def _check_untracked_writes(self) -> None:
-        """Compare norms with those after the last step, unless versions show that the parameters have changed since."""
-        if self._copied_versions == self._versions():
-            self._untracked = torch.maximum(self._untracked, _gap(self._pieces.squares(), self._squared))
+        norm, step, inner, before, *_ = _stack([sums for _, sums in self._rows[1:]])
+        self._warn_of_changes()
+        return max(float(relative_gap(norm, before + step + 2 * inner)), float(self._moves.gap))
 
     def _warn_of_thawed(self) -> None:
         """Warn once of parameters that are trained now and were frozen when tracking began."""
         thawed = [name for name, parameter in self._frozen if parameter.requires_grad]
         if thawed:
             text = f"{thawed[0]} ({len(thawed)} in all) was frozen when tracking began, and is not counted: frozen=True"
-            warnings.warn(text, stacklevel=4)
+            warnings.warn(text, stacklevel=5)
             self._frozen = [(name, parameter) for name, parameter in self._frozen if not parameter.requires_grad]
 
     def latest(self) -> dict[str, float]:
         """The last measured step as numbers for a log: ``norm/total``, ``norm/block 0``, …, ``step_norm/total``, ….
 
-        Layers have the norm alone; the total also has ‖δ‖, cos(θ, δ) and all else that is measured.
+        Layers have the norm, and with ``gradients`` ‖∇L‖ as ``grad_norm/block 0``; the total also has ‖δ‖, cos(θ, δ)
+        and all else that is measured. Warns as ``history`` does.
         """
-        rows = self.history(last=True)
-        norms = rows.set_index("layer")["norm"].astype(float)
-        total = rows.iloc[-1].drop(["step", "layer", "norm"]).astype(float).dropna()
-        by_layer = {f"norm/{layer}": norm for layer, norm in norms.items()}
+        self._warn_of_changes()
+        rows = self._table(self._rows[-1:]).set_index("layer").astype(float)
+        by_layer = {f"norm/{layer}": norm for layer, norm in rows["norm"].items()}
+        total = rows.iloc[-1].drop(["step", "norm"]).dropna()
         of_total = {f"{quantity}/total": value for quantity, value in total.items()}
-        return by_layer | of_total
+        of_gradients = {f"grad_norm/{layer}": norm for layer, norm in rows["grad_norm"].dropna().items()}
+        return by_layer | of_total | of_gradients
 
     def state_dict(self) -> dict[str, Any]:
         """The history, for a checkpoint of the training; ``torch.load`` reads it with ``weights_only=True``."""
@@ -277,43 +398,52 @@ class NormTracker:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the history of a training, once its parameters are loaded. Snapshots are not restored.
 
+        Layers go by their names, in any order. Warns where the history ends at another norm than the parameters have.
+
         Raises:
             ValueError: the history has other layers.
         """
-        if list(state["layers"]) != self.layers:
-            raise ValueError(f"the history is of layers {', '.join(state['layers'])}, not {', '.join(self.layers)}")
-        sums = state["sums"].to(self._squared.device)
+        layers = list(state["layers"])
+        if sorted(layers) != sorted(self.layers):
+            raise ValueError(f"the history is of layers {', '.join(layers)}, not {', '.join(self.layers)}")
+        order = [layers.index(layer) for layer in self.layers]
+        sums = state["sums"].to(self._pieces.device)[..., order]
         self._rows = list(zip(map(int, state["at"]), sums, strict=True))
         self.steps = int(state["steps"])
-        self._copied_versions = None
-        self._refresh()
+        self._round = None
+        self._moves.forget()
+        last, row = self._rows[-1]
+        squares = self._pieces.by_layer(self._pieces.squares[None])[0]
+        if last == self.steps and float(relative_gap(squares.sqrt(), row[NORM].sqrt())) > SAME:
+            ended, present = (float(total.sum().sqrt()) for total in (row[NORM], squares))
+            text = f"the history ends at ‖θ‖ = {ended:.6g} and the parameters have {present:.6g}: it is of another run"
+            warnings.warn(f"{text}, or they are not loaded yet", stacklevel=2)
 
-    def _versions(self) -> list[tuple[int, int]]:
-        """Version and address of each parameter: a write in place raises the version, a new storage has a new address.
+    def _warn_of_changes(self) -> None:
+        """Warn of what has been written outside of steps since the last reading, and of other parameters."""
+        if not self._calls:
+            self._moves.compare()
+        for text in [*self._warnings(), *self._membership.changes()]:
+            warnings.warn(text, stacklevel=3)
 
-        They tell changes between two steps from the steps themselves.
-        """
-        tensors = map(shards.local, self._pieces.parameters)
-        return [(tensor._version, tensor.data_ptr()) for tensor in tensors]
-
-    def _refresh(self) -> None:
-        """Copy the parameters and compute their norm, unless the copy is still exact."""
-        if self._copied_versions != self._versions():
-            self._squared = self._pieces.refresh()
-            self._copied_versions = self._versions()
-
-
-def _distinct(named_parameters: nn.Module | Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    """Names and parameters, each parameter once, under its first name."""
-    if isinstance(named_parameters, nn.Module):
-        named_parameters = named_parameters.named_parameters()
-    pairs: dict[int, tuple[str, Tensor]] = {}
-    for pair in named_parameters:
-        if not (isinstance(pair, tuple) and isinstance(pair[-1], Tensor)):
-            raise TypeError("give a model or its named_parameters(): each parameter with its name, to tell its layer")
-        name, parameter = pair
-        pairs.setdefault(id(parameter), (name, parameter))
-    return list(pairs.values())
+    def _warnings(self) -> Iterator[str]:
+        moved = self._moves.layers()
+        if moved:
+            yield (
+                f"{moved} moved outside of the steps that are recorded: this is in no δ. Attach the tracker to each "
+                "optimizer whose step() the loop calls, or put `with tracker.step():` around all that writes"
+            )
+        unread = self._pieces.layers_where(self._unread > 0)
+        self._unread.zero_()
+        if unread:
+            yield (
+                f"{unread} moved without gradients in .grad when the step began, so θ·∇L and ‖∇L‖ are unknown: attach "
+                "the tracker to the optimizer that reads them, before they are freed"
+            )
+        resized = self._membership.names(self._pieces.resized)
+        self._pieces.resized.clear()
+        if resized:
+            yield f"{resized} has another size than before: norms count its new elements, and its snapshot is gone"
 
 
 def _refuse_untrackable(tracked: Sequence[tuple[str, Tensor]], every: int) -> None:
@@ -333,25 +463,15 @@ def _layers(names: Sequence[str], by: Callable[[str], str] | None) -> dict[str, 
     """The layer of each parameter; ``total`` for all without ``by``."""
     if by is None:
         return dict.fromkeys(names, "total")
-    layers = layers_of(names) if by is layer_of else {name: by(name) for name in names}
+    plain = plain_names(names)
+    of_plain = layers_of(plain) if by is layer_of else {name: by(name) for name in plain}
+    layers = {name: of_plain[without] for name, without in zip(names, plain, strict=True)}
     if "total" in layers.values():
         raise ValueError("no layer may be named 'total': that row is the sum over all layers")
     return layers
 
 
-def _then_once(closure: Callable[[], Any], begin: Callable[[], None]) -> Callable[[], Any]:
-    """The closure of a step, which calls ``begin`` after its first evaluation: only then the gradients are there."""
-    evaluations = itertools.count(1)
-
-    def evaluate() -> Any:
-        loss = closure()
-        if next(evaluations) == 1:
-            begin()
-        return loss
-
-    return evaluate
-
-
-def _gap(value: Tensor, expected: Tensor) -> Tensor:
-    """The largest relative difference."""
-    return ((value - expected).abs() / value.clamp(min=np.finfo(np.float64).tiny)).max()
+def _stack(rows: Sequence[Tensor]) -> Tensor:
+    """Rows of a history, ``(quantities, rows, layers)``; those before the parameters were moved lie on a CPU."""
+    device = rows[-1].device
+    return torch.stack([row.to(device) for row in rows], dim=1)

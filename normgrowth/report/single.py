@@ -12,7 +12,7 @@ MOST_BARS = 80  # so that a figure can be read
 
 
 def as_text(measured: MeasuredModel) -> str:
-    """The table, and which tensors were left out and why."""
+    """The table, what else is to be known of the norm, and which tensors were left out and why."""
     table = measured.table
     total = table.iloc[0]
     formats = {
@@ -28,6 +28,8 @@ def as_text(measured: MeasuredModel) -> str:
         f"{measured.label}: norm {total.norm:.6g}, {total.parameters:,} parameters",
         cells.to_string(index=False, formatters=names, justify="right"),
     ]
+    if measured.notes:
+        lines += ["to know:", *(f"  {note}" for note in measured.notes)]
     if measured.left_out:
         left_out = [Skip(name, why) for name, why in measured.left_out.items()]
         lines += ["tensors left out:", *(f"  {line}" for line in grouped(left_out))]
@@ -40,6 +42,7 @@ def as_json(measured: MeasuredModel) -> str:
         "model": measured.label,
         "table": json.loads(measured.table.to_json(orient="records", double_precision=15)),
         "left_out": measured.left_out,
+        "notes": list(measured.notes),
         "parameters": int(measured.table.parameters.iloc[0]),
     }
     return json.dumps(document, indent=1, ensure_ascii=False)

@@ -25,6 +25,8 @@ def as_json(result: MeasuredSeries) -> str:
         "duplicates": [skip._asdict() for skip in result.duplicates],
         "skipped": [skip._asdict() for skip in result.skipped],
         "left_out": result.left_out,
+        "constant": dict(result.constant),
+        "notes": list(result.notes),
         "parameters": result.parameters,
     }
     return json.dumps(document, indent=1, ensure_ascii=False)
@@ -46,11 +48,23 @@ def summarise(result: MeasuredSeries) -> str:
     ]
     layers = table[table.layer != "total"].groupby("layer", sort=False)
     lines += _section("by layer", (f"{layer}: {_from_to(rows)}" for layer, rows in layers))
+    lines += _section("to know", result.notes)
+    lines += _section("the same in all checkpoints, and counted (--trained leaves them out)", _constant(result))
     lines += _section("duplicates, not counted", map(str, result.duplicates))
     lines += _section("skipped, not counted", grouped(result.skipped))
     left_out = [Skip(name, why) for name, why in result.left_out.items()]
     lines += _section("tensors left out", grouped(left_out))
     return "\n".join(lines)
+
+
+def _constant(result: MeasuredSeries) -> list[str]:
+    """The tensors that never change, largest share of ρ² first; small ones together."""
+    by_share = sorted(result.constant.items(), key=lambda item: -item[1])
+    lines = [f"{name}: {share:.2%} of ρ²" for name, share in by_share[:10]]
+    rest = by_share[10:]
+    if rest:
+        lines.append(f"{len(rest):,} more: {sum(share for _, share in rest):.2%} of ρ²")
+    return lines
 
 
 def _section(title: str, lines: Iterable[str]) -> list[str]:

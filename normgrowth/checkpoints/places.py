@@ -1,0 +1,221 @@
+"""Checkpoints in a folder: which of its files and folders are some, and which step each belongs to."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from normgrowth.checkpoints import distributed, files, progress
+from normgrowth.checkpoints.containers import AVERAGE
+from normgrowth.checkpoints.files import OTHER_FILES, holds_weights, is_weights
+from normgrowth.checkpoints.parts import places_with_weights
+from normgrowth.checkpoints.progress import Progress
+from normgrowth.checkpoints.steps import StepOf, no_step, says_step
+from normgrowth.checkpoints.steps import step_of as step_in_name
+
+_OTHER_FORMATS = (
+    ".zip", ".h5", ".hdf5", ".keras", ".npz", ".msgpack", ".onnx", ".pdparams", ".nemo", ".mar", ".gz", ".pt2", ".ptl"
+)  # fmt: skip
+_FIRST = "no step in its name or inside: written as step 0"
+_AVERAGES = "an average of the weights (EMA), by its name"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint of a series: on disk at ``place``, or on the Hub as the revision ``repo@name`` in ``label``."""
+
+    step: int
+    label: str
+    stamp: str  # changes with the weights, and needs no reading of them: the commit, or sizes and times of the files
+    place: Path | None = None
+    note: str = ""  # what is to be known of the checkpoint
+
+    @property
+    def key(self) -> str:
+        """Identifies the checkpoint, with these weights, in a later run."""
+        return f"{self.label} {self.stamp}"
+
+
+class Skip(NamedTuple):
+    """A checkpoint, revision or tensor that was not counted, and why."""
+
+    label: str
+    why: str
+
+    def __str__(self) -> str:
+        return self.why if self.label in self.why else f"{self.label}: {self.why}"
+
+
+class Unplaced(NamedTuple):
+    """A checkpoint without a step. It counts if it is the only one."""
+
+    skip: Skip
+    stamp: str
+    place: Path | None
+
+    def as_first(self) -> Checkpoint:
+        return Checkpoint(0, self.skip.label, self.stamp, self.place, f"{self.skip.label}: {_FIRST}")
+
+
+Entry = Checkpoint | Skip | Unplaced
+
+
+def entries(source: Path, match: str, step_of: StepOf) -> Iterator[Entry]:
+    """The checkpoints of a folder, or the one that a place is; averages of weights give way to the weights."""
+    candidates = [(name, place) for name, place in _candidates(source, step_of) if fnmatch.fnmatch(name, match)]
+    averages = {place for _, place in candidates if AVERAGE.search(place.name)}
+    is_series_of_averages = len(averages) == len(candidates)
+    for name, place in candidates:
+        if not place.is_dir() and place.suffix in _OTHER_FORMATS:
+            yield Skip(str(place), f"of another format ({place.suffix}): save the weights as safetensors")
+            continue
+        try:
+            entry = _entry(name, place, step_of)
+        except OSError as error:
+            entry = Skip(str(place), f"cannot be read: {error.strerror or error}")
+        if isinstance(entry, Checkpoint) and place in averages:
+            if not is_series_of_averages:
+                entry = Skip(entry.label, f"{_AVERAGES}, beside weights: give it alone to measure it")
+            else:
+                entry = Checkpoint(entry.step, entry.label, entry.stamp, entry.place, f"{entry.label}: {_AVERAGES}")
+        if entry:
+            yield entry
+
+
+def _candidates(source: Path, step_of: StepOf) -> list[tuple[str, Path]]:
+    """Places that may be checkpoints, each with the name that may hold its step."""
+    inside = sorted(place for place in source.iterdir() if place.name[0] != ".") if source.is_dir() else []
+    folders = [(place.name, place) for place in inside if place.is_dir()]
+    stored = [
+        place
+        for place in inside
+        if not place.is_dir() and (is_weights(place) or place.is_symlink() or place.suffix in _OTHER_FORMATS)
+    ]
+    with_step = [(_stem(file), file) for file in stored if step_of(_stem(file)) is not None]
+    if with_step or any(step_of(name) is not None for name, _ in folders):
+        is_final_copy = {"model", "pytorch_model"}  # of a trainer, beside its checkpoints
+        others = [
+            (_stem(file), file)
+            for file in stored
+            if step_of(_stem(file)) is None
+            and not _is_part(file)
+            and _stem(file) not in is_final_copy
+            and file.suffix not in _OTHER_FORMATS
+        ]
+        return folders + with_step + (others if with_step or len(others) > 1 else [])
+    name = _own_name(source, step_of)
+    is_step_folder = step_of(name) is not None and places_with_weights(source)  # such as step1000, with step1000/hf
+    stored = [file for file in stored if file.suffix not in _OTHER_FORMATS]
+    is_several = len([file for file in stored if not _is_part(file)]) > 1 and not _is_whole(source)
+    if is_several and not is_step_folder:
+        return folders + [(_stem(file), file) for file in stored if not _is_part(file)]
+    if holds_weights(source) or is_step_folder:
+        return [(name, source)]
+    return folders
+
+
+def _stem(file: Path) -> str:
+    """A file's name without its suffixes, as people write them: ``step-1.5M`` of ``step-1.5M.pth.tar``."""
+    name = file.name
+    while (suffix := Path(name).suffix) and not suffix[1:2].isdigit():
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _is_part(file: Path) -> bool:
+    """Whether a file is a trainer's own, a shard, or an adapter beside weights: no checkpoint by itself."""
+    return bool(OTHER_FILES.search(file.name)) or files.is_shard(file.name)
+
+
+def _is_whole(source: Path) -> bool:
+    """Whether a folder is one checkpoint, of one or several files, by the names of the files."""
+    names = files.listing(source)
+    return distributed.is_distributed(names) or files.is_one_checkpoint(names)
+
+
+def _own_name(source: Path, step_of: StepOf) -> str:
+    """The nearest name with a step among those of a place and of the folders above it; if none has one, its own."""
+    real = source.resolve()
+    names = [_stem(real), real.parent.name, real.parent.parent.name]
+    if real.is_dir():
+        names = [real.name, real.parent.name]
+    return next((name for name in names if step_of(name) is not None), names[0])
+
+
+def _entry(name: str, place: Path, step_of: StepOf) -> Entry | None:
+    """The checkpoint at a place, or in its one folder with weights, such as step1000/hf; or why it has no step.
+
+    None for a place without weights, and for a folder that holds a series of its own.
+    """
+    inside = places_with_weights(place)
+    weights_at = inside[0] if len(inside) == 1 else place
+    step = step_of(name)
+    if step is not None and not (step_of is step_in_name and not says_step(name)):
+        return Checkpoint(step, str(weights_at), _stamp(weights_at), weights_at)
+    if step is not None:
+        return _by_number(step, weights_at)
+    is_series = weights_at != place and step_of(weights_at.name) is not None
+    if len(inside) != 1 or is_series:
+        return None
+    known = _progress_inside(weights_at)
+    step = known.step if known.step is not None else known.optimizer
+    if step is not None:
+        return Checkpoint(step, str(weights_at), _stamp(weights_at), weights_at)
+    names = [file.stem for file in place.iterdir()] if place.is_dir() else []
+    return Unplaced(Skip(str(weights_at), no_step([name, *names])), _stamp(weights_at), weights_at)
+
+
+def _by_number(number: int, place: Path) -> Entry:
+    """The checkpoint whose name has a number and does not say of what: the file may know that it counts epochs."""
+    known = _progress_inside(place)
+    is_epoch = known.epoch is not None and number in (known.epoch - 1, known.epoch, known.epoch + 1)
+    step = known.step
+    if step is None and is_epoch:
+        step = known.optimizer
+        if step is None:
+            return Unplaced(Skip(str(place), no_step([f"epoch{number}"])), _stamp(place), place)
+    if step is None or step < number:  # epochs and the like are fewer than steps
+        step = number
+    return Checkpoint(step, str(place), _stamp(place), place)
+
+
+def _progress_inside(place: Path) -> Progress:
+    """What a trainer has left of the training, beside the weights or in a file of them."""
+    stored = [place]
+    if place.is_dir():
+        step = progress.step_beside(place)
+        if step is not None:
+            return Progress(step)
+        stored = [file for file in sorted(place.iterdir()) if file.is_file() and is_weights(file)]
+    known = Progress()
+    for file in sorted(stored, key=lambda file: bool(OTHER_FILES.search(file.name))):
+        is_pickle = file.name.endswith(files.PICKLES) or not file.name.endswith(files.SUFFIXES)
+        if is_pickle and (file == place or not OTHER_FILES.search(file.name) or "optim" in file.name):
+            from normgrowth.checkpoints import pickles
+
+            more = pickles.progress_in(file)
+            known = Progress(*(mine if mine is not None else new for mine, new in zip(known, more, strict=True)))
+    return known
+
+
+def _stamp(place: Path) -> str:
+    """Names, sizes and times of the files with weights."""
+    stored = [place]
+    if place.is_dir():
+        stored = sorted(file for file in place.rglob("*") if file.is_file() and _counts(file, place))
+    stamps = []
+    for file in stored:
+        status = file.stat()
+        name = file.name if file.parent == place else str(file.relative_to(place))
+        stamps.append(f"{name}:{status.st_size}:{status.st_mtime_ns}")
+    return ";".join(stamps)
+
+
+def _counts(file: Path, place: Path) -> bool:
+    """Whether a file below a place may hold weights of the checkpoint there."""
+    depth = len(file.relative_to(place).parts)
+    is_part = file.name == distributed.METADATA or file.name.endswith(".distcp")
+    return depth <= 2 and (is_part or file.name.endswith(files.SUFFIXES))
