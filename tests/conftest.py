@@ -51,6 +51,7 @@ CLAIM = """- id: {word}
   chapters: [{name}]
   source: "Eq. 1"
   statement: A claim.
+  object: proof
   expected: confirmed
   why: a test
 """

@@ -102,7 +102,12 @@ FAULTS = {
     "crossed for many": ("check_all", [[1]], ONE | {"at_least": 2, "at_most": 1}, "empty band"),
     "no role": ("check", [1, (0, 2)], ONE | {"role": "mine"}, "unknown role 'mine'.*stated, corrected"),
     "open is no role": ("check", [1, (0, 2)], ONE | {"role": "open"}, "unknown role"),
-    "no kind": ("check", [1, (0, 2)], {"kind": "certain"}, "unknown kind 'certain'.*exact, derived, empirical"),
+    "no kind": (
+        "check",
+        [1, (0, 2)],
+        {"kind": "certain"},
+        "unknown kind 'certain'.*exact, published, derived, empirical",
+    ),
     "of how many": ("check", [1, (0, 2)], {"kind": "empirical"}, "on how many trainings"),
     "of none": ("check", [1, (0, 2)], {"kind": "empirical", "n": 0}, "on how many trainings"),
     "nothing claimed": ("check", [0, (0, 0.9)], ONE | {"role": "counterexample"}, "name the value"),

@@ -34,7 +34,10 @@ def record(claim, holds=True, check="a < b", **more):
 @pytest.fixture
 def run(monkeypatch):
     """``run(one="failed")``: a run whose claims have the verdicts that are expected, but for these."""
-    listed = {name: {"id": name, "source": "Eq. <5>", "statement": "a < `b`", **each} for name, each in LISTED.items()}
+    listed = {
+        name: {"id": name, "source": "Eq. <5>", "statement": "a < `b`", "object": "untrained: draws", **each}
+        for name, each in LISTED.items()
+    }
     monkeypatch.setattr(book, "claims", lambda: listed)
 
     def made(problems=(), records=None, **found):
@@ -161,7 +164,7 @@ def test_checks_and_scorecard_of_a_red_run(run, red):
     )
     assert [row["data-verdict"] for row in rows] == ["failed", "partly confirmed", "open", "undecided"]
     assert [row["data-verdict"] for row in green] == ["partly confirmed", "partly confirmed", "in part", "open"]
-    assert "Open: no <network>" in rows[2].get_text() and "not decided" in rows[3].get_text()
+    assert "Open: no <network>" in rows[2].get_text() and "untrained" in rows[3].get_text()
     counts = rendered("verdict_counts.md", red)
     assert "**3 claims of the paper:** 1 partly confirmed, 1 failed, 1 undecided." in counts
     assert "1 left open. 1 noted" in counts and "is no verdict on the paper" in counts
@@ -172,12 +175,14 @@ def test_what_a_claim_rests_on_comes_from_its_checks_and_numbers_of_the_run(run)
     """Every number that ``claims.yml`` names is one of a chapter of the claim."""
     for name, claim in CLAIMS.items():
         texts = [book.source(chapter).read_text(encoding="utf-8") for chapter in claim["chapters"]]
-        for number in re.findall(r"\{(\w+)\}", claim.get("evidence", "")):
+        for number in re.findall(r"\{(\w+)\}", f"{claim['object']} {claim.get('scale', '')}"):
             assert any(f" {number}=f" in text for text in texts), (name, number)
         assert claim.get("falls_with", name) in CLAIMS
     records = [record("one", kind="empirical", n=9), record("one", kind="empirical", n=12), record("far", kind="exact")]
     claims = verdicts.claims_of(run(records=records, two="refuted", one="refuted"))
-    assert claims["one"].evidence == "9 to 12 runs" and claims["far"].evidence == "computed, without chance"
+    assert claims["one"].evidence == "untrained: draws; 9 to 12 draws" and claims["far"].evidence == "untrained: draws"
+    claims["one"].listed["object"] = ["proof", "trained here: a network"]
+    assert claims["one"].evidence == "proof; trained here: a network; 9 to 12 trainings"
     assert (claims["far"].word, claims["one"].word) == ("in part", "refuted")
     assert verdicts.examples(claims.values()) == 2
     claims["one"].listed["falls_with"] = "two"

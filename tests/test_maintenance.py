@@ -65,6 +65,7 @@ def outcome(run=RUN, found=None):
     [
         ("exact", True, None, "green"),
         ("exact", False, None, "red"),
+        ("published", False, None, "red"),
         ("derived", False, [True, True], "noted"),
         ("derived", False, [True, False], "red"),
         ("empirical", False, [True, None], None),

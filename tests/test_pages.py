@@ -428,11 +428,11 @@ def test_scorecard_is_cards_on_a_phone(window):
     page = window.open("scorecard.html", 390)
     first = page.locator(".claims-table tbody tr").first
     tops = {cell.get_attribute("data-label"): cell.bounding_box()["y"] for cell in first.get_by_role("cell").all()}
-    assert tops["verdict"] < tops["claim"] < tops["where"] < tops["kind of evidence"]
+    assert tops["verdict"] < tops["claim"] < tops["where"] < tops["rests on"]
     assert page.get_by_role("table", name="All claims").get_by_role("row").count() == len(book.claims()) + 1
     assert page.get_by_role("columnheader").all_inner_texts()[-4:] == [*tops]
     label = "e => getComputedStyle(e.querySelector('td:last-child'), '::before').content"
-    assert "kind of evidence" in first.evaluate(label)
+    assert "rests on" in first.evaluate(label)
 
 
 def test_panels_stand_below_each_other_on_a_phone(window):

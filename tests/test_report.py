@@ -325,7 +325,7 @@ def test_a_report_that_cannot_be_written_takes_the_others_with_it(launched, tmp_
     assert left(tmp_path) == ([], set())
 
 
-ENTRY = "- {id: a, chapters: [x], source: s, statement: s, expected: confirmed, why: w}\n"
+ENTRY = "- {id: a, chapters: [x], source: s, statement: s, object: proof, expected: confirmed, why: w}\n"
 
 
 @pytest.mark.parametrize(
@@ -336,6 +336,9 @@ ENTRY = "- {id: a, chapters: [x], source: s, statement: s, expected: confirmed, 
         (ENTRY.replace("why: w", "because: w"), "claim 'a': unknown field 'because', missing field 'why'"),
         (ENTRY.replace("confirmed", "failed"), "claim 'a': expected is one of"),
         (ENTRY.replace("confirmed", "open or maybe"), "claim 'a': expected is one of"),
+        (ENTRY.replace("proof", "opinion"), "claim 'a': unknown object 'opinion'"),
+        (ENTRY.replace("proof", "trained here"), "object 'trained here' names its size and steps"),
+        (ENTRY.replace("proof", "{trained here: nine}"), "object is a text"),
         ("- {chapters: [x]}\n", "has no id"),
         ("- one\n", "has no id"),
         ("one: {chapters: [x]}\n", "a list of entries is expected"),

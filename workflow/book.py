@@ -13,8 +13,10 @@ from nbutils.claims import VERDICTS
 from workflow import ROOT
 
 CLAIMS = ROOT / "book" / "claims.yml"
-NEEDED = {"id", "chapters", "source", "statement", "expected", "why"}
-OPTIONAL = {"corrected", "ours", "published", "evidence", "falls_with"}
+NEEDED = {"id", "chapters", "source", "statement", "object", "expected", "why"}
+OPTIONAL = {"corrected", "ours", "published", "scale", "falls_with"}
+OBJECTS = ("proof", "untrained", "trained here", "published numbers", "repository", "pretrained")
+NAMES_ITS_MODELS = {"trained here": "its size and steps", "pretrained": "its model"}  # what has to follow the colon
 CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(?:---\n.*?\n---\n|(?::[\w-]+:[^\n]*\n)*)(.*?)^```$", re.M | re.S)
 
 
@@ -53,7 +55,7 @@ def claims(file: Path = CLAIMS) -> dict[str, dict[str, Any]]:
 
     Raises:
         ValueError: the file is no list, an id is missing or listed twice, a field is unknown or missing, or an expected
-            verdict does not exist. The message names the claim.
+            verdict or an object does not exist. The message names the claim.
     """
     try:
         entries = yaml.safe_load(file.read_text(encoding="utf-8")) or []
@@ -72,10 +74,37 @@ def claims(file: Path = CLAIMS) -> dict[str, dict[str, Any]]:
             faults.append("listed twice")
         if not {*str(entry.get("expected", "open")).split(" or ")} <= {*VERDICTS}:
             faults.append(f"expected is one of {', '.join(VERDICTS)}, or `open or …`; got {entry['expected']!r}")
+        faults += _faults_of_objects(entry)
         if faults:
             raise ValueError(f"{file.name}: claim {name!r}: {', '.join(faults)}")
         listed[name] = entry
     return listed
+
+
+def objects(claim: dict[str, Any]) -> dict[str, str]:
+    """On what a claim is judged: each object that ``claims.yml`` names, with what it says of it after a colon.
+
+    >>> objects({"object": ["proof", "trained here: nine networks, 400 steps"]})
+    {'proof': '', 'trained here': 'nine networks, 400 steps'}
+    """
+    listed = claim["object"]
+    entries = [listed] if isinstance(listed, str) else listed
+    parts = [entry.partition(":") for entry in entries]
+    return {kind.strip(): detail.strip() for kind, _, detail in parts}
+
+
+def _faults_of_objects(claim: dict[str, Any]) -> list[str]:
+    listed = claim.get("object", [])
+    entries = listed if isinstance(listed, list) else [listed]
+    if not all(isinstance(entry, str) for entry in entries):
+        return [f'object is a text "kind: detail" or a list of such texts; got {listed!r}']
+    faults = []
+    for kind, detail in objects({"object": entries}).items():
+        if kind not in OBJECTS:
+            faults.append(f"unknown object {kind!r}: choose of {', '.join(OBJECTS)}")
+        elif kind in NAMES_ITS_MODELS and not detail:
+            faults.append(f"object {kind!r} names {NAMES_ITS_MODELS[kind]} after a colon")
+    return faults
 
 
 def origin(claim: dict[str, Any]) -> str:

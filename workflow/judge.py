@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from nbutils.claims import verdict
+from nbutils.claims import OF_CHANCE, verdict
 from nbutils.claims.records import Record, format_band, format_number
 from workflow import book, commit
 from workflow.collect import Collected
@@ -125,9 +125,9 @@ def _failed(record: Record) -> Problem:
 
 
 def chance_may_have_failed(records: Iterable[Record]) -> bool:
-    """Whether a chapter is to be rerun at two other seeds: it has failed checks, and none of them is exact."""
+    """Whether a chapter is to be rerun at two other seeds: it has failed checks, and chance may have failed each."""
     failed = [record for record in records if record.holds is False]
-    return bool(failed) and all(record.kind != "exact" for record in failed)
+    return bool(failed) and all(record.kind in OF_CHANCE for record in failed)
 
 
 def to_rerun(collected: Collected) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ def after_reruns(chapter: str, collected: Collected, reruns: Sequence[Collected]
     """The records of a chapter; one that chance may have failed with what the reruns measured, if all of them ended.
 
     It is ``noted``, and counts as held, if it holds in both reruns: of three seeds one failed. A check that held here
-    and fails in both reruns, or is exact and fails in one, is added: it is as red as any.
+    and fails in both reruns, or has no chance in it and fails in one, is added: it is as red as any.
     """
     records = collected.records[chapter]
     if not reruns or any(chapter not in rerun.records for rerun in reruns):
@@ -151,7 +151,7 @@ def after_reruns(chapter: str, collected: Collected, reruns: Sequence[Collected]
         if key in failed_here or not all(key in other for other in others):
             continue
         failed = [other[key] for other in others if other[key].holds is False]
-        if len(failed) == len(others) or (failed and failed[0].kind == "exact"):
+        if len(failed) == len(others) or (failed and failed[0].kind not in OF_CHANCE):
             seeds = ", ".join(str(record.seed) for record in failed)
             judged.append(replace(failed[0], check=f"{failed[0].check} (at seed {seeds})", anchor=None))
     return judged

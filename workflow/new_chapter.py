@@ -40,7 +40,7 @@ def write(name: str, title: str) -> None:
     with open(book.CLAIMS, "a", encoding="utf-8") as file:
         file.write(
             f'\n- id: {claim}\n  chapters: [{name}]\n  source: "§N"\n  statement: >-\n    In your own words.\n'
-            "  expected: confirmed\n  why: Say why.\n"
+            "  object: proof\n  expected: confirmed\n  why: Say why.\n"
         )
     contents = (ROOT / "_toc.yml").read_text(encoding="utf-8")
     last_entry = list(re.finditer(r"^( *- file: )\d\d-[\w-]+\n", contents, re.M))[-1]

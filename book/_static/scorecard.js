@@ -7,6 +7,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const key = (row, column) => row.cells[column].dataset.sort;
   const compare = (a, b, column) => key(a, column).localeCompare(key(b, column), "en", { numeric: true });
   const verdicts = [...new Set([...rows].sort((a, b) => compare(a, b, 0)).map((row) => row.dataset.verdict))];
+  const objects = [...new Set(rows.flatMap((row) => row.dataset.objects.split("|")))];
   const chapters = [...new Set(rows.flatMap((row) => row.dataset.chapters.split(" ")))].sort((a, b) => a - b);
 
   const form = document.createElement("form");
@@ -28,6 +29,7 @@ document.addEventListener("DOMContentLoaded", () => {
   };
   const verdict = select("verdict", verdicts);
   const asked = select("asked", ["the paper", "us"], "Asked by");
+  const object = select("object", objects, "Rests on");
   const chapter = select("chapter", chapters);
   const text = field("text", Object.assign(document.createElement("input"), { type: "search" }));
   const all = Object.assign(document.createElement("button"), { type: "reset", textContent: "Show all" });
@@ -44,6 +46,7 @@ document.addEventListener("DOMContentLoaded", () => {
         (chapter.value && !row.dataset.chapters.split(" ").includes(chapter.value)) ||
         (verdict.value && row.dataset.verdict !== verdict.value) ||
         (asked.value && row.dataset.asked !== asked.value) ||
+        (object.value && !row.dataset.objects.split("|").includes(object.value)) ||
         !words.every((word) => content.includes(word));
     });
     const shown = rows.filter((row) => !row.hidden);
@@ -55,7 +58,7 @@ document.addEventListener("DOMContentLoaded", () => {
   };
   const toAddress = () => {
     const address = new URL(location);
-    [verdict, asked, chapter, text].forEach((element) => {
+    [verdict, asked, object, chapter, text].forEach((element) => {
       if (element.value) address.searchParams.set(element.name, element.value);
       else address.searchParams.delete(element.name);
     });
@@ -63,7 +66,7 @@ document.addEventListener("DOMContentLoaded", () => {
   };
   const fromAddress = () => {
     const sought = new URLSearchParams(location.search);
-    [verdict, asked, chapter].forEach((element) => {
+    [verdict, asked, object, chapter].forEach((element) => {
       const value = sought.get(element.name);
       if ([...element.options].some((option) => option.value === value)) element.value = value;
     });

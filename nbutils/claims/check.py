@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nbutils.claims import MIME
+from nbutils.claims import MIME, OF_CHANCE
 from nbutils.claims.records import Record, mark_and_text
 
 
@@ -57,8 +57,8 @@ def judge(notebook: Path) -> tuple[bool, list[str]]:
     for record in failed:
         mark, text = mark_and_text(record)
         lines.append(f"  {mark} {record.claim} {text}")
-    if any(record.kind != "exact" for record in failed):
-        lines.append("  all but exact checks fail by chance in a few of many runs: try other seeds, -p seed 1")
+    if any(record.kind in OF_CHANCE for record in failed):
+        lines.append("  derived and empirical checks fail by chance in a few of many runs: try other seeds, -p seed 1")
     if errors:
         lines.append(f"  stopped at {errors[0].splitlines()[0]}")
     if incomplete:

@@ -20,17 +20,19 @@ from nbutils.claims.records import Band, Record, json_value, mark_and_text
 
 MIME = "application/vnd.nbutils.claim+json"
 ROLES = ("stated", "corrected", "counterexample")
-KINDS = ("exact", "derived", "empirical")  # ``Ledger`` explains them
+KINDS = ("exact", "published", "derived", "empirical")  # ``Ledger`` explains them
+OF_CHANCE = ("derived", "empirical")  # a right check may fail at a seed
 VERDICTS = ("confirmed", "partly confirmed", "refuted", "open")
 
 
 class Ledger:
-    """The checks of a chapter in a run. There are three kinds:
+    """The checks of a chapter in a run. There are four kinds:
 
     ========= ======================================================= =========================================
     kind      statement                                               band
     ========= ======================================================= =========================================
-    exact     without chance: an identity, a bound, published numbers rounding, or the claimed values
+    exact     without chance: an identity, a bound                    rounding
+    published what a table or a file of the authors says              the claimed values
     derived   on a random quantity with a known law or limit          theory ± the run's own sampling error
     empirical on a population of trainings                            for an interval over n ≥ 8 trainings
     ========= ======================================================= =========================================

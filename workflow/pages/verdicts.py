@@ -70,17 +70,28 @@ class Claim:
         return ANSWERS.get(self.verdict, self.verdict) if self.ours else self.verdict
 
     @property
+    def objects(self) -> dict[str, str]:
+        """On what it is judged, with the details of each object: see ``book.objects``."""
+        return book.objects(self.listed)
+
+    @property
     def evidence(self) -> str:
-        """On what it rests, from its checks; ``evidence`` in ``claims.yml`` names what they do not know."""
+        """On what it rests: its objects as ``claims.yml`` names them, and how many trainings or draws its checks had."""
         kinds = {record.kind for record in self.records}
         sizes = sorted({record.n for record in self.records if record.kind == "empirical" and record.n})
-        rests_on = [self.listed.get("evidence", "computed, without chance" if "exact" in kinds else "")]
+        rests_on = [f"{kind}: {detail}" if detail else kind for kind, detail in self.objects.items()]
         if "derived" in kinds:
             rests_on.append("derived law, sampled")
         if sizes:
             smallest_and_largest = dict.fromkeys((sizes[0], sizes[-1]))
-            rests_on.append(f"{' to '.join(map(str, smallest_and_largest))} runs")
-        return "; ".join(filter(None, rests_on))
+            counted = "trainings" if "trained here" in self.objects else "draws"
+            rests_on.append(f"{' to '.join(map(str, smallest_and_largest))} {counted}")
+        return "; ".join(rests_on)
+
+    @property
+    def scale(self) -> str:
+        """How large the effect is, where a verdict alone would be read as more."""
+        return self.listed.get("scale", "").strip() if self.supported else ""
 
     @property
     def reasons(self) -> list[str]:
@@ -106,8 +117,22 @@ def claims_of(judgement: Judgement, numbers: Mapping[str, str] | None = None) ->
 
 
 def _filled(listed: Mapping[str, Any], numbers: Mapping[str, str]) -> dict[str, Any]:
-    text = listed.get("evidence")
-    return {**listed, "evidence": text.format_map(numbers)} if text else dict(listed)
+    """A claim as listed, with the numbers of the run in the texts that name some."""
+    filled = dict(listed)
+    details = book.objects(listed)
+    filled["object"] = [f"{kind}: {detail.format_map(numbers)}" for kind, detail in details.items()]
+    if "scale" in listed:
+        filled["scale"] = listed["scale"].format_map(numbers)
+    return filled
+
+
+def by_object(claims: Iterable[Claim]) -> dict[str, dict[str, int]]:
+    """How many claims have which verdict, for each object; a claim of two objects counts in both."""
+    table = {}
+    decided = list(claims)
+    for kind in book.OBJECTS:
+        table[kind] = dict(Counter(claim.verdict for claim in decided if kind in claim.objects))
+    return table
 
 
 def counts(claims: Iterable[Claim]) -> dict[str, int]:
