@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def claims(file: Path = CLAIMS) -> dict[str, dict[str, Any]]:
     return listed
 
 
-def objects(claim: dict[str, Any]) -> dict[str, str]:
+def objects(claim: Mapping[str, Any]) -> dict[str, str]:
     """On what a claim is judged: each object that ``claims.yml`` names, with what it says of it after a colon.
 
     >>> objects({"object": ["proof", "trained here: nine networks, 400 steps"]})

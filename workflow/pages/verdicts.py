@@ -76,7 +76,7 @@ class Claim:
 
     @property
     def evidence(self) -> str:
-        """On what it rests: its objects as ``claims.yml`` names them, and how many trainings or draws its checks had."""
+        """Its objects as ``claims.yml`` names them, and how many trainings or draws its checks had."""
         kinds = {record.kind for record in self.records}
         sizes = sorted({record.n for record in self.records if record.kind == "empirical" and record.n})
         rests_on = [f"{kind}: {detail}" if detail else kind for kind, detail in self.objects.items()]
