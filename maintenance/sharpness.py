@@ -73,10 +73,8 @@ def alternative_to(record: Record) -> Alternative | None:
     listed = alternatives(record.chapter)
     if record.key in listed:
         return listed[record.key]
-    matching = [
-        entry for (claim, name), entry in listed.items() if claim == record.claim and matches(name, record.check)
-    ]
-    return matching[0] if matching else None
+    of_claim = {name: entry for (claim, name), entry in listed.items() if claim == record.claim}
+    return next((entry for name, entry in of_claim.items() if matches(name, record.check)), None)
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -93,9 +91,10 @@ def sharp_by_form(record: Record) -> bool:
     if record.kind not in KINDS_OF_FORM or record.band is None:
         return False
     low, high = record.band
-    if low is None or high is None:
-        edge = high if low is None else low
-        return abs(edge) <= ROUNDING
+    if low is None:
+        return high is not None and abs(high) <= ROUNDING
+    if high is None:
+        return abs(low) <= ROUNDING
     return high - low <= ROUNDING * max(1.0, abs(low), abs(high))
 
 
