@@ -354,9 +354,10 @@ def test_a_list_of_claims_that_is_wrong_is_refused_and_says_where(tmp_path, text
 @pytest.mark.parametrize(
     ("one", "other", "why"),
     [
+        *(("theorem1", one, "the same example meets the hypothesis of each") for one in ("prop2", "any-network")),
         *(
-            ("theorem1", one, "the same example meets the hypothesis of each")
-            for one in ("prop2", "theorem9", "any-network")
+            ("theorem1", one, "one condition repairs each, and the generic case holds")
+            for one in ("lemma5", "lemma7", "theorem4", "f-monotone")
         ),
         ("theorem7", "theorem8", "both need the condition of Lemma 5, and hold on inputs of exact degree without it"),
         ("lemma4", "encoder-published", "both hold relative to c^k, and fall literally with the definition"),
