@@ -349,23 +349,3 @@ def test_a_list_of_claims_that_is_wrong_is_refused_and_says_where(tmp_path, text
     (tmp_path / "claims.yml").write_text(text)
     with pytest.raises(ValueError, match=reason):
         book.claims(tmp_path / "claims.yml")
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "why"),
-    [
-        *(("theorem1", one, "the same example meets the hypothesis of each") for one in ("prop2", "any-network")),
-        *(
-            ("theorem1", one, "one condition repairs each, and the generic case holds")
-            for one in ("lemma5", "lemma7", "theorem4", "f-monotone")
-        ),
-        ("theorem7", "theorem8", "both need the condition of Lemma 5, and hold on inputs of exact degree without it"),
-        ("lemma4", "encoder-published", "both hold relative to c^k, and fall literally with the definition"),
-        ("theorem5", "encoder-published", "both hold on compact sets of directions without a tie"),
-        ("diagnostic", "si-monotone", "both are exact for plain descent, and Adam breaks both"),
-        ("t5-uniform", "t5-layers-sqrt", "both hold of most blocks, and the first and the last bend away"),
-        ("encoder-degree", "encoder-published", "the same induction, relative to c, with and without residual"),
-    ],
-)
-def test_equal_logic_has_equal_verdicts(one, other, why):
-    assert book.claims()[one]["expected"] == book.claims()[other]["expected"], why

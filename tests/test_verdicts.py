@@ -1,0 +1,138 @@
+"""Equal logic has equal verdicts, and what counters a claim of the paper stands under that claim."""
+
+import ast
+from collections.abc import Iterator
+from itertools import combinations
+
+import pytest
+
+from workflow import book
+
+# Claims with one logic, and what it is.
+EQUAL = {
+    "exponential on each ray, uniform away from ties or zeros, and near them at no norm": (
+        "theorem4 theorem5 lemma7 theorem7 encoder-degree encoder-published classifier-degree euler-approximate"
+    ),
+    "the leading terms must not cancel, and generic ones do not": "theorem1 prop2 any-network lemma5",
+    "one condition that the text lacks repairs each, and the generic case holds": "theorem1 theorem4 theorem5 lemma5",
+    "right along a ray, and between rays not": "f-monotone equilibrium-grows equilibrium-stops theorem4",
+    "a bound in |x| or |f| itself, whatever its direction": "lemma6 lemma8 theorem2 theorem3",
+    "no condition beyond those of the parts": "lemma2 lemma3 lemma4 table1-approximate",
+    "exact by the letter wherever a layer norm has a value": "table1-layernorm table1-layernorm-affine theorem8",
+    "one exception: the function 0, the scale 0": "lemma1 table1-at-zero",
+    "one bound for all c leaves too little, relative to c it is right": "definition3 definition4",
+    "the same limit, as said, and another rate": "bias-puzzle fig5-shape",
+    "the rate is right, and a constant beside it is not": "walk-middle step-orthogonal misaligned",
+    "what is concluded fails for nearly all inputs or functions": "theorem6 theorem9 norm-converges",
+    "exact for plain descent, and Adam breaks both": "diagnostic si-monotone",
+    "of most blocks, and the first and the last bend away": "t5-uniform t5-layers-sqrt",
+    "the repository's code does not do what its name says": "t5-encoder-only fig4-switch lm-causal lm-pplx",
+    "the repository does not tell what was printed": "t5-printed-encoder fig4-printed",
+}
+
+
+@pytest.mark.parametrize(("logic", "names"), EQUAL.items())
+def test_equal_logic_has_equal_verdicts(logic, names):
+    verdicts = {name: book.claims()[name]["expected"] for name in names.split()}
+    assert len(set(verdicts.values())) == 1, f"{logic}: {verdicts}"
+
+
+# Claims of ours that narrow a claim of the paper: this one is not *confirmed*.
+NARROWS = {
+    "not-uniform": "theorem5",
+    "aligned-log": "assumption1",
+    "fig1-ray": "equilibrium-grows",
+    "stack-sign": "larger-networks",
+    "saturated-or-collapsed": "saturated-exchange",
+    "heads-mask": "heads-split",
+}
+# Claims of ours that leave the paper's claim nearest to them as it is, with the reason.
+BESIDE = {
+    "walk-general-steps": ("walk-sqrt", "Eq. 5 is of Gaussian steps"),
+    "si-growth": ("si-monotone", "√t is a bound there"),
+    "si-optimizers": ("si-monotone", "it is of gradient descent"),
+    "diagnostic-adaptive": ("diagnostic", "it is of methods like gradient descent"),
+    "t5-zero-drift": ("t5-projection-zero", "of θ·∇L, and open"),
+    "t5-interval-budget": ("t5-alignment", "that is of intervals, as it says"),
+    "t5-drift-share": ("t5-alignment", "an inference that the paper does not draw"),
+    "optimizer-sqrt": ("misaligned", "of noise under another optimizer"),
+    "encoder-null": ("t5-sqrt", "a curve of growth, whatever its cause"),
+    "t5-own": ("t5-sqrt", "small networks, not T5-base"),
+    "lm-over-noise": ("lm-growth", "growth, whatever its cause"),
+    "lm-threshold": ("lm-lr-wd", "a formula for the same decay; its runs are judged there as well"),
+    "lm-pplx": ("prenorm-better", "a footnote withdraws the perplexities"),
+    "lm-untrained": ("lm-saturation", "of the start, where that is of the end"),
+    "graph-converse": ("graph-degree", "a degree is only *potentially* undefined where a component has none"),
+    "encoder-real": ("encoder-published", "other placements of the norm"),
+    "equilibrium-tail": ("equilibrium-grows", "how fast"),
+    "fitting-grows-more": ("better-grows-more", "*in certain contexts*, and these are others"),
+    "multiclass": ("theorem3", "that is of two classes"),
+    "fig1-gain": ("fig1-80", "which part of the curve is whose"),
+    "lm-projection": ("larger-networks", "of training, where that is of scaling"),
+    "false-stop": ("norm-converges", "of rounding"),
+    "minilm-equal-norm": ("fig4-order", "another model, and at equal norm"),
+    "random-common": ("fig4-random-zero", "why"),
+    "t5-random-level": ("fig4-random-zero", "of the exception that it names"),
+    "heads-between": ("heads-split", "of heads that are neither"),
+    "counting-near-ties": ("heads-count", "what heads can do, not what trained ones do"),
+    "counting-found": ("heads-count", "what heads can do, not what training finds"),
+    "saturated-dyck": ("counter-languages", "more of the same"),
+    "trained-saturated": ("capacity-conjecture", "of single networks, and open"),
+    "own-series": ("", "of checkpoints"),
+    "own-mask": ("", "of a library"),
+    "own-degree": ("classifier-degree", "another placement of the norm"),
+}
+
+
+def test_a_claim_of_ours_says_what_it_does_to_the_paper():
+    """So that a counterexample cannot stand under a claim of ours while the claim that it counters stays confirmed."""
+    claims = book.claims()
+    ours = {name for name, claim in claims.items() if claim.get("ours")}
+    assert ours == NARROWS.keys() | BESIDE.keys(), "each claim of ours narrows a claim of the paper or stands beside it"
+    for name, of in NARROWS.items():
+        assert not claims[of].get("ours") and claims[of]["expected"] != "confirmed", (
+            f"{name} narrows {of}: its counterexample belongs there"
+        )
+    assert all(of in claims for of, _ in BESIDE.values() if of)
+
+
+# ---- one value under two claims ----
+
+Check = tuple[str, str, str]  # measured expression, claim, role
+
+
+def checks_in(cell: str) -> Iterator[Check]:
+    """The checks of a cell whose claim and role it spells out; a role in ``**options`` is not seen, and is ``""``."""
+    for node in ast.walk(ast.parse(cell)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and len(node.args) > 2):
+            continue
+        if node.func.attr.startswith("check") and isinstance(node.args[0], ast.Constant):
+            options = {keyword.arg: keyword.value for keyword in node.keywords}
+            role = options.get("role", ast.Constant("" if None in options else "stated"))
+            yield ast.unparse(node.args[2]), node.args[0].value, role.value if isinstance(role, ast.Constant) else ""
+
+
+def filed_apart(cell: str, verdicts: dict[str, str]) -> list[tuple[Check, Check]]:
+    """Pairs of checks on one value: a counterexample or a correction under one claim, and another that is confirmed."""
+    pairs = []
+    for one, other in combinations(checks_in(cell), 2):
+        for against, spared in ((one, other), (other, one)):
+            same = against[0] == spared[0] and against[1] != spared[1]
+            if same and against[2] in ("counterexample", "corrected") and verdicts.get(spared[1]) == "confirmed":
+                pairs.append((against, spared))
+    return pairs
+
+
+@pytest.mark.parametrize("chapter", book.chapters())
+def test_one_value_does_not_counter_a_claim_and_spare_another(chapter):
+    verdicts = {name: claim["expected"] for name, claim in book.claims().items()}
+    assert [pair for cell in book.code_cells(chapter) for pair in filed_apart(cell, verdicts)] == []
+
+
+def test_a_value_that_is_filed_apart_is_found():
+    cell = 'claims.check("a", "x", error, (0, 1), kind="exact")\n'
+    cell += 'claims.check("b", "y", error, (2, 3), kind="exact", role="counterexample", claimed=0)\n'
+    assert filed_apart(cell, {"a": "confirmed", "b": "refuted"}) == [
+        (("error", "b", "counterexample"), ("error", "a", "stated"))
+    ]
+    assert filed_apart(cell, {"a": "partly confirmed", "b": "refuted"}) == []
