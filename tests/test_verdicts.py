@@ -27,7 +27,7 @@ EQUAL = {
     "exact for plain descent, and Adam breaks both": "diagnostic si-monotone",
     "of most blocks, and the first and the last bend away": "t5-uniform t5-layers-sqrt",
     "the repository's code does not do what its name says": "t5-encoder-only fig4-switch lm-causal lm-pplx",
-    "the repository does not tell what was printed": "t5-printed-encoder fig4-printed",
+    "the repository does not tell what was printed": "t5-printed-encoder fig4-printed lm-growth-four lm-lookahead",
 }
 
 
@@ -61,14 +61,18 @@ BESIDE = {
     "t5-own": ("t5-sqrt", "small networks, not T5-base"),
     "lm-over-noise": ("lm-growth", "growth, whatever its cause"),
     "lm-threshold": ("lm-lr-wd", "a formula for the same decay; its runs are judged there as well"),
+    "lm-curves": ("lm-growth-four", "the repository's curves, of another norm"),
+    "lm-causal": ("lm-lookahead", "the released mask, and that is of the published models"),
     "lm-pplx": ("prenorm-better", "a footnote withdraws the perplexities"),
     "lm-untrained": ("lm-saturation", "of the start, where that is of the end"),
     "graph-converse": ("graph-degree", "a degree is only *potentially* undefined where a component has none"),
     "encoder-real": ("encoder-published", "other placements of the norm"),
+    "fig4-switch": ("fig4-printed", "of the repository's figure, where that is the printed one"),
     "equilibrium-tail": ("equilibrium-grows", "how fast"),
     "fitting-grows-more": ("better-grows-more", "*in certain contexts*, and these are others"),
     "multiclass": ("theorem3", "that is of two classes"),
     "fig1-gain": ("fig1-80", "which part of the curve is whose"),
+    "larger-script": ("larger-networks", "of the script, with random labels"),
     "lm-projection": ("larger-networks", "of training, where that is of scaling"),
     "false-stop": ("norm-converges", "of rounding"),
     "minilm-equal-norm": ("fig4-order", "another model, and at equal norm"),
