@@ -60,6 +60,17 @@ def packed(dtype, names, shape=(4, 8, 8)):
     return make
 
 
+def packed_values(dtype, *shape):
+    info = torch.iinfo(dtype)
+    return torch.from_numpy(RNG(2).integers(info.min, info.max, shape, np.int64)).to(dtype)
+
+
+def beside_embeddings(state):
+    """Embeddings are large, and often the only matrix that is not quantised; norms and scales are vectors."""
+    beside = {"embed.weight": tensor(1000, 16), "norm.weight": tensor(16), "q_proj.scale": tensor(16, 1)}
+    return lambda folder: write({**beside, **state}, folder / "step1.safetensors")
+
+
 QUANTISED = {
     "gpt-oss": packed(torch.uint8, "layers.0.mlp.experts.gate_up_proj_blocks"),
     "quanto": packed(torch.int8, "layers.0.mlp.weight._data", (16, 16)),
@@ -73,6 +84,14 @@ QUANTISED = {
     "QuIP#": packed(torch.int64, "layers.0.q_proj.Qidxs", (16, 16)),
     "packed, flat": packed(torch.uint8, "layers.0.q_proj.packed", (128,)),
     "AWQ": packed(torch.int32, "layers.0.q_proj.qzeros", (16, 8)),
+    "indices of 16 bits": packed(torch.int16, "layers.0.q_proj.Qidxs", (16, 8)),
+    "indices of 8 bits": packed(torch.uint8, "layers.0.q_proj.indices", (16, 8)),
+    "smaller than the embeddings": beside_embeddings({"q_proj.W_q": packed_values(torch.uint8, 16, 16)}),
+    "three bits in 32": beside_embeddings({"q_proj.packed_rows": packed_values(torch.int32, 2, 16)}),
+    "flat, 64 bits": beside_embeddings({"q_proj.dense": packed_values(torch.int64, 64)}),
+    "rows of a codebook": beside_embeddings(
+        {"q_proj.centroids": tensor(256, 8), "q_proj.assignments": torch.from_numpy(RNG(3).integers(0, 256, 512))}
+    ),
 }
 # Tables that are integers and no weights: read.
 TABLES = {
