@@ -1,6 +1,8 @@
 """Steps as the tracker measures them against the whole vectors of a loop in float64, whatever wraps what."""
 
 import contextlib
+import copy
+import pickle
 import warnings
 
 import numpy as np
@@ -221,6 +223,63 @@ def projected_by_a_hook(model):
     return [optimizer], iterate
 
 
+def clipped_by_a_hook(model):
+    """Gradients clipped in a hook that is put on the optimizer after the tracker."""
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    hooks = []
+
+    def clip_gradients(*_):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+    def iterate(ids):
+        if not hooks:
+            hooks.append(optimizer.register_step_pre_hook(clip_gradients))
+        optimizer.zero_grad()
+        model(ids).backward()
+        optimizer.step()
+
+    return [optimizer], iterate
+
+
+def decayed_by_its_own_step(model):
+    """A ``step`` put on the object, which writes after the one of its class."""
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    step_of_class = optimizer.step
+
+    def step(closure=None):
+        step_of_class(closure)
+        for p in model.parameters():
+            p.data.mul_(0.99)
+
+    optimizer.step = step
+
+    def iterate(ids):
+        optimizer.zero_grad()
+        model(ids).backward()
+        optimizer.step()
+
+    return [optimizer], iterate
+
+
+def closure_by_another_name(model):
+    optimizer = wrappers.Named(model.parameters(), LR)
+
+    def iterate(ids):
+        def evaluate():
+            optimizer.zero_grad()
+            model(ids).backward()
+
+        optimizer.step(1.0, evaluate_loss=evaluate)
+
+    return [optimizer], iterate
+
+
+def line_search(model):
+    """The closure gives the loss alone, and the optimizer calls ``backward``."""
+    optimizer = wrappers.LineSearch(model.parameters())
+    return [optimizer], lambda ids: optimizer.step(lambda: model(ids))
+
+
 def local_sgd(model):
     """torch's own wrapper without its class's constructor, which averages over processes after the step."""
     from torch.distributed.optim import PostLocalSGDOptimizer
@@ -271,12 +330,17 @@ LOOPS = {
     "schedule after": scheduled("after"),
     "projected by a hook": projected_by_a_hook,
     "torch's local SGD": local_sgd,
+    "clipped by a later hook": clipped_by_a_hook,
+    "a step of its own": plain(lambda m: wrappers.OwnStep(m.parameters(), LR)),
+    "decayed by a step of its own": decayed_by_its_own_step,
+    "a closure by another name": closure_by_another_name,
+    "line search": line_search,
 }
 FIRST = {  # parameters of which the first gradient of an iteration counts, and not the last
     "LBFGS": lambda model: list(model.parameters()),
     "by turns": matrices,
 }
-SCALED = {"LARC"}  # which change gradients within their step
+SCALED = {"LARC", "clipped by a later hook"}  # which change gradients within their step
 
 
 def flat(tensors):
@@ -536,6 +600,22 @@ def test_what_is_detached_is_as_before():
     optimizer.step()
     assert tracker.steps == 0
     tracker.attach(optimizer)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
+def test_a_copy_of_an_optimizer_steps_on_its_own_parameters(duplicate):
+    model = Model()
+    optimizer = wrappers.ScheduleFree(torch.optim.SGD(model.parameters(), LR))
+    tracker = NormTracker(model)
+    tracker.attach(optimizer)
+    other = duplicate(optimizer)
+    before = flat(model.parameters())
+    for p in wrappers.parameters(other):
+        p.grad = torch.ones_like(p)
+    old = flat(wrappers.parameters(other))
+    other.step()
+    assert (flat(model.parameters()) == before).all() and tracker.steps == 0
+    assert (flat(wrappers.parameters(other)) != old).any()
 
 
 def test_gradients_that_are_freed_before_they_can_be_read_are_not_zero():

@@ -279,3 +279,55 @@ class Fused(Optimizer):
 
     def step(self, closure=None):
         pass
+
+
+class OwnStep(Optimizer):
+    """Chooses its ``step`` when it is made, so that the class's, and with it torch's hooks, is never called."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, dict(lr=lr))
+        self.step = self.update
+
+    @torch.no_grad()
+    def update(self, closure=None):
+        for p in parameters(self):
+            p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
+
+    def step(self, closure=None):
+        raise NotImplementedError
+
+
+class Named(Optimizer):
+    """Takes its closure under another name, and after another argument."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self, factor, *, evaluate_loss):
+        with torch.enable_grad():
+            evaluate_loss()
+        for p in parameters(self):
+            p.sub_(p.grad, alpha=factor * self.param_groups[0]["lr"])
+
+
+class LineSearch(Optimizer):
+    """Armijo's rule as in Vaswani et al. 2019: the loss by the closure, ``backward`` here, then losses alone."""
+
+    def __init__(self, params):
+        super().__init__(params, dict(lr=8.0))
+
+    def step(self, closure):
+        self.zero_grad(set_to_none=False)
+        loss = closure()
+        loss.backward()
+        start = [p.detach().clone() for p in parameters(self)]
+        square = sum(p.grad.square().sum() for p in parameters(self))
+        rate = self.param_groups[0]["lr"]
+        with torch.no_grad():
+            while rate > 1e-3:
+                for p, old in zip(parameters(self), start, strict=True):
+                    p.copy_(old).sub_(p.grad, alpha=rate)
+                if closure() <= loss - 0.1 * rate * square:
+                    break
+                rate /= 2

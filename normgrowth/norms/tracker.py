@@ -200,6 +200,16 @@ class NormTracker:
         if len(self._calls) == 1:
             self._open(optimizer)
 
+    def gradients_may_change(self, optimizer: Any) -> None:
+        """Told by ``optimizers.listen``: the gradients in ``.grad`` may not be those of the step yet."""
+        if self._gradients and self._calls:
+            self._gradients.postpone()
+
+    def evaluated(self, optimizer: Any) -> None:
+        """Told by ``optimizers.listen``: a closure has been evaluated."""
+        if self._gradients and self._gradients.have_changed():
+            self.gradients_ready(optimizer)
+
     def gradients_ready(self, optimizer: Any) -> None:
         """Told by ``optimizers.listen``: the gradients of a step lie in ``.grad``."""
         depth = next((i for i, call in enumerate(self._calls, start=1) if call.owner is optimizer), 0)
