@@ -263,3 +263,34 @@ def harmless():
 
 class Own(dict):
     """A dictionary of a class of one's own."""
+
+
+# A module and one that follows it in the same state dict.
+def near(state, old, new, scale=0.97):
+    return {name.replace(old, new, 1): value * scale + 0.01 for name, value in state.items()}
+
+
+def under(prefix, seed):
+    return {f"{prefix}.{name}": value for name, value in matrices(seed).items()}
+
+
+def two_critics(seed):
+    critics = {**under("critic1", seed), **under("critic2", seed + 9)}
+    return {**critics, "actor.weight": tensor(3, 3, seed=seed)}, near(critics, ".", "_target.")
+
+
+def more_in_student(seed):
+    student = under("student.backbone", seed)
+    return {**student, "student.backbone.mask_token": tensor(1, 1, 5)}, near(student, "student", "teacher")
+
+
+FOLLOWERS = {  # parameters, and the copies
+    "targets of two critics": two_critics,
+    "a teacher, with fewer tensors": more_in_student,
+    "a target network": lambda seed: (s := under("online_encoder.net", seed), near(s, "online", "target")),
+    "an encoder by momentum": lambda seed: (s := under("vision", seed), near(s, "vision", "vision_m")),
+}
+NO_FOLLOWERS = {
+    "another teacher": lambda seed: {**under("student", seed), **under("teacher", 77)},
+    "two languages": lambda seed: {**under("source", seed), **under("target", seed + 50)},
+}

@@ -82,6 +82,51 @@ def test_an_optimizer_in_the_file_says_what_is_trained(tmp_path, kind):
     assert set(result.left_out.values()) == {"not in the state of the optimizer that is stored with it"}
 
 
+@pytest.mark.parametrize("kind", kinds.FOLLOWERS)
+def test_a_module_that_follows_another_one_is_no_second_set_of_parameters(tmp_path, kind):
+    wanted = []
+    for step in (1, 2, 3):
+        state, copy = kinds.FOLLOWERS[kind](step)
+        write({**state, **copy}, tmp_path / f"step{step}.safetensors")
+        wanted.append(norm(*state.values()))
+    result = series(tmp_path)
+    assert norms_of(result) == pytest.approx(wanted, rel=1e-12)
+    assert set(result.left_out) == set(copy) and all("an average" in why for why in result.left_out.values())
+    assert norms_of(series(tmp_path / "step1.safetensors")) == pytest.approx(wanted[:1], rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", kinds.NO_FOLLOWERS)
+def test_two_modules_with_values_of_their_own_both_count(tmp_path, kind):
+    state = kinds.NO_FOLLOWERS[kind](1)
+    write(state, tmp_path / "step1.safetensors")
+    result = series(tmp_path)
+    assert norms_of(result) == pytest.approx([norm(*state.values())], rel=1e-12) and not result.left_out
+
+
+def test_two_modules_with_nearly_the_same_values_are_named(tmp_path):
+    state = kinds.under("question", 1)
+    write({**state, **kinds.near(state, "question", "context")}, tmp_path / "step1.safetensors")
+    result = series(tmp_path)
+    (note,) = [note for note in result.notes if "nearly" in note]
+    assert note.startswith("context and question hold nearly the same values") and not result.left_out
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_optimizer_has_no_state_for_a_module_that_follows(tmp_path, is_first):
+    wanted = []
+    for step in (1, 2):
+        state = kinds.under("encoder_q", step)
+        copy = kinds.near(state, "_q", "_k")
+        shapes = [None] * 3 + [*state.values()] if is_first else [*state.values()] + [None] * 3
+        moments = {i: {"momentum_buffer": value} for i, value in enumerate(shapes) if value is not None}
+        optimizer = {"state": moments, "param_groups": [{"params": list(range(6))}]}
+        both = {**copy, **state} if is_first else {**state, **copy}
+        saved = {"state_dict": {**both, "queue": tensor(8, 9, seed=step)}, "optimizer": optimizer}
+        write(saved, tmp_path / f"step{step}.pt")
+        wanted.append(norm(*state.values()))
+    assert norms_of(series(tmp_path)) == pytest.approx(wanted, rel=1e-12)
+
+
 def test_of_two_vectors_of_one_shape_the_series_says_which_is_trained(tmp_path):
     net, wanted = Net(), []
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)

@@ -22,13 +22,14 @@ class Trained:
     """The parameters that optimizers train: their names if the state has them, otherwise their shapes in its order.
 
     The shape of a parameter without a state of its own is None: it has had no gradient yet, or the optimizer needs no
-    state.
+    state. It is idle, and has had no gradient, if others of its group have a state.
     """
 
     names: list[str] = field(default_factory=list)
     shapes: list[Shape | None] = field(default_factory=list)
     is_ordered: bool = True  # whether the shapes are in the order of the model's parameters
     steps: int | None = None
+    idle: int = 0  # of those without a shape
 
     def __bool__(self) -> bool:
         return bool(self.names or self.shapes)
@@ -68,7 +69,9 @@ def _add(total: Trained, optimizer: Mapping[str, Any]) -> None:
         names = group.get("param_names") or [name for name in parameters if isinstance(name, str)]
         total.names += map(str, names)
         if not names:
-            total.shapes += [_shape(parameter, state) for parameter in parameters]
+            shapes = [_shape(parameter, state) for parameter in parameters]
+            total.shapes += shapes
+            total.idle += shapes.count(None) if any(shapes) else 0
 
 
 def _count(entry: Any) -> float | None:
@@ -109,9 +112,11 @@ def untrained(stored: Mapping[str, Shape], evidence: Trained, moved: set[str] | 
     if evidence.names:
         return _untrained_by_name(stored, evidence.names)
     known = Counter(shape for shape in evidence.shapes if shape is not None)
-    unknown = len(evidence.shapes) - known.total()
-    if len(evidence.shapes) >= len(stored) or known - Counter(stored.values()):
+    unknown = len(evidence.shapes) - known.total() - evidence.idle
+    if known.total() + unknown >= len(stored) or known - Counter(stored.values()):
         return set()
+    if evidence.idle:
+        return _moved_by_no_gradient(stored, known, moved or set()) if not unknown else set()
     if unknown:  # a parameter of any shape may be without a state: only their number is known
         is_settled = moved is not None and len(moved) == len(evidence.shapes)
         return set(stored) - moved if is_settled and moved else set()
@@ -125,6 +130,11 @@ def untrained(stored: Mapping[str, Shape], evidence: Trained, moved: set[str] | 
         if len(names) > known[shape]:
             excluded |= _not_among(names, known[shape], certain, moved)
     return excluded
+
+
+def _moved_by_no_gradient(stored: Mapping[str, Shape], known: Counter[Shape], moved: set[str]) -> set[str]:
+    """Tensors that move, of shapes that the optimizer does not train: those without a gradient keep their values."""
+    return {name for name in moved if name in stored and not known[stored[name]]}
 
 
 def _not_among(names: Sequence[str], count: int, certain: set[str], moved: set[str] | None) -> set[str]:

@@ -7,7 +7,7 @@ that never changes was not trained, and two that are always equal are one.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,8 +109,16 @@ def judge(reference: Reference, series: Sequence[ByTensor], weights: Weights | N
     total = sum(series[-1][name].square for name in counted)
     if len(series) > 1:
         constant = {name: series[-1][name].square / total if total else 0.0 for name in counted if name not in moved}
-        return Verdict(left_out, constant, [])
+        return Verdict(left_out, constant, _notes_on_several(reference, moved & set(counted)))
     return Verdict(left_out, {}, _notes_on_one(reference, counted))
+
+
+def _notes_on_several(reference: Reference, moved: Collection[str]) -> list[str]:
+    """What a series does not say of its tensors: more of them move than the optimizer trains."""
+    count = len(reference.trained.shapes)
+    if reference.model_class or not 0 < count < len(moved):
+        return []
+    return [f"the optimizer trains {count} tensors; {len(moved)} move, and which of them is not said: all are counted"]
 
 
 def _notes_on_one(reference: Reference, counted: Sequence[str]) -> list[str]:
