@@ -329,6 +329,10 @@ LOOPS = {
     "schedule before": scheduled("before"),
     "schedule after": scheduled("after"),
     "projected by a hook": projected_by_a_hook,
+    "copies of some": plain(lambda m: wrappers.Master(matrices(m), others(m))),
+    "a decay of what is in no group": plain(
+        lambda m: wrappers.Decayed(torch.optim.SGD(matrices(m), LR), [m.embed.weight], m.parameters())
+    ),
     "torch's local SGD": local_sgd,
     "clipped by a later hook": clipped_by_a_hook,
     "a step of its own": plain(lambda m: wrappers.OwnStep(m.parameters(), LR)),
@@ -341,6 +345,7 @@ FIRST = {  # parameters of which the first gradient of an iteration counts, and 
     "by turns": matrices,
 }
 SCALED = {"LARC", "clipped by a later hook"}  # which change gradients within their step
+UNUSED = {"a decay of what is in no group": others}  # parameters whose gradients no optimizer uses
 
 
 def flat(tensors):
@@ -375,6 +380,8 @@ def run(name, loop, model, options=None, count=7):
         iterate(ids)
         new = flat(model.parameters())
         used = [p.grad if name in SCALED else gradients.of[id(p)] for p in model.parameters()]
+        unused = set(map(id, UNUSED.get(name, lambda model: [])(model)))
+        used = [g * (id(p) not in unused) for p, g in zip(model.parameters(), used, strict=True)]
         delta, grad = new - theta, flat(used)
         wanted.append([*map(np.linalg.norm, (new, delta)), theta @ delta, theta @ grad, np.linalg.norm(grad)])
     return np.array(wanted), tracker
@@ -557,6 +564,54 @@ def test_a_step_of_several_optimizers_ends_before_one_of_them_steps_again(critic
     np.testing.assert_allclose(rows.norm, [np.linalg.norm(x) for x in [start, *path]])
     np.testing.assert_allclose(rows.step_norm[1:], np.linalg.norm(np.diff([start, *path], axis=0), axis=1))
     assert tracker.steps == 4 * critic and tracker.identity_error() < 1e-12
+
+
+@pytest.mark.parametrize("first", ["the first", "the second"])
+def test_an_optimizer_that_is_left_out_of_one_step_does_not_put_the_others_out_of_step(first):
+    """As where a GradScaler finds infinite gradients of one optimizer only."""
+    model = Model()
+    optimizers = [torch.optim.SGD(matrices(model), LR), torch.optim.SGD(others(model), LR)]
+    tracker = NormTracker(model)
+    for optimizer in optimizers:
+        tracker.attach(optimizer)
+    path = [flat(model.parameters())]
+    for step, ids in enumerate(batches(5)):
+        model(ids).backward()
+        left_out = optimizers[first == "the second"] if step == 2 else None
+        for optimizer in optimizers:
+            if optimizer is not left_out:
+                optimizer.step()
+        path.append(flat(model.parameters()))
+    rows = tracker.history().query("layer == 'total'")
+    np.testing.assert_allclose(rows.norm, [np.linalg.norm(x) for x in path])
+    np.testing.assert_allclose(rows.step_norm[1:], np.linalg.norm(np.diff(path, axis=0), axis=1))
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_what_is_written_between_the_steps_of_two_optimizers_is_in_neither(hidden):
+    """Weights of one network are clipped before the other steps, and both have small tensors of one layer."""
+    model = Model()
+    critic = [model.embed.weight, model.head.bias]
+    rest = [p for p in model.parameters() if all(p is not q for q in critic)]
+    optimizers = [torch.optim.SGD(critic, LR), torch.optim.SGD(rest, LR)]
+    tracker = NormTracker(model, by=None)
+    for optimizer in optimizers:
+        tracker.attach(optimizer)
+    wanted = []
+    for ids in batches(4):
+        model(ids).backward()
+        delta = np.zeros_like(flat(model.parameters()))
+        for optimizer in optimizers:
+            theta = flat(model.parameters())
+            optimizer.step()
+            delta += flat(model.parameters()) - theta
+            with torch.no_grad():
+                for p in critic if optimizer is optimizers[0] else []:
+                    (p.data if hidden else p).clamp_(-0.3, 0.3)
+        wanted.append(np.linalg.norm(delta))
+    with pytest.warns(UserWarning, match=OUTSIDE):
+        rows = tracker.history()
+    np.testing.assert_allclose(rows.step_norm[1:], wanted)
 
 
 @pytest.mark.parametrize("every", [2, 3])

@@ -241,19 +241,22 @@ class Larc:
 
 
 class Master(Optimizer):
-    """Steps on copies in float64 that it writes back after the step, as wrappers for half precision do."""
+    """Steps on copies in float64 that it writes back after the step, as wrappers for half precision do.
 
-    def __init__(self, model_parameters):
-        self.model_parameters = list(model_parameters)
+    Others are stepped on directly.
+    """
+
+    def __init__(self, model_parameters, others=()):
+        self.model_parameters, self.others = list(model_parameters), list(others)
         self.copies = [nn.Parameter(p.detach().double()) for p in self.model_parameters]
-        self.optimizer = torch.optim.AdamW(self.copies, 0.05)
+        self.optimizer = torch.optim.AdamW(self.copies + self.others, 0.05)
 
     @property
     def param_groups(self):
         return self.optimizer.param_groups
 
     def zero_grad(self):
-        for p in self.model_parameters:
+        for p in self.model_parameters + self.others:
             p.grad = None
 
     def step(self):
@@ -331,3 +334,20 @@ class LineSearch(Optimizer):
                 if closure() <= loss - 0.1 * rate * square:
                     break
                 rate /= 2
+
+
+class Decayed:
+    """Writes parameters that are in none of its groups, as for a decay or an average within a model."""
+
+    def __init__(self, optimizer, decayed, all_parameters):
+        self.optimizer, self.decayed, self.all_parameters = optimizer, decayed, list(all_parameters)
+
+    @torch.no_grad()
+    def step(self):
+        self.optimizer.step()
+        for p in self.decayed:
+            p.mul_(0.9)
+
+    def zero_grad(self):
+        for p in self.all_parameters:
+            p.grad = None

@@ -36,6 +36,11 @@ class Moves:
         device = self._pieces.device
         self._moved, self._told, self.gap = self._moved.to(device), self._told.to(device), self.gap.to(device)
 
+    def split(self, parents: Sequence[int]) -> None:
+        """New pieces at the end have been parts of these."""
+        self._moved = torch.cat([self._moved, self._moved[list(parents)]])
+        self._told = torch.cat([self._told, torch.zeros_like(self._told[list(parents)])])
+
     def forget(self) -> None:
         """Copy all parameters as they are now, and forget what moved."""
         self._pieces.refresh()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +47,7 @@ class _Round:
     is_measured: bool
     is_counted: bool = False
     ids: set[int] = field(default_factory=set)  # parameters, and optimizers, that have had their step
+    last: int | None = None  # the id of the optimizer that stepped last
 
 
 class NormTracker:
@@ -114,6 +115,8 @@ class NormTracker:
         self._calls: list[_Call] = []  # that have begun and not ended, the outermost first
         self._has_stepped: bool | None = None  # the outermost call; None where only its writes can tell
         self._round: _Round | None = None
+        self._order: list[int] = []  # ids of optimizers, as they step one after another in a round
+        self._written_before: list[int] = []  # pieces of other parameters, written since their copy, as a call began
         self._gradients: StepGradients | None = None  # of the outermost call, if it is measured
         unknown = torch.full_like(self._pieces.squares, torch.nan)
         self._unread = torch.zeros_like(unknown)  # 1 for pieces that moved without .grad, since the last reading
@@ -149,6 +152,8 @@ class NormTracker:
         def detach() -> None:
             remove()
             forget()
+            if id(optimizer) in self._order:
+                self._order.remove(id(optimizer))
             for end in ends:
                 end()
 
@@ -239,12 +244,38 @@ class NormTracker:
     def _open(self, owner: Any) -> None:
         """Begin the outermost call: in the present round, or in a new one."""
         self._has_stepped = None
-        part = self._part(owner)
+        part = self._separated(self._part(owner), owner)
         ids = {id(owner), *part.ids}
-        if self._round is None or not self._round.ids.isdisjoint(ids) or self._has_moved(part):
+        is_done = self._round is None or not self._round.ids.isdisjoint(ids) or self._comes_earlier(owner)
+        if is_done or self._has_moved(part):
             self._begin_round()
+        self._written_before = self._pieces.rewritten(part.others) if part.others else []
         is_read = self.gradients and self._round is not None and self._round.is_measured
         self._gradients = StepGradients(self._pieces, part.members) if is_read else None
+
+    def _separated(self, part: Part, owner: Any) -> Part:
+        """The part of an optimizer, with no piece in it that has parameters of others.
+
+        What is written to those between the steps of two optimizers would be in the measured step of this one.
+        """
+        while part.is_mixed:
+            orphans = {id(member.parameter) for group in part.members for member in group} - part.ids
+            self._separate(part.ids if self._pieces.are_mixed(part.ids) else orphans)
+            part = self._part(owner)
+        return part
+
+    def _separate(self, ids: Collection[int]) -> None:
+        """Split pieces between parameters with these ids and others; what was measured stays with the first."""
+        parents = self._pieces.separate(ids)
+        self._sums = torch.cat([self._sums, torch.zeros_like(self._sums[:, parents])], dim=1)
+        self._unread = torch.cat([self._unread, self._unread[parents]])
+        self._moves.split(parents)
+        self._parts.renew()
+
+    def _comes_earlier(self, owner: Any) -> bool:
+        """Whether an optimizer steps before the last one of the present round, as a rule, and so begins another."""
+        last = self._round.last if self._round else None
+        return {id(owner), last} <= set(self._order) and self._order.index(id(owner)) < self._order.index(last)
 
     def _has_moved(self, part: Part) -> bool:
         """Whether parameters have been written since the round began that have had no step in it."""
@@ -295,6 +326,10 @@ class NormTracker:
         if self._round is None:
             return
         self._round.ids |= {id(owner), *part.ids}
+        if id(owner) not in self._order:
+            position = self._order.index(self._round.last) + 1 if self._round.last in self._order else len(self._order)
+            self._order.insert(position, id(owner))
+        self._round.last = id(owner)
         if not self._round.is_counted:
             self._round.is_counted = True
             self.steps += 1
@@ -304,18 +339,32 @@ class NormTracker:
     def _measured(self, part: Part) -> Tensor:
         """The sums of the round with a call that has just ended, ``(quantities, pieces)``."""
         sums = self._sums.clone()
-        index = self._pieces.index(part.pieces)
-        if self._gradients:
-            gradients, unread = self._gradients.end()
-            sums[PROJECTION:, index] += gradients[:, index]
-            self._unread = torch.maximum(self._unread, unread)
-        inner, step, *_ = self._pieces.advance(part.pieces)
+        gradients = self._gradients_of(part) if self._gradients else None
+        pieces = self._written(part)
+        index = self._pieces.index(pieces)
+        inner, step, *_ = self._pieces.advance(pieces)
         sums[STEP, index] += step
         sums[INNER, index] += inner
+        if gradients is not None:
+            unused = [k for k in part.orphans if not sums[STEP, k]]
+            gradients[:, unused] = 0.0
+            index = self._pieces.index(part.pieces)
+            sums[PROJECTION:, index] += gradients[:, index]
         sums[NORM] = self._pieces.squares
         sums[SNAPSHOT] = self._pieces.beside
         sums[SNAPSHOT_NORM] = self._pieces.snapshot_squares
         return sums
+
+    def _gradients_of(self, part: Part) -> Tensor:
+        """θ·∇L and ‖∇L‖² by piece, before the copies become θ + δ."""
+        gradients, unread = self._gradients.end()
+        self._unread = torch.maximum(self._unread, unread)
+        return gradients
+
+    def _written(self, part: Part) -> list[int]:
+        """The pieces of a part, and those of other parameters that have been written in the call."""
+        beyond = self._pieces.rewritten(part.others) if part.others else []
+        return sorted({*part.pieces, *beyond}.difference(set(self._written_before).difference(part.pieces)))
 
     def _part(self, owner: Any) -> Part:
         return self._parts.whole if owner is self else self._parts.of(owner)
