@@ -294,3 +294,31 @@ NO_FOLLOWERS = {
     "another teacher": lambda seed: {**under("student", seed), **under("teacher", 77)},
     "two languages": lambda seed: {**under("source", seed), **under("target", seed + 50)},
 }
+
+
+# What a file says of its tensors beside an optimizer's state.
+def listed_buffers(step):
+    state = {name: value * step for name, value in matrices().items()}
+    saved = {"module": {**state, "a.table": tensor(6, 5, seed=step)}, "buffer_names": ["a.table"], "mp_world_size": 1}
+    return state, saved
+
+
+def flat_state(prefix, *moments):
+    def make(step):
+        state = {name: value * step for name, value in matrices().items()}
+        return state, {**state, **{f"{prefix}{n}.{m}": v * 0.1 for n, v in state.items() for m in moments}}
+
+    return make
+
+
+def counted(step):
+    state = {name: value * step for name, value in matrices().items()}
+    return state, {**state, "tokens_seen": torch.tensor(512.0 * step), "passes": torch.tensor([float(step)])}
+
+
+TOLD = {
+    "buffers, listed": listed_buffers,
+    "moments beside the weights": flat_state("optimizer.state.", "exp_avg", "exp_avg_sq"),
+    "moments under the weights": flat_state("", "momentum_buffer"),
+    "counts that grow": counted,
+}

@@ -36,6 +36,17 @@ def test_a_table_of_integers_is_no_weight(tmp_path, kind):
     assert result.left_out == {"h.0.table": "not floating point"}
 
 
+@pytest.mark.parametrize("window", [2, 3, 7])
+def test_an_index_into_a_table_of_biases_is_no_weight(tmp_path, window):
+    """As in Swin and BEiT: the index of each pair of places in a window, by their distance in rows and in columns."""
+    rows, columns = np.indices((window, window)).reshape(2, -1)
+    distance = [axis[:, None] - axis + window - 1 for axis in (rows, columns)]
+    index = torch.from_numpy(distance[0] * (2 * window - 1) + distance[1])
+    state = {**matrices(), "attn.relative_bias": tensor((2 * window - 1) ** 2, 2)}
+    write({**state, "attn.relative_position_index": index}, tmp_path / "step1.safetensors")
+    assert norms_of(series(tmp_path)) == pytest.approx([norm(*state.values())], rel=1e-12)
+
+
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 @pytest.mark.parametrize("kind", MODULES)
 def test_parameters_of_a_module_of_torch_are_its_norm(tmp_path, kind, suffix):
@@ -124,6 +135,26 @@ def test_the_optimizer_has_no_state_for_a_module_that_follows(tmp_path, is_first
         saved = {"state_dict": {**both, "queue": tensor(8, 9, seed=step)}, "optimizer": optimizer}
         write(saved, tmp_path / f"step{step}.pt")
         wanted.append(norm(*state.values()))
+    assert norms_of(series(tmp_path)) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", kinds.TOLD)
+def test_what_the_file_or_the_series_tells_of_a_tensor(tmp_path, kind):
+    wanted = []
+    for step in (1, 2, 3):
+        state, saved = kinds.TOLD[kind](step)
+        write(saved, tmp_path / f"step{step}.pt")
+        wanted.append(norm(*state.values()))
+    result = series(tmp_path)
+    assert norms_of(result) == pytest.approx(wanted, rel=1e-12)
+    assert set(result.left_out) == set(saved.get("module", saved)) - set(state)
+
+
+def test_a_trained_number_is_no_count(tmp_path):
+    scales = (2.0, 2.5, 4.0)
+    for step, scale in enumerate(scales):
+        write({**matrices(), "logit_scale": torch.tensor(scale)}, tmp_path / f"step{step}.pt")
+    wanted = [norm(*matrices().values(), torch.tensor(scale)) for scale in scales]
     assert norms_of(series(tmp_path)) == pytest.approx(wanted, rel=1e-12)
 
 

@@ -1,4 +1,5 @@
-"""What the state of an optimizer says of the parameters: which are trained, and after how many steps."""
+"""What a trainer has stored says of the parameters: which the optimizer trains, and after how many steps; which
+tensors are buffers; and which are the optimizer's own."""
 
 from __future__ import annotations
 
@@ -14,6 +15,10 @@ from normgrowth.checkpoints.tensors import Shape
 
 _LIKE_PARAMETER = ("exp_avg", "momentum_buffer", "state1", "square_avg", "sum", "z", "mu", "m")
 _OF_DISTRIBUTED = re.compile(r"(?:.*\.)?optim\w*\.(?:optim\w*\.)?(?:state\.)?(.+)\.(?:exp_avg(?:_sq)?|momentum_buffer)")
+_MOMENTS = re.compile(
+    r"(?:^|\.)(?:(?:max_)?exp_(?:avg|inf)(?:_sq)?(?:_row|_col)?|momentum_buffer|fp32_param)(?:\.|$)"
+    r"|(?:^|\.)optim\w*\.(?:.*\.)?(?:state|param_groups)\."
+)
 _DEPTH = 4  # of containers in which an optimizer's state may lie
 
 
@@ -30,6 +35,7 @@ class Trained:
     is_ordered: bool = True  # whether the shapes are in the order of the model's parameters
     steps: int | None = None
     idle: int = 0  # of those without a shape
+    buffers: list[str] = field(default_factory=list)  # tensors that the file lists as buffers
 
     def __bool__(self) -> bool:
         return bool(self.names or self.shapes)
@@ -38,10 +44,22 @@ class Trained:
 def trained(tree: Any) -> Trained:
     """What all optimizers in a file's containers train; empty without any."""
     states = list(_states(tree, _DEPTH))
-    total = Trained(is_ordered=len(states) == 1)
+    total = Trained(is_ordered=len(states) == 1, buffers=list(_buffers(tree)))
     for state in states:
         _add(total, state)
     return total
+
+
+def _buffers(tree: Any) -> Iterator[str]:
+    """Names of tensors that a file lists as buffers, as DeepSpeed's ``buffer_names`` does."""
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        if "buffer" in str(key) and isinstance(value, list | tuple | set):
+            yield from (name for name in value if isinstance(name, str))
+
+
+def is_state(name: str) -> bool:
+    """Whether a tensor, by its name among weights, belongs to the state of an optimizer."""
+    return bool(_MOMENTS.search(name))
 
 
 def trained_names(keys: Iterable[str]) -> Trained:

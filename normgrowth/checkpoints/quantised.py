@@ -83,7 +83,16 @@ def _points_into_codebook(name: str, tensor: Tensor, floats: Mapping[str, Tensor
     values = tensor.load()[:]
     low, high = int(values.min()), int(values.max())
     is_pointer = low >= 0 and any(high < count < tensor.size for count in rows)
-    return is_pointer and high > 0 and not _is_in_order(values)
+    return is_pointer and high > 0 and not _is_of_distances(values.reshape(tensor.shape)) and not _is_in_order(values)
+
+
+def _is_of_distances(values: NDArray) -> bool:
+    """Whether a square table may choose a bias by relative position: every place has the same distance to itself.
+
+    The first place may be a token without a position.
+    """
+    is_square = values.ndim == 2 and values.shape[0] == values.shape[1]
+    return is_square and len(set(values.diagonal()[1:].tolist())) == 1
 
 
 def _is_in_order(values: NDArray) -> bool:

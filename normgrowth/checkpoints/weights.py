@@ -118,7 +118,7 @@ def _add(weights: Weights, part: Part, contents: Contents, is_adapter: bool) -> 
         original = originals.get(stored, stored)
         if original != stored:
             weights.left_out[name] = f"tied to {part.prefix}{_without_wrappers(original)}"
-        elif stored in contents.buffers:
+        elif stored in contents.buffers or stored in contents.trained.buffers:
             weights.left_out[name] = "buffer"
         else:
             weights.parameters[name] = tensor
