@@ -257,6 +257,23 @@ def test_suffixes_are_as_people_write_them(tmp_path, suffix):
     assert norms_of(result) == pytest.approx([norm(*state.values()) for state in states.values()], rel=1e-12)
 
 
+@pytest.mark.parametrize(
+    "beside",
+    [{"global_step": 1, "rng": torch.arange(9, dtype=torch.uint8)}, {"epoch": 3}, {"losses": tensor(9), "seen": [1]}],
+)
+def test_what_a_trainer_needs_beside_the_weights_is_none(tmp_path, beside):
+    """As in OLMo's ``step1000-unsharded``: ``model.pt``, ``optim.pt`` and ``train.pt``."""
+    wanted = []
+    for step in (1000, 2000):
+        folder = tmp_path / f"step{step}-unsharded"
+        write(matrices(step), folder / "model.pt")
+        write(beside, folder / "train.pt")
+        write({"state": {}, "param_groups": []}, folder / "optim.pt")
+        wanted.append(norm(*matrices(step).values()))
+    result = series(tmp_path)
+    assert list(result.table.step) == [1000, 2000] and norms_of(result) == pytest.approx(wanted, rel=1e-12)
+
+
 @pytest.mark.parametrize("prefix", ["_orig_mod.module.", "module._orig_mod.", "module.module.", "_orig_mod."])
 def test_wrappers_may_change_midway(tmp_path, prefix):
     for step in (1, 2, 3):

@@ -112,6 +112,17 @@ def _shapes(value: Any, depth: int = _DEPTH) -> Iterator[tuple[int, ...]]:
             yield from _shapes(inner, depth - 1)
 
 
+def has_matrix(value: Any, visited: set[int] | None = None) -> bool:
+    """Whether nested containers, which may hold themselves, have a floating tensor of two dimensions or more."""
+    visited = set() if visited is None else visited
+    if is_tensor(value):
+        return len(value.shape) > 1 and _is_floating(value)
+    if not isinstance(value, dict | list | tuple | set) or id(value) in visited:
+        return False
+    visited.add(id(value))
+    return any(has_matrix(inner, visited) for inner in (value.values() if isinstance(value, dict) else value))
+
+
 def _is_module(value: Any) -> TypeGuard[Inert]:
     """Whether an object is a module of torch that was pickled whole: it says itself what its parameters are."""
     return isinstance(value, Inert) and isinstance(value.get("_parameters"), dict) and "_modules" in value

@@ -55,6 +55,13 @@ def read(path: Path) -> Contents:
         return Contents(tensors, chosen.buffers, chosen.left_out, optimizers.trained(tree), chosen.notes)
 
 
+def may_hold_weights(path: Path) -> bool:
+    """Whether a matrix of floating numbers is in a file, or the file cannot be read: reading it will say why."""
+    with suppress(ReadError), _plain_errors():
+        return containers.has_matrix(unpickler.load(path))
+    return True
+
+
 def progress_in(path: Path) -> Progress:
     """What a file records of the training; nothing if it cannot be read."""
     with suppress(ReadError), _plain_errors():
