@@ -89,6 +89,10 @@ QUANTISED = {
     "smaller than the embeddings": beside_embeddings({"q_proj.W_q": packed_values(torch.uint8, 16, 16)}),
     "three bits in 32": beside_embeddings({"q_proj.packed_rows": packed_values(torch.int32, 2, 16)}),
     "flat, 64 bits": beside_embeddings({"q_proj.dense": packed_values(torch.int64, 64)}),
+    "layers in dictionaries": lambda folder: write(
+        {"norm": {"weight": tensor(16)}, "q_proj": {"W_q": packed_values(torch.uint8, 8, 16), "meta": {"nbits": 4}}},
+        folder / "step1.pt",
+    ),
     "rows of a codebook": beside_embeddings(
         {"q_proj.centroids": tensor(256, 8), "q_proj.assignments": torch.from_numpy(RNG(3).integers(0, 256, 512))}
     ),

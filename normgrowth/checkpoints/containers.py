@@ -178,12 +178,22 @@ def _key_of_weights(
     only = next(iter(likely), "")
     if len(likely) == 1 and not beside and isinstance(likely[only], dict):
         return only
+    if packed := next((key for key, value in likely.items() if _has_packed(value)), None):
+        raise ReadError(
+            f"{packed} holds matrices of integers: a quantised model; its norm cannot be read from the file"
+        )
     names = ", ".join([*containers][:4])
     place = f" in {path.rstrip('.')}" if path else ""
     hold = "holds" if len(containers) == 1 else "hold"
     rival = f", beside {beside[0]}" if beside else ""
     tool = megatron({*containers, *path.split(".")})
     raise ReadError(f"{names}{place} {hold} tensors{rival}, and which are the weights is unclear{tool}; {ALONE}")
+
+
+def _has_packed(value: Any) -> bool:
+    """Whether a dictionary of tensors has a matrix of 8 bits, as quantised layers have."""
+    tensors = [inner for inner in value.values() if is_tensor(inner)] if isinstance(value, dict) else []
+    return any(len(tensor.shape) > 1 and str(tensor.dtype).endswith("int8") for tensor in tensors)
 
 
 def _is_floating(tensor: Any) -> bool:

@@ -80,7 +80,10 @@ def _at_top(place: Path, names: list[str]) -> Parts:
     ]
     pickles = [name for name in candidates if name.endswith(files.PICKLES)]
     if len(pickles) > 1:  # trainers keep counters and the like in files of one suffix with the weights
-        candidates = [name for name in candidates if name not in pickles or not _is_of_training(place / name)]
+        others = [name for name in candidates if name not in pickles or not _is_of_training(place / name)]
+        has_weights = any(name in others for name in pickles)
+        if has_weights and not layouts.why_refused(names):  # a layout is told by all its files
+            candidates = others
     chosen = files.weight_files(candidates, odd=[name for name in candidates if not name.endswith((".json", "/"))])
     left_out = {}
     if chosen[0].endswith(".index.json"):
