@@ -673,6 +673,41 @@ def test_a_copy_of_an_optimizer_steps_on_its_own_parameters(duplicate):
     assert (flat(wrappers.parameters(other)) != old).any()
 
 
+def test_a_reading_in_inference_mode_leaves_the_rest_as_it_is():
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    tracker = NormTracker(model, gradients=True)
+    tracker.attach(optimizer)
+    for ids in batches(3):
+        model(ids).backward()
+        theta = flat(model.parameters())
+        with torch.inference_mode():
+            optimizer.step()
+            tracker.snapshot()
+            tracker.latest()
+        delta = flat(model.parameters()) - theta
+        assert tracker.latest()["step_norm/total"] == pytest.approx(np.linalg.norm(delta))
+
+
+EMPTY = [nn.LazyLinear(3), nn.Linear(2, 3, device="meta")]
+
+
+@pytest.mark.parametrize("module", EMPTY, ids=["lazy", "meta"])
+def test_parameters_without_values_are_refused(module):
+    with pytest.raises(ValueError, match="weight has no values yet"):
+        NormTracker(module)
+
+
+def test_parameters_that_share_memory_warn():
+    model = Model()
+    model.blocks[1].bias.data = model.blocks[1].bias.data.clone()
+    NormTracker(model)
+    model.head = nn.Linear(8, 11)
+    model.head.weight.data = model.embed.weight.data
+    with pytest.warns(UserWarning, match="head.weight shares its memory with embed.weight"):
+        NormTracker(model)
+
+
 def test_gradients_that_are_freed_before_they_can_be_read_are_not_zero():
     model = Model()
     optimizer = wrappers.Fused(model.parameters(), LR)

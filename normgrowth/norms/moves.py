@@ -70,6 +70,7 @@ class Moves:
         can_compare = not self.copies_are_old and self._pieces.device.type == "cpu"
         return can_compare and self._pieces.sample_is_unlike(steps)
 
+    @torch.inference_mode(False)  # what is kept has to be written later
     def compare(self) -> None:
         """Compare all parameters with their copies, which stay as they are: the move may be taken back."""
         if self.copies_are_old:

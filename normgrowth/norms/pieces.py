@@ -47,6 +47,13 @@ class Pieces:
         ValueError: parameters on several device meshes.
     """
 
+    squares: Tensor
+    beside: Tensor
+    snapshot_squares: Tensor
+    _layer_of_piece: Tensor
+    _weights: Tensor
+    _versions: list[tuple[int, int, int]]  # as in ``_now``, when the copies were made
+
     def __init__(self, members: Sequence[tuple[Tensor, str]]) -> None:
         parameters = [parameter for parameter, _ in members]
         self.layers = list(dict.fromkeys(layer for _, layer in members))

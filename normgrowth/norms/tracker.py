@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from normgrowth.layers import layer_of
 from normgrowth.layers import layers as layers_of
@@ -26,6 +27,7 @@ from normgrowth.norms.pieces import Pieces
 CHECK_FIRST = 3  # steps before which all parameters are compared with their copies …
 CHECK_EVERY = 32  # … and then at every such step
 SAME = 1e-4  # relative difference of norms up to which a history ends at the parameters that were loaded
+RECORDING = torch.inference_mode(False)  # tensors that are kept have to be written later, also outside of that mode
 # Sums by layer of a measured step: ‖θ'‖², ‖δ‖², θ·δ, ‖θ‖², θ'·s and ‖s‖² with the snapshot s, θ·∇L, ‖∇L‖².
 QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
 NORM, STEP, INNER, BEFORE, SNAPSHOT, SNAPSHOT_NORM, PROJECTION, GRADIENT = range(len(QUANTITIES))
@@ -47,7 +49,7 @@ class _Round:
     is_measured: bool
     is_counted: bool = False
     ids: set[int] = field(default_factory=set)  # parameters, and optimizers, that have had their step
-    last: int | None = None  # the id of the optimizer that stepped last
+    last: int = 0  # the id of the optimizer that stepped last
 
 
 class NormTracker:
@@ -103,6 +105,7 @@ class NormTracker:
         tracked = [(name, parameter) for name, parameter in pairs if frozen or parameter.requires_grad]
         self._frozen = [(name, parameter) for name, parameter in pairs if not (frozen or parameter.requires_grad)]
         _refuse_untrackable(tracked, every)
+        _warn_of_shared_memory(tracked)
         self._membership.track(tracked)
         layers = _layers([name for name, _ in tracked], by)
         self._pieces = Pieces([(parameter, layers[name]) for name, parameter in tracked])
@@ -170,6 +173,7 @@ class NormTracker:
             raise
         self.after()
 
+    @RECORDING
     def before(self, *, scale: float = 1.0) -> None:
         """Call right before the optimizer's step, once the gradients are there; they are ``scale`` times too large."""
         self._calls.clear()
@@ -178,6 +182,7 @@ class NormTracker:
         if self._gradients:
             self._gradients.read(self._parts.whole.pieces, 1, scale)
 
+    @RECORDING
     def after(self, *, stepped: bool | None = None) -> None:
         """Call right after the optimizer's step.
 
@@ -193,6 +198,7 @@ class NormTracker:
         self._calls.clear()
         self._close(self, stepped)
 
+    @RECORDING
     def begin(self, optimizer: Any, frame: types.FrameType) -> None:
         """Told by ``optimizers.listen``: a call of ``step`` begins."""
         while self._calls and (running := self._calls[-1].frame) and not optimizers.is_running(running):
@@ -215,6 +221,7 @@ class NormTracker:
         if self._gradients and self._gradients.have_changed():
             self.gradients_ready(optimizer)
 
+    @RECORDING
     def gradients_ready(self, optimizer: Any) -> None:
         """Told by ``optimizers.listen``: the gradients of a step lie in ``.grad``."""
         depth = next((i for i, call in enumerate(self._calls, start=1) if call.owner is optimizer), 0)
@@ -225,6 +232,7 @@ class NormTracker:
             pieces = self._parts.of(optimizer).pieces
             self._gradients.read(pieces, depth, 1.0 if scale is None else float(scale))
 
+    @RECORDING
     def end(self, optimizer: Any) -> None:
         """Told by ``optimizers.listen``: a call of ``step`` has ended."""
         positions = [i for i, call in enumerate(self._calls) if call.owner is optimizer]
@@ -274,8 +282,10 @@ class NormTracker:
 
     def _comes_earlier(self, owner: Any) -> bool:
         """Whether an optimizer steps before the last one of the present round, as a rule, and so begins another."""
-        last = self._round.last if self._round else None
-        return {id(owner), last} <= set(self._order) and self._order.index(id(owner)) < self._order.index(last)
+        last = self._round.last if self._round else 0
+        if last not in self._order or id(owner) not in self._order:
+            return False
+        return self._order.index(id(owner)) < self._order.index(last)
 
     def _has_moved(self, part: Part) -> bool:
         """Whether parameters have been written since the round began that have had no step in it."""
@@ -339,7 +349,7 @@ class NormTracker:
     def _measured(self, part: Part) -> Tensor:
         """The sums of the round with a call that has just ended, ``(quantities, pieces)``."""
         sums = self._sums.clone()
-        gradients = self._gradients_of(part) if self._gradients else None
+        gradients = self._read_gradients(self._gradients) if self._gradients else None
         pieces = self._written(part)
         index = self._pieces.index(pieces)
         inner, step, *_ = self._pieces.advance(pieces)
@@ -355,9 +365,9 @@ class NormTracker:
         sums[SNAPSHOT_NORM] = self._pieces.snapshot_squares
         return sums
 
-    def _gradients_of(self, part: Part) -> Tensor:
+    def _read_gradients(self, reader: StepGradients) -> Tensor:
         """θ·∇L and ‖∇L‖² by piece, before the copies become θ + δ."""
-        gradients, unread = self._gradients.end()
+        gradients, unread = reader.end()
         self._unread = torch.maximum(self._unread, unread)
         return gradients
 
@@ -369,6 +379,7 @@ class NormTracker:
     def _part(self, owner: Any) -> Part:
         return self._parts.whole if owner is self else self._parts.of(owner)
 
+    @RECORDING
     def snapshot(self) -> None:
         """Keep the parameters as they are now: from the next step on, ``cos_similarity`` is the cosine with them."""
         self._moves.copy(self.steps)
@@ -506,8 +517,12 @@ class NormTracker:
 
 
 def _refuse_untrackable(tracked: Sequence[tuple[str, Tensor]], every: int) -> None:
-    """Raise ValueError for complex parameters, no parameters, several devices, or ``every`` below 1."""
+    """Raise ValueError for complex or empty parameters, none at all, several devices, or ``every`` below 1."""
     for name, parameter in tracked:
+        if is_lazy(parameter) or parameter.is_meta:
+            raise ValueError(
+                f"{name} has no values yet: make the tracker after the model's first forward, or its loading"
+            )
         if parameter.is_complex():
             raise ValueError(f"{name} is complex: give real parameters, such as torch.view_as_real of it")
     devices = {parameter.device for _, parameter in tracked}
@@ -516,6 +531,18 @@ def _refuse_untrackable(tracked: Sequence[tuple[str, Tensor]], every: int) -> No
             f"give trainable parameters on one device, and every ≥ 1; got {len(tracked)} of them on "
             f"{sorted(map(str, devices))}, every = {every}"
         )
+
+
+def _warn_of_shared_memory(tracked: Sequence[tuple[str, Tensor]]) -> None:
+    """Warn of weights that are tied by their memory and not as one parameter, such as by ``a.data = b.data``."""
+    first: dict[tuple[Any, ...], str] = {}
+    for name, parameter in tracked:
+        tensor = shards.local(parameter)
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        other = first.setdefault(key, name)
+        if other != name and tensor.numel():
+            text = f"{name} shares its memory with {other}, and counts twice: let both be one parameter"
+            warnings.warn(text, stacklevel=3)
 
 
 def _layers(names: Sequence[str], by: Callable[[str], str] | None) -> dict[str, str]:
