@@ -16,7 +16,7 @@ from normgrowth.checkpoints.places import Checkpoint, Entry, Numbered, Skip, Unp
 from normgrowth.checkpoints.steps import StepOf, by_pattern, no_step
 from normgrowth.checkpoints.weights import Weights, read
 
-__all__ = ["Checkpoint", "Skip", "checkpoints", "grouped", "model_folder", "opener"]
+__all__ = ["checkpoints", "grouped", "model_folder", "opener"]
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
 
 

@@ -11,8 +11,7 @@ import pandas as pd
 
 from normgrowth.checkpoints import find, hub, parameters, places, table
 from normgrowth.checkpoints.comparisons import Sums
-from normgrowth.checkpoints.find import Checkpoint
-from normgrowth.checkpoints.places import Numbered, Unplaced
+from normgrowth.checkpoints.places import Checkpoint, Numbered, Unplaced
 from normgrowth.checkpoints.series import Counted, sums_by_tensor, verdict_on
 from normgrowth.checkpoints.steps import step_of
 from normgrowth.checkpoints.table import Grouping
