@@ -106,7 +106,7 @@ def judge(reference: Reference, series: Sequence[ByTensor], weights: Weights | N
     if reference.trained and not reference.model_class:
         shapes = {name: reference.shapes[name] for name in names}
         untrained = optimizers.untrained(shapes, reference.trained, moved if len(series) > 1 else None)
-        left_out |= {name: "not in the state of the optimizer that is stored with it" for name in untrained}
+        left_out |= _not_trained([name for name in names if name in untrained], reference, series[-1])
     left_out |= _equal_tensors(reference, series, moved, left_out, weights)
     counted = [name for name in names if name not in left_out]
     moved &= set(counted)
@@ -115,6 +115,16 @@ def judge(reference: Reference, series: Sequence[ByTensor], weights: Weights | N
         constant = {name: series[-1][name].square / total if total else 0.0 for name in counted if name not in moved}
         return Verdict(left_out, constant, _notes_on_several(reference, moved))
     return Verdict(left_out, {}, _notes_on_one(reference, counted))
+
+
+def _not_trained(untrained: Sequence[str], reference: Reference, last: ByTensor) -> dict[str, str]:
+    """Why tensors that the optimizer does not train are left out, each with its share of the ρ² of all tensors."""
+    total = sum(last[name].square for name in reference.shapes)
+    reasons = {}
+    for name in untrained:
+        share = 100 * last[name].square / total if total else 0.0
+        reasons[name] = f"not in the state of the optimizer that is stored with it ({share:.3g} % of ρ² with it)"
+    return reasons
 
 
 def _counts(reference: Reference, series: Sequence[ByTensor]) -> dict[str, str]:

@@ -44,6 +44,8 @@ def family(optimizer: Any) -> list[Any]:
     Raises:
         TypeError: neither is an optimizer of torch, or one of them is DeepSpeed's, which writes outside of its step.
     """
+    if isinstance(optimizer, list | tuple | dict):
+        raise TypeError(f"a {type(optimizer).__name__} of optimizers: attach the tracker to each of them")
     members: list[Any] = []
     pending = [optimizer]
     while pending:
