@@ -151,11 +151,12 @@ def _replace(optimizer: Any, listener: Listener, arrange: Callable[[], None] | N
         if arrange:
             arrange()
         listener.begin(optimizer, sys._getframe())
-        args, kwargs, has_closure = _with_closures(optimizer, listener, args, kwargs)
-        if arrange and not has_closure:
+        if arrange:
             listener.gradients_may_change(optimizer)
-        elif not has_closure:
-            listener.gradients_ready(optimizer)
+        else:
+            args, kwargs, has_closure = _with_closures(optimizer, listener, args, kwargs)
+            if not has_closure:
+                listener.gradients_ready(optimizer)
         result = original(*args, **kwargs)
         listener.end(optimizer)
         return result

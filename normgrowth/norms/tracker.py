@@ -356,8 +356,9 @@ class NormTracker:
         sums[STEP, index] += step
         sums[INNER, index] += inner
         if gradients is not None:
-            unused = [k for k in part.orphans if not sums[STEP, k]]
-            gradients[:, unused] = 0.0
+            if part.orphans:
+                index = self._pieces.index(part.orphans)
+                gradients[:, index] = torch.where(sums[STEP, index] == 0, 0.0, gradients[:, index])
             index = self._pieces.index(part.pieces)
             sums[PROJECTION:, index] += gradients[:, index]
         sums[NORM] = self._pieces.squares
