@@ -147,24 +147,23 @@ def orthogonal():
     return net
 
 
-def fake_quantised():
+def prepared_for_quantisation(in_training):
     from torch.ao import quantization
 
-    net = Net()
-    net.qconfig = quantization.get_default_qat_qconfig("fbgemm")
-    prepared = quantization.prepare_qat(net.train())
+    net = Net().train(in_training)
+    qconfig = quantization.get_default_qat_qconfig if in_training else quantization.get_default_qconfig
+    net.qconfig = qconfig("fbgemm")
+    prepared = quantization.prepare_qat(net) if in_training else quantization.prepare(net)
     prepared(tensor(3, 5))
     return prepared
+
+
+def fake_quantised():
+    return prepared_for_quantisation(in_training=True)
 
 
 def observed():
-    from torch.ao import quantization
-
-    net = Net()
-    net.qconfig = quantization.get_default_qconfig("fbgemm")
-    prepared = quantization.prepare(net.eval())
-    prepared(tensor(3, 5))
-    return prepared
+    return prepared_for_quantisation(in_training=False)
 
 
 def normalised():

@@ -297,7 +297,7 @@ class OwnStep(Optimizer):
             p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
 
     def step(self, closure=None):
-        raise NotImplementedError
+        raise AssertionError("never called: the object has a step of its own, as in optimizers that choose one")
 
 
 class Named(Optimizer):
