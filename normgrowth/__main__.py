@@ -16,7 +16,7 @@ from normgrowth import __version__
 
 if TYPE_CHECKING:
     from normgrowth.checkpoints import MeasuredSeries
-    from normgrowth.checkpoints.find import Checkpoint
+    from normgrowth.checkpoints.places import Checkpoint
 
 SOURCES = """\
 SOURCE is a folder of checkpoints (step1000, checkpoint-300000, step_20k, …), a repository of the Hugging Face Hub whose

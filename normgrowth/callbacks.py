@@ -8,6 +8,7 @@ W&B, …). ``noise_for_trainer`` and ``noise_for_lightning`` attach ``NoiseGradi
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,11 @@ def for_trainer(trainer: Any, **options: Any) -> Any:
 
     class Norms(TrainerCallback):
         tracker: NormTracker | None = None
+        detach: Callable[[], None] | None = None
         resumed_from: str | None = None  # the folder of a checkpoint
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            self.end()
             file = Path(self.resumed_from or args.output_dir, "norms.pt")
             self.tracker = NormTracker(model, **options)
             if state.global_step and file.is_file():
@@ -51,7 +54,13 @@ def for_trainer(trainer: Any, **options: Any) -> Any:
                 torch.save(self.tracker.state_dict(), folder / "norms.pt")
 
         def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-            self.detach()
+            self.end()
+
+        def end(self) -> None:
+            """Detach the tracker, also that of a training that was interrupted, whose optimizer may go on."""
+            if self.detach:
+                self.detach()
+            self.detach = None
 
     norms = Norms()
     log_without_norms = trainer.log
@@ -123,8 +132,10 @@ def for_lightning(**options: Any) -> Any:
     class Norms(callback_class):
         tracker: NormTracker | None = None
         loaded_state: dict[str, Any] | None = None  # from a checkpoint, until training starts
+        detach: Sequence[Callable[[], None]] = ()
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            self.end()
             self.tracker = NormTracker(pl_module, **options)
             if self.loaded_state:
                 self.tracker.load_state_dict(self.loaded_state)
@@ -135,8 +146,13 @@ def for_lightning(**options: Any) -> Any:
                 pl_module.log_dict(self.tracker.latest())
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            self.end()
+
+        def end(self) -> None:
+            """Detach the tracker, also that of a training that was interrupted, whose optimizer may go on."""
             for detach in self.detach:
                 detach()
+            self.detach = ()
 
         def state_dict(self) -> dict[str, Any]:
             return self.tracker.state_dict() if self.tracker else {}

@@ -60,6 +60,17 @@ def packed(dtype, names, shape=(4, 8, 8)):
     return make
 
 
+def packed_values(dtype, *shape):
+    info = torch.iinfo(dtype)
+    return torch.from_numpy(RNG(2).integers(info.min, info.max, shape, np.int64)).to(dtype)
+
+
+def beside_embeddings(state):
+    """Embeddings are large, and often the only matrix that is not quantised; norms and scales are vectors."""
+    beside = {"embed.weight": tensor(1000, 16), "norm.weight": tensor(16), "q_proj.scale": tensor(16, 1)}
+    return lambda folder: write({**beside, **state}, folder / "step1.safetensors")
+
+
 QUANTISED = {
     "gpt-oss": packed(torch.uint8, "layers.0.mlp.experts.gate_up_proj_blocks"),
     "quanto": packed(torch.int8, "layers.0.mlp.weight._data", (16, 16)),
@@ -73,6 +84,18 @@ QUANTISED = {
     "QuIP#": packed(torch.int64, "layers.0.q_proj.Qidxs", (16, 16)),
     "packed, flat": packed(torch.uint8, "layers.0.q_proj.packed", (128,)),
     "AWQ": packed(torch.int32, "layers.0.q_proj.qzeros", (16, 8)),
+    "indices of 16 bits": packed(torch.int16, "layers.0.q_proj.Qidxs", (16, 8)),
+    "indices of 8 bits": packed(torch.uint8, "layers.0.q_proj.indices", (16, 8)),
+    "smaller than the embeddings": beside_embeddings({"q_proj.W_q": packed_values(torch.uint8, 16, 16)}),
+    "three bits in 32": beside_embeddings({"q_proj.packed_rows": packed_values(torch.int32, 2, 16)}),
+    "flat, 64 bits": beside_embeddings({"q_proj.dense": packed_values(torch.int64, 64)}),
+    "layers in dictionaries": lambda folder: write(
+        {"norm": {"weight": tensor(16)}, "q_proj": {"W_q": packed_values(torch.uint8, 8, 16), "meta": {"nbits": 4}}},
+        folder / "step1.pt",
+    ),
+    "rows of a codebook": beside_embeddings(
+        {"q_proj.centroids": tensor(256, 8), "q_proj.assignments": torch.from_numpy(RNG(3).integers(0, 256, 512))}
+    ),
 }
 # Tables that are integers and no weights: read.
 TABLES = {
@@ -124,24 +147,23 @@ def orthogonal():
     return net
 
 
-def fake_quantised():
+def prepared_for_quantisation(in_training):
     from torch.ao import quantization
 
-    net = Net()
-    net.qconfig = quantization.get_default_qat_qconfig("fbgemm")
-    prepared = quantization.prepare_qat(net.train())
+    net = Net().train(in_training)
+    qconfig = quantization.get_default_qat_qconfig if in_training else quantization.get_default_qconfig
+    net.qconfig = qconfig("fbgemm")
+    prepared = quantization.prepare_qat(net) if in_training else quantization.prepare(net)
     prepared(tensor(3, 5))
     return prepared
+
+
+def fake_quantised():
+    return prepared_for_quantisation(in_training=True)
 
 
 def observed():
-    from torch.ao import quantization
-
-    net = Net()
-    net.qconfig = quantization.get_default_qconfig("fbgemm")
-    prepared = quantization.prepare(net.eval())
-    prepared(tensor(3, 5))
-    return prepared
+    return prepared_for_quantisation(in_training=False)
 
 
 def normalised():
@@ -244,3 +266,62 @@ def harmless():
 
 class Own(dict):
     """A dictionary of a class of one's own."""
+
+
+# A module and one that follows it in the same state dict.
+def near(state, old, new, scale=0.97):
+    return {name.replace(old, new, 1): value * scale + 0.01 for name, value in state.items()}
+
+
+def under(prefix, seed):
+    return {f"{prefix}.{name}": value for name, value in matrices(seed).items()}
+
+
+def two_critics(seed):
+    critics = {**under("critic1", seed), **under("critic2", seed + 9)}
+    return {**critics, "actor.weight": tensor(3, 3, seed=seed)}, near(critics, ".", "_target.")
+
+
+def more_in_student(seed):
+    student = under("student.backbone", seed)
+    return {**student, "student.backbone.mask_token": tensor(1, 1, 5)}, near(student, "student", "teacher")
+
+
+FOLLOWERS = {  # parameters, and the copies
+    "targets of two critics": two_critics,
+    "a teacher, with fewer tensors": more_in_student,
+    "a target network": lambda seed: (s := under("online_encoder.net", seed), near(s, "online", "target")),
+    "an encoder by momentum": lambda seed: (s := under("vision", seed), near(s, "vision", "vision_m")),
+}
+NO_FOLLOWERS = {
+    "another teacher": lambda seed: {**under("student", seed), **under("teacher", 77)},
+    "two languages": lambda seed: {**under("source", seed), **under("target", seed + 50)},
+}
+
+
+# What a file says of its tensors beside an optimizer's state.
+def listed_buffers(step):
+    state = {name: value * step for name, value in matrices().items()}
+    saved = {"module": {**state, "a.table": tensor(6, 5, seed=step)}, "buffer_names": ["a.table"], "mp_world_size": 1}
+    return state, saved
+
+
+def flat_state(prefix, *moments):
+    def make(step):
+        state = {name: value * step for name, value in matrices().items()}
+        return state, {**state, **{f"{prefix}{n}.{m}": v * 0.1 for n, v in state.items() for m in moments}}
+
+    return make
+
+
+def counted(step):
+    state = {name: value * step for name, value in matrices().items()}
+    return state, {**state, "tokens_seen": torch.tensor(512.0 * step), "passes": torch.tensor([float(step)])}
+
+
+TOLD = {
+    "buffers, listed": listed_buffers,
+    "moments beside the weights": flat_state("optimizer.state.", "exp_avg", "exp_avg_sq"),
+    "moments under the weights": flat_state("", "momentum_buffer"),
+    "counts that grow": counted,
+}

@@ -265,8 +265,8 @@ CONTENT_REFUSED = {
     "an optimizer alone": (
         saved({"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"params": [0]}]}),
         "the state of an optimizer, and no weights"),
-    "an average alone": (
-        saved({"ema": weights(), "epoch": 1}), "ema holds tensors, and which are the weights is unclear"),
+    "two averages alone": (
+        saved({"ema": weights(), "swa": weights(), "epoch": 1}), "ema, swa hold tensors, and which are the weights is"),
     "an average of two others": (
         saved({"ema.w": torch.ones(8), "ema.b": torch.ones(4), "x.w": torch.ones(8), "y.b": torch.ones(4)}),
         "may be an average"),

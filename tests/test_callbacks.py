@@ -195,6 +195,27 @@ def test_the_trainer_resumes_from_the_last_checkpoint(tmp_path):
     assert_of_sgd(norms.tracker, again.model, 4)
 
 
+def test_a_training_that_was_interrupted_is_not_measured_by_its_old_tracker(tmp_path):
+    from transformers import TrainerCallback
+
+    class Interrupted(TrainerCallback):
+        is_due = True
+
+        def on_step_end(self, *args, **kwargs):
+            if self.is_due:
+                self.is_due = False
+                raise KeyboardInterrupt
+
+    trainer = trainer_of(tmp_path, 2)
+    norms = callbacks.for_trainer(trainer)
+    trainer.add_callback(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    old = norms.tracker
+    trainer.train()
+    assert old.steps == 1 and norms.tracker.steps == 2
+
+
 def test_norms_of_gradients_by_layer_reach_the_log(tmp_path):
     trainer = trainer_of(tmp_path, 2)
     norms = callbacks.for_trainer(trainer, gradients=True, by=lambda name: name.split(".")[1])

@@ -36,6 +36,17 @@ def test_a_table_of_integers_is_no_weight(tmp_path, kind):
     assert result.left_out == {"h.0.table": "not floating point"}
 
 
+@pytest.mark.parametrize("window", [2, 3, 7])
+def test_an_index_into_a_table_of_biases_is_no_weight(tmp_path, window):
+    """As in Swin and BEiT: the index of each pair of places in a window, by their distance in rows and in columns."""
+    rows, columns = np.indices((window, window)).reshape(2, -1)
+    distance = [axis[:, None] - axis + window - 1 for axis in (rows, columns)]
+    index = torch.from_numpy(distance[0] * (2 * window - 1) + distance[1])
+    state = {**matrices(), "attn.relative_bias": tensor((2 * window - 1) ** 2, 2)}
+    write({**state, "attn.relative_position_index": index}, tmp_path / "step1.safetensors")
+    assert norms_of(series(tmp_path)) == pytest.approx([norm(*state.values())], rel=1e-12)
+
+
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 @pytest.mark.parametrize("kind", MODULES)
 def test_parameters_of_a_module_of_torch_are_its_norm(tmp_path, kind, suffix):
@@ -79,7 +90,72 @@ def test_an_optimizer_in_the_file_says_what_is_trained(tmp_path, kind):
     result = series(tmp_path)
     assert norms_of(result) == pytest.approx([wanted], rel=1e-12)
     assert list(result.table.step) == [2]
-    assert set(result.left_out.values()) == {"not in the state of the optimizer that is stored with it"}
+    assert all(why.startswith(UNTRAINED) for why in result.left_out.values()) and result.left_out
+
+
+@pytest.mark.parametrize("kind", kinds.FOLLOWERS)
+def test_a_module_that_follows_another_one_is_no_second_set_of_parameters(tmp_path, kind):
+    wanted = []
+    for step in (1, 2, 3):
+        state, copy = kinds.FOLLOWERS[kind](step)
+        write({**state, **copy}, tmp_path / f"step{step}.safetensors")
+        wanted.append(norm(*state.values()))
+    result = series(tmp_path)
+    assert norms_of(result) == pytest.approx(wanted, rel=1e-12)
+    assert set(result.left_out) == set(copy) and all("an average" in why for why in result.left_out.values())
+    assert norms_of(series(tmp_path / "step1.safetensors")) == pytest.approx(wanted[:1], rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", kinds.NO_FOLLOWERS)
+def test_two_modules_with_values_of_their_own_both_count(tmp_path, kind):
+    state = kinds.NO_FOLLOWERS[kind](1)
+    write(state, tmp_path / "step1.safetensors")
+    result = series(tmp_path)
+    assert norms_of(result) == pytest.approx([norm(*state.values())], rel=1e-12) and not result.left_out
+
+
+def test_two_modules_with_nearly_the_same_values_are_named(tmp_path):
+    state = kinds.under("question", 1)
+    write({**state, **kinds.near(state, "question", "context")}, tmp_path / "step1.safetensors")
+    result = series(tmp_path)
+    (note,) = [note for note in result.notes if "nearly" in note]
+    assert note.startswith("context and question hold nearly the same values") and not result.left_out
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_optimizer_has_no_state_for_a_module_that_follows(tmp_path, is_first):
+    wanted = []
+    for step in (1, 2):
+        state = kinds.under("encoder_q", step)
+        copy = kinds.near(state, "_q", "_k")
+        shapes = [None] * 3 + [*state.values()] if is_first else [*state.values()] + [None] * 3
+        moments = {i: {"momentum_buffer": value} for i, value in enumerate(shapes) if value is not None}
+        optimizer = {"state": moments, "param_groups": [{"params": list(range(6))}]}
+        both = {**copy, **state} if is_first else {**state, **copy}
+        saved = {"state_dict": {**both, "queue": tensor(8, 9, seed=step)}, "optimizer": optimizer}
+        write(saved, tmp_path / f"step{step}.pt")
+        wanted.append(norm(*state.values()))
+    assert norms_of(series(tmp_path)) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", kinds.TOLD)
+def test_what_the_file_or_the_series_tells_of_a_tensor(tmp_path, kind):
+    wanted = []
+    for step in (1, 2, 3):
+        state, saved = kinds.TOLD[kind](step)
+        write(saved, tmp_path / f"step{step}.pt")
+        wanted.append(norm(*state.values()))
+    result = series(tmp_path)
+    assert norms_of(result) == pytest.approx(wanted, rel=1e-12)
+    assert set(result.left_out) == set(saved.get("module", saved)) - set(state)
+
+
+def test_a_trained_number_is_no_count(tmp_path):
+    scales = (2.0, 2.5, 4.0)
+    for step, scale in enumerate(scales):
+        write({**matrices(), "logit_scale": torch.tensor(scale)}, tmp_path / f"step{step}.pt")
+    wanted = [norm(*matrices().values(), torch.tensor(scale)) for scale in scales]
+    assert norms_of(series(tmp_path)) == pytest.approx(wanted, rel=1e-12)
 
 
 def test_of_two_vectors_of_one_shape_the_series_says_which_is_trained(tmp_path):
@@ -95,7 +171,7 @@ def test_of_two_vectors_of_one_shape_the_series_says_which_is_trained(tmp_path):
         wanted.append(norm(*net.parameters()))
     result = series(tmp_path)
     assert norms_of(result) == pytest.approx(wanted, rel=1e-12)
-    assert result.left_out == {"criterion.weight": "not in the state of the optimizer that is stored with it"}
+    assert [*result.left_out] == ["criterion.weight"] and result.left_out["criterion.weight"].startswith(UNTRAINED)
 
 
 @pytest.mark.parametrize("copy", ["out_head.weight", "decoder.proj", "generator.linear.kernel"])
@@ -135,6 +211,8 @@ def test_harmless_objects_beside_weights_do_not_matter(tmp_path, wanted, state, 
     torch.save(state, tmp_path / "step1.pt", _use_new_zipfile_serialization=is_zip)
     assert norms_of(series(tmp_path)) == pytest.approx([wanted], rel=1e-12)
 
+
+UNTRAINED = "not in the state of the optimizer that is stored with it ("
 
 STEPS = {  # what is saved, under which name; the step that it records
     "Lightning": ("last.ckpt", {"state_dict": matrices(), "global_step": 700, "epoch": 3}, 700),
@@ -179,6 +257,23 @@ def test_suffixes_are_as_people_write_them(tmp_path, suffix):
     result = series(tmp_path)
     assert list(result.table.step) == [1000, 2000, 3000] and not result.skipped
     assert norms_of(result) == pytest.approx([norm(*state.values()) for state in states.values()], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [{"global_step": 1, "rng": torch.arange(9, dtype=torch.uint8)}, {"epoch": 3}, {"losses": tensor(9), "seen": [1]}],
+)
+def test_what_a_trainer_needs_beside_the_weights_is_none(tmp_path, beside):
+    """As in OLMo's ``step1000-unsharded``: ``model.pt``, ``optim.pt`` and ``train.pt``."""
+    wanted = []
+    for step in (1000, 2000):
+        folder = tmp_path / f"step{step}-unsharded"
+        write(matrices(step), folder / "model.pt")
+        write(beside, folder / "train.pt")
+        write({"state": {}, "param_groups": []}, folder / "optim.pt")
+        wanted.append(norm(*matrices(step).values()))
+    result = series(tmp_path)
+    assert list(result.table.step) == [1000, 2000] and norms_of(result) == pytest.approx(wanted, rel=1e-12)
 
 
 @pytest.mark.parametrize("prefix", ["_orig_mod.module.", "module._orig_mod.", "module.module.", "_orig_mod."])

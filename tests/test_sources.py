@@ -267,3 +267,40 @@ def test_a_saved_model_of_the_hub(hub):
     hub.add("lab/words", "main", state)
     (hub.root / "lab/words" / hub.repos["lab/words"]["main"] / "tokenizer.json").write_text("{}")
     assert [file.name for file in find.model_folder("lab/words", weights=False).iterdir()] == ["tokenizer.json"]
+
+
+SERIES = {  # a name; by its number what the file records; the steps
+    "steps, whose first one may be an epoch": ("checkpoint_{:04}.pth.tar", {0: (0, 1), 20: (1, 20)}, [0, 20]),
+    "steps without an optimizer's count": ("checkpoint_{}.pt", {1: (0, None), 2: (0, None), 16: (0, None)}, [1, 2, 16]),
+    "steps, the first without a count": ("checkpoint_{}.pt", {0: (0, None), 20: (1, 20)}, [0, 20]),
+    "epochs": ("checkpoint-{}.pth.tar", {1: (1, 50), 2: (2, 100), 3: (3, 150)}, [50, 100, 150]),
+    "averages alone": ("ema_{}.pt", {10: (None, None), 20: (None, None)}, [10, 20]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "files", "steps"), SERIES.values(), ids=SERIES)
+@pytest.mark.parametrize("one_by_one", [False, True], ids=["a folder", "its files"])
+def test_whether_numbers_in_names_are_epochs_is_decided_for_the_series(tmp_path, name, files, steps, one_by_one):
+    for number, (epoch, count) in files.items():
+        stored = {"state_dict": {"weight": torch.full((2, 2), float(number + 1))}}
+        if epoch is not None:
+            stored["epoch"] = epoch
+        if count is not None:
+            state = {0: {"step": torch.tensor(float(count)), "exp_avg": torch.zeros(2, 2)}}
+            stored["optimizer"] = {"state": state, "param_groups": [{"params": [0]}]}
+        torch.save(stored, tmp_path / name.format(number))
+    sources = sorted(tmp_path.iterdir()) if one_by_one else tmp_path
+    measured = series(sources)
+    table = measured.table[measured.table.layer == "total"]
+    assert list(table.step) == steps and not measured.skipped
+    assert list(table.norm) == pytest.approx([2 * (number + 1) for number in files], rel=1e-12)
+
+
+def test_averages_are_measured_where_a_pattern_asks_for_them_and_a_file_that_holds_one_alone_says_so(tmp_path):
+    for step in (1, 2):
+        torch.save({"weight": torch.full((2, 2), float(step))}, tmp_path / f"model_{step}.pt")
+        torch.save({"step": step, "ema": {"weight": torch.full((2, 2), 3.0 * step)}}, tmp_path / f"ema_{step}.pt")
+    assert list(series(tmp_path).table.norm) == [2.0, 4.0]
+    averages = series(tmp_path, step=r"ema_(\d+)")
+    assert list(averages.table[averages.table.layer == "total"].norm) == [6.0, 12.0]
+    assert any("an average of the weights (EMA)" in note for note in averages.notes)

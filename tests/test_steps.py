@@ -1,6 +1,8 @@
 """Steps as the tracker measures them against the whole vectors of a loop in float64, whatever wraps what."""
 
 import contextlib
+import copy
+import pickle
 import warnings
 
 import numpy as np
@@ -221,6 +223,63 @@ def projected_by_a_hook(model):
     return [optimizer], iterate
 
 
+def clipped_by_a_hook(model):
+    """Gradients clipped in a hook that is put on the optimizer after the tracker."""
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    hooks = []
+
+    def clip_gradients(*_):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+    def iterate(ids):
+        if not hooks:
+            hooks.append(optimizer.register_step_pre_hook(clip_gradients))
+        optimizer.zero_grad()
+        model(ids).backward()
+        optimizer.step()
+
+    return [optimizer], iterate
+
+
+def decayed_by_its_own_step(model):
+    """A ``step`` put on the object, which writes after the one of its class."""
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    step_of_class = optimizer.step
+
+    def step(closure=None):
+        step_of_class(closure)
+        for p in model.parameters():
+            p.data.mul_(0.99)
+
+    optimizer.step = step
+
+    def iterate(ids):
+        optimizer.zero_grad()
+        model(ids).backward()
+        optimizer.step()
+
+    return [optimizer], iterate
+
+
+def closure_by_another_name(model):
+    optimizer = wrappers.Named(model.parameters(), LR)
+
+    def iterate(ids):
+        def evaluate():
+            optimizer.zero_grad()
+            model(ids).backward()
+
+        optimizer.step(1.0, evaluate_loss=evaluate)
+
+    return [optimizer], iterate
+
+
+def line_search(model):
+    """The closure gives the loss alone, and the optimizer calls ``backward``."""
+    optimizer = wrappers.LineSearch(model.parameters())
+    return [optimizer], lambda ids: optimizer.step(lambda: model(ids))
+
+
 def local_sgd(model):
     """torch's own wrapper without its class's constructor, which averages over processes after the step."""
     from torch.distributed.optim import PostLocalSGDOptimizer
@@ -270,13 +329,23 @@ LOOPS = {
     "schedule before": scheduled("before"),
     "schedule after": scheduled("after"),
     "projected by a hook": projected_by_a_hook,
+    "copies of some": plain(lambda m: wrappers.Master(matrices(m), others(m))),
+    "a decay of what is in no group": plain(
+        lambda m: wrappers.Decayed(torch.optim.SGD(matrices(m), LR), [m.embed.weight], m.parameters())
+    ),
     "torch's local SGD": local_sgd,
+    "clipped by a later hook": clipped_by_a_hook,
+    "a step of its own": plain(lambda m: wrappers.OwnStep(m.parameters(), LR)),
+    "decayed by a step of its own": decayed_by_its_own_step,
+    "a closure by another name": closure_by_another_name,
+    "line search": line_search,
 }
 FIRST = {  # parameters of which the first gradient of an iteration counts, and not the last
     "LBFGS": lambda model: list(model.parameters()),
     "by turns": matrices,
 }
-SCALED = {"LARC"}  # which change gradients within their step
+SCALED = {"LARC", "clipped by a later hook"}  # which change gradients within their step
+UNUSED = {"a decay of what is in no group": others}  # parameters whose gradients no optimizer uses
 
 
 def flat(tensors):
@@ -311,6 +380,8 @@ def run(name, loop, model, options=None, count=7):
         iterate(ids)
         new = flat(model.parameters())
         used = [p.grad if name in SCALED else gradients.of[id(p)] for p in model.parameters()]
+        unused = set(map(id, UNUSED.get(name, lambda model: [])(model)))
+        used = [g * (id(p) not in unused) for p, g in zip(model.parameters(), used, strict=True)]
         delta, grad = new - theta, flat(used)
         wanted.append([*map(np.linalg.norm, (new, delta)), theta @ delta, theta @ grad, np.linalg.norm(grad)])
     return np.array(wanted), tracker
@@ -495,6 +566,54 @@ def test_a_step_of_several_optimizers_ends_before_one_of_them_steps_again(critic
     assert tracker.steps == 4 * critic and tracker.identity_error() < 1e-12
 
 
+@pytest.mark.parametrize("first", ["the first", "the second"])
+def test_an_optimizer_that_is_left_out_of_one_step_does_not_put_the_others_out_of_step(first):
+    """As where a GradScaler finds infinite gradients of one optimizer only."""
+    model = Model()
+    optimizers = [torch.optim.SGD(matrices(model), LR), torch.optim.SGD(others(model), LR)]
+    tracker = NormTracker(model)
+    for optimizer in optimizers:
+        tracker.attach(optimizer)
+    path = [flat(model.parameters())]
+    for step, ids in enumerate(batches(5)):
+        model(ids).backward()
+        left_out = optimizers[first == "the second"] if step == 2 else None
+        for optimizer in optimizers:
+            if optimizer is not left_out:
+                optimizer.step()
+        path.append(flat(model.parameters()))
+    rows = tracker.history().query("layer == 'total'")
+    np.testing.assert_allclose(rows.norm, [np.linalg.norm(x) for x in path])
+    np.testing.assert_allclose(rows.step_norm[1:], np.linalg.norm(np.diff(path, axis=0), axis=1))
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_what_is_written_between_the_steps_of_two_optimizers_is_in_neither(hidden):
+    """Weights of one network are clipped before the other steps, and both have small tensors of one layer."""
+    model = Model()
+    critic = [model.embed.weight, model.head.bias]
+    rest = [p for p in model.parameters() if all(p is not q for q in critic)]
+    optimizers = [torch.optim.SGD(critic, LR), torch.optim.SGD(rest, LR)]
+    tracker = NormTracker(model, by=None)
+    for optimizer in optimizers:
+        tracker.attach(optimizer)
+    wanted = []
+    for ids in batches(4):
+        model(ids).backward()
+        delta = np.zeros_like(flat(model.parameters()))
+        for optimizer in optimizers:
+            theta = flat(model.parameters())
+            optimizer.step()
+            delta += flat(model.parameters()) - theta
+            with torch.no_grad():
+                for p in critic if optimizer is optimizers[0] else []:
+                    (p.data if hidden else p).clamp_(-0.3, 0.3)
+        wanted.append(np.linalg.norm(delta))
+    with pytest.warns(UserWarning, match=OUTSIDE):
+        rows = tracker.history()
+    np.testing.assert_allclose(rows.step_norm[1:], wanted)
+
+
 @pytest.mark.parametrize("every", [2, 3])
 @pytest.mark.parametrize("name", ["SAM, closure", "Lookahead", "Muon and AdamW", "in backward", "two fused"])
 def test_every_nth_step_is_that_step_alone(name, every):
@@ -536,6 +655,57 @@ def test_what_is_detached_is_as_before():
     optimizer.step()
     assert tracker.steps == 0
     tracker.attach(optimizer)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])
+def test_a_copy_of_an_optimizer_steps_on_its_own_parameters(duplicate):
+    model = Model()
+    optimizer = wrappers.ScheduleFree(torch.optim.SGD(model.parameters(), LR))
+    tracker = NormTracker(model)
+    tracker.attach(optimizer)
+    other = duplicate(optimizer)
+    before = flat(model.parameters())
+    for p in wrappers.parameters(other):
+        p.grad = torch.ones_like(p)
+    old = flat(wrappers.parameters(other))
+    other.step()
+    assert (flat(model.parameters()) == before).all() and tracker.steps == 0
+    assert (flat(wrappers.parameters(other)) != old).any()
+
+
+def test_a_reading_in_inference_mode_leaves_the_rest_as_it_is():
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), LR)
+    tracker = NormTracker(model, gradients=True)
+    tracker.attach(optimizer)
+    for ids in batches(3):
+        model(ids).backward()
+        theta = flat(model.parameters())
+        with torch.inference_mode():
+            optimizer.step()
+            tracker.snapshot()
+            tracker.latest()
+        delta = flat(model.parameters()) - theta
+        assert tracker.latest()["step_norm/total"] == pytest.approx(np.linalg.norm(delta))
+
+
+EMPTY = [nn.LazyLinear(3), nn.Linear(2, 3, device="meta")]
+
+
+@pytest.mark.parametrize("module", EMPTY, ids=["lazy", "meta"])
+def test_parameters_without_values_are_refused(module):
+    with pytest.raises(ValueError, match="weight has no values yet"):
+        NormTracker(module)
+
+
+def test_parameters_that_share_memory_warn():
+    model = Model()
+    model.blocks[1].bias.data = model.blocks[1].bias.data.clone()
+    NormTracker(model)
+    model.head = nn.Linear(8, 11)
+    model.head.weight.data = model.embed.weight.data
+    with pytest.warns(UserWarning, match="head.weight shares its memory with embed.weight"):
+        NormTracker(model)
 
 
 def test_gradients_that_are_freed_before_they_can_be_read_are_not_zero():

@@ -241,19 +241,22 @@ class Larc:
 
 
 class Master(Optimizer):
-    """Steps on copies in float64 that it writes back after the step, as wrappers for half precision do."""
+    """Steps on copies in float64 that it writes back after the step, as wrappers for half precision do.
 
-    def __init__(self, model_parameters):
-        self.model_parameters = list(model_parameters)
+    Others are stepped on directly.
+    """
+
+    def __init__(self, model_parameters, others=()):
+        self.model_parameters, self.others = list(model_parameters), list(others)
         self.copies = [nn.Parameter(p.detach().double()) for p in self.model_parameters]
-        self.optimizer = torch.optim.AdamW(self.copies, 0.05)
+        self.optimizer = torch.optim.AdamW(self.copies + self.others, 0.05)
 
     @property
     def param_groups(self):
         return self.optimizer.param_groups
 
     def zero_grad(self):
-        for p in self.model_parameters:
+        for p in self.model_parameters + self.others:
             p.grad = None
 
     def step(self):
@@ -279,3 +282,72 @@ class Fused(Optimizer):
 
     def step(self, closure=None):
         pass
+
+
+class OwnStep(Optimizer):
+    """Chooses its ``step`` when it is made, so that the class's, and with it torch's hooks, is never called."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, dict(lr=lr))
+        self.step = self.update
+
+    @torch.no_grad()
+    def update(self, closure=None):
+        for p in parameters(self):
+            p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
+
+    def step(self, closure=None):
+        raise AssertionError("never called: the object has a step of its own, as in optimizers that choose one")
+
+
+class Named(Optimizer):
+    """Takes its closure under another name, and after another argument."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self, factor, *, evaluate_loss):
+        with torch.enable_grad():
+            evaluate_loss()
+        for p in parameters(self):
+            p.sub_(p.grad, alpha=factor * self.param_groups[0]["lr"])
+
+
+class LineSearch(Optimizer):
+    """Armijo's rule as in Vaswani et al. 2019: the loss by the closure, ``backward`` here, then losses alone."""
+
+    def __init__(self, params):
+        super().__init__(params, dict(lr=8.0))
+
+    def step(self, closure):
+        self.zero_grad(set_to_none=False)
+        loss = closure()
+        loss.backward()
+        start = [p.detach().clone() for p in parameters(self)]
+        square = sum(p.grad.square().sum() for p in parameters(self))
+        rate = self.param_groups[0]["lr"]
+        with torch.no_grad():
+            while rate > 1e-3:
+                for p, old in zip(parameters(self), start, strict=True):
+                    p.copy_(old).sub_(p.grad, alpha=rate)
+                if closure() <= loss - 0.1 * rate * square:
+                    break
+                rate /= 2
+
+
+class Decayed:
+    """Writes parameters that are in none of its groups, as for a decay or an average within a model."""
+
+    def __init__(self, optimizer, decayed, all_parameters):
+        self.optimizer, self.decayed, self.all_parameters = optimizer, decayed, list(all_parameters)
+
+    @torch.no_grad()
+    def step(self):
+        self.optimizer.step()
+        for p in self.decayed:
+            p.mul_(0.9)
+
+    def zero_grad(self):
+        for p in self.all_parameters:
+            p.grad = None

@@ -13,8 +13,9 @@ import pandas as pd
 
 from nbutils import notebook
 from normgrowth import checkpoints, sentences
-from normgrowth.checkpoints.find import Checkpoint, grouped, model_folder
 from normgrowth.checkpoints.find import checkpoints as find_checkpoints
+from normgrowth.checkpoints.find import grouped, model_folder
+from normgrowth.checkpoints.places import Checkpoint
 from normgrowth.checkpoints.single import NO_STEP
 from normgrowth.checkpoints.single import locate as locate_model
 

@@ -32,6 +32,7 @@ class Chosen(NamedTuple):
     tensors: dict[str, Any]
     buffers: set[str]
     left_out: dict[str, str]
+    notes: list[str]
 
 
 @dataclass
@@ -58,10 +59,11 @@ def weights(tree: Any) -> Chosen:
         ReadError: there are no weights, only parts of them, or it is unclear which they are.
     """
     left_out: dict[str, str] = {}
+    notes: list[str] = []
     path = ""  # keys of the dictionaries around ``tree``, each with a dot after it
     while isinstance(tree, dict) and path.count(".") < _DEPTH:
         if _is_module(tree):
-            return _of_module(tree, left_out)
+            return _of_module(tree, left_out, notes)
         _refuse_foreign(tree)
         if any(key in tree for key in ("param_groups", "exp_avg", "momentum_buffer")):
             raise ReadError(f"holds the state of an optimizer, and no weights; {ALONE}")
@@ -69,7 +71,7 @@ def weights(tree: Any) -> Chosen:
         others = {str(key): value for key, value in tree.items() if str(key) not in tensors}
         containers = {key: value for key, value in others.items() if any(_tensor_names(value))}
         if not containers:
-            return Chosen(tensors, set(), left_out)
+            return Chosen(tensors, set(), left_out, notes)
         copies = {key for key in [*tensors, *containers] if AVERAGE.search(key)}
         best = {key for key in containers if _BEST.search(key)} if len(containers) > 1 else set()
         if "current_model_state" in containers:  # of Lightning, which then keeps averages in state_dict
@@ -77,7 +79,11 @@ def weights(tree: Any) -> Chosen:
         originals = {key: value for key, value in containers.items() if key not in copies | best}
         likely = {key: value for key, value in originals.items() if not _is_of_training(key, value)}
         if not likely and any(name.endswith(("weight", "bias")) for name in tensors):
-            return Chosen(tensors, set(), left_out)  # a state dict with what a trainer stores in it
+            return Chosen(tensors, set(), left_out, notes)  # a state dict with what a trainer stores in it
+        if not likely:
+            likely = {key: value for key, value in containers.items() if key in copies and _has_names_of_weights(value)}
+            notes += [f"{path}{key}: an average of the weights (EMA), by its name" for key in likely]
+            copies -= likely.keys()
         chosen = _key_of_weights(tensors, containers, likely, path)
         for key in [*tensors, *containers]:
             if key in copies:
@@ -88,7 +94,7 @@ def weights(tree: Any) -> Chosen:
                 left_out[path + key] = f"stored beside {path}{chosen}"
         tree = containers[chosen]
         path = f"{path}{chosen}."
-    return Chosen({}, set(), left_out)
+    return Chosen({}, set(), left_out, notes)
 
 
 def _is_of_training(key: str, value: Any) -> bool:
@@ -106,12 +112,23 @@ def _shapes(value: Any, depth: int = _DEPTH) -> Iterator[tuple[int, ...]]:
             yield from _shapes(inner, depth - 1)
 
 
+def has_matrix(value: Any, visited: set[int] | None = None) -> bool:
+    """Whether nested containers, which may hold themselves, have a floating tensor of two dimensions or more."""
+    visited = set() if visited is None else visited
+    if is_tensor(value):
+        return len(value.shape) > 1 and _is_floating(value)
+    if not isinstance(value, dict | list | tuple | set) or id(value) in visited:
+        return False
+    visited.add(id(value))
+    return any(has_matrix(inner, visited) for inner in (value.values() if isinstance(value, dict) else value))
+
+
 def _is_module(value: Any) -> TypeGuard[Inert]:
     """Whether an object is a module of torch that was pickled whole: it says itself what its parameters are."""
     return isinstance(value, Inert) and isinstance(value.get("_parameters"), dict) and "_modules" in value
 
 
-def _of_module(module: Inert, left_out: dict[str, str]) -> Chosen:
+def _of_module(module: Inert, left_out: dict[str, str], notes: list[str]) -> Chosen:
     tensors: dict[str, Any] = {}
     buffers: set[str] = set()
     pending: list[tuple[str, Any]] = [("", module)]
@@ -127,7 +144,7 @@ def _of_module(module: Inert, left_out: dict[str, str]) -> Chosen:
         beside = {prefix + str(name): value for name, value in stored.items() if is_tensor(value)}
         tensors |= own | beside
         buffers |= set(beside)
-    return Chosen(tensors, buffers, left_out)
+    return Chosen(tensors, buffers, left_out, notes)
 
 
 def _refuse_foreign(tree: Mapping[Any, Any]) -> None:
@@ -161,12 +178,22 @@ def _key_of_weights(
     only = next(iter(likely), "")
     if len(likely) == 1 and not beside and isinstance(likely[only], dict):
         return only
+    if packed := next((key for key, value in likely.items() if _has_packed(value)), None):
+        raise ReadError(
+            f"{packed} holds matrices of integers: a quantised model; its norm cannot be read from the file"
+        )
     names = ", ".join([*containers][:4])
     place = f" in {path.rstrip('.')}" if path else ""
     hold = "holds" if len(containers) == 1 else "hold"
     rival = f", beside {beside[0]}" if beside else ""
     tool = megatron({*containers, *path.split(".")})
     raise ReadError(f"{names}{place} {hold} tensors{rival}, and which are the weights is unclear{tool}; {ALONE}")
+
+
+def _has_packed(value: Any) -> bool:
+    """Whether a dictionary of tensors has a matrix of 8 bits, as quantised layers have."""
+    tensors = [inner for inner in value.values() if is_tensor(inner)] if isinstance(value, dict) else []
+    return any(len(tensor.shape) > 1 and str(tensor.dtype).endswith("int8") for tensor in tensors)
 
 
 def _is_floating(tensor: Any) -> bool:

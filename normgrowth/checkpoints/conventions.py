@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from normgrowth.checkpoints.optimizers import is_state
 from normgrowth.checkpoints.tensors import Tensor
 
 _BUFFER = re.compile(
@@ -68,6 +69,8 @@ def _by_name(name: str, names: Collection[str], measuring: tuple[str, ...]) -> s
     for suffix, why in _SUFFIXES.items():
         if name.endswith(suffix) and f"{name.removesuffix(suffix)}_orig" in names:
             return why
+    if is_state(name):
+        return "state of an optimizer"
     if _BUFFER.search(name):
         return "buffer"
     return None

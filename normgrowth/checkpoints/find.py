@@ -12,11 +12,11 @@ from pathlib import Path
 
 from normgrowth.checkpoints import hub, places
 from normgrowth.checkpoints.parts import places_with_weights
-from normgrowth.checkpoints.places import Checkpoint, Entry, Skip, Unplaced
+from normgrowth.checkpoints.places import Checkpoint, Entry, Numbered, Skip, Unplaced
 from normgrowth.checkpoints.steps import StepOf, by_pattern, no_step
 from normgrowth.checkpoints.weights import Weights, read
 
-__all__ = ["Checkpoint", "Skip", "checkpoints", "grouped", "model_folder", "opener"]
+__all__ = ["checkpoints", "grouped", "model_folder", "opener"]
 _REPOSITORY = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
 
 
@@ -46,6 +46,7 @@ def checkpoints(
             entries += _on_disk(Path(name), match, step_of)
         else:
             entries += _on_hub(name, match, step_of)
+    entries += places.placed([entry for entry in entries if isinstance(entry, Numbered)])
     by_key = {entry.key: entry for entry in entries if isinstance(entry, Checkpoint)}
     unplaced = [entry for entry in entries if isinstance(entry, Unplaced)]
     skips = [entry for entry in entries if isinstance(entry, Skip)]

@@ -1,4 +1,5 @@
-"""What the state of an optimizer says of the parameters: which are trained, and after how many steps."""
+"""What a trainer has stored says of the parameters: which the optimizer trains, and after how many steps; which
+tensors are buffers; and which are the optimizer's own."""
 
 from __future__ import annotations
 
@@ -14,6 +15,10 @@ from normgrowth.checkpoints.tensors import Shape
 
 _LIKE_PARAMETER = ("exp_avg", "momentum_buffer", "state1", "square_avg", "sum", "z", "mu", "m")
 _OF_DISTRIBUTED = re.compile(r"(?:.*\.)?optim\w*\.(?:optim\w*\.)?(?:state\.)?(.+)\.(?:exp_avg(?:_sq)?|momentum_buffer)")
+_MOMENTS = re.compile(
+    r"(?:^|\.)(?:(?:max_)?exp_(?:avg|inf)(?:_sq)?(?:_row|_col)?|momentum_buffer|fp32_param)(?:\.|$)"
+    r"|(?:^|\.)optim\w*\.(?:.*\.)?(?:state|param_groups)\."
+)
 _DEPTH = 4  # of containers in which an optimizer's state may lie
 
 
@@ -22,13 +27,15 @@ class Trained:
     """The parameters that optimizers train: their names if the state has them, otherwise their shapes in its order.
 
     The shape of a parameter without a state of its own is None: it has had no gradient yet, or the optimizer needs no
-    state.
+    state. It is idle, and has had no gradient, if others of its group have a state.
     """
 
     names: list[str] = field(default_factory=list)
     shapes: list[Shape | None] = field(default_factory=list)
     is_ordered: bool = True  # whether the shapes are in the order of the model's parameters
     steps: int | None = None
+    idle: int = 0  # of those without a shape
+    buffers: list[str] = field(default_factory=list)  # tensors that the file lists as buffers
 
     def __bool__(self) -> bool:
         return bool(self.names or self.shapes)
@@ -37,10 +44,22 @@ class Trained:
 def trained(tree: Any) -> Trained:
     """What all optimizers in a file's containers train; empty without any."""
     states = list(_states(tree, _DEPTH))
-    total = Trained(is_ordered=len(states) == 1)
+    total = Trained(is_ordered=len(states) == 1, buffers=list(_buffers(tree)))
     for state in states:
         _add(total, state)
     return total
+
+
+def _buffers(tree: Any) -> Iterator[str]:
+    """Names of tensors that a file lists as buffers, as DeepSpeed's ``buffer_names`` does."""
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        if "buffer" in str(key) and isinstance(value, list | tuple | set):
+            yield from (name for name in value if isinstance(name, str))
+
+
+def is_state(name: str) -> bool:
+    """Whether a tensor, by its name among weights, belongs to the state of an optimizer."""
+    return bool(_MOMENTS.search(name))
 
 
 def trained_names(keys: Iterable[str]) -> Trained:
@@ -68,7 +87,9 @@ def _add(total: Trained, optimizer: Mapping[str, Any]) -> None:
         names = group.get("param_names") or [name for name in parameters if isinstance(name, str)]
         total.names += map(str, names)
         if not names:
-            total.shapes += [_shape(parameter, state) for parameter in parameters]
+            shapes = [_shape(parameter, state) for parameter in parameters]
+            total.shapes += shapes
+            total.idle += shapes.count(None) if any(shapes) else 0
 
 
 def _count(entry: Any) -> float | None:
@@ -109,9 +130,11 @@ def untrained(stored: Mapping[str, Shape], evidence: Trained, moved: set[str] | 
     if evidence.names:
         return _untrained_by_name(stored, evidence.names)
     known = Counter(shape for shape in evidence.shapes if shape is not None)
-    unknown = len(evidence.shapes) - known.total()
-    if len(evidence.shapes) >= len(stored) or known - Counter(stored.values()):
+    unknown = len(evidence.shapes) - known.total() - evidence.idle
+    if known.total() + unknown >= len(stored) or known - Counter(stored.values()):
         return set()
+    if evidence.idle:
+        return _moved_by_no_gradient(stored, known, moved or set()) if not unknown else set()
     if unknown:  # a parameter of any shape may be without a state: only their number is known
         is_settled = moved is not None and len(moved) == len(evidence.shapes)
         return set(stored) - moved if is_settled and moved else set()
@@ -125,6 +148,11 @@ def untrained(stored: Mapping[str, Shape], evidence: Trained, moved: set[str] | 
         if len(names) > known[shape]:
             excluded |= _not_among(names, known[shape], certain, moved)
     return excluded
+
+
+def _moved_by_no_gradient(stored: Mapping[str, Shape], known: Counter[Shape], moved: set[str]) -> set[str]:
+    """Tensors that move, of shapes that the optimizer does not train: those without a gradient keep their values."""
+    return {name for name in moved if name in stored and not known[stored[name]]}
 
 
 def _not_among(names: Sequence[str], count: int, certain: set[str], moved: set[str] | None) -> set[str]:

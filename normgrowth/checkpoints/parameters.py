@@ -6,8 +6,10 @@ that never changes was not trained, and two that are always equal are one.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,18 +101,51 @@ def judge(reference: Reference, series: Sequence[ByTensor], weights: Weights | N
     """
     left_out: dict[str, str] = {}
     names = list(reference.shapes)
+    left_out |= _counts(reference, series)
     moved = {name for name in names if any(step[name].displacement_sq > 0 for step in series[1:])}
     if reference.trained and not reference.model_class:
         shapes = {name: reference.shapes[name] for name in names}
         untrained = optimizers.untrained(shapes, reference.trained, moved if len(series) > 1 else None)
-        left_out |= {name: "not in the state of the optimizer that is stored with it" for name in untrained}
+        left_out |= _not_trained([name for name in names if name in untrained], reference, series[-1])
     left_out |= _equal_tensors(reference, series, moved, left_out, weights)
     counted = [name for name in names if name not in left_out]
+    moved &= set(counted)
     total = sum(series[-1][name].square for name in counted)
     if len(series) > 1:
         constant = {name: series[-1][name].square / total if total else 0.0 for name in counted if name not in moved}
-        return Verdict(left_out, constant, [])
+        return Verdict(left_out, constant, _notes_on_several(reference, moved))
     return Verdict(left_out, {}, _notes_on_one(reference, counted))
+
+
+def _not_trained(untrained: Sequence[str], reference: Reference, last: ByTensor) -> dict[str, str]:
+    """Why tensors that the optimizer does not train are left out, each with its share of the ρ² of all tensors."""
+    total = sum(last[name].square for name in reference.shapes)
+    reasons = {}
+    for name in untrained:
+        share = 100 * last[name].square / total if total else 0.0
+        reasons[name] = f"not in the state of the optimizer that is stored with it ({share:.3g} % of ρ² with it)"
+    return reasons
+
+
+def _counts(reference: Reference, series: Sequence[ByTensor]) -> dict[str, str]:
+    """Single numbers that count something: whole at every step, and always growing."""
+    single = [name for name, shape in reference.shapes.items() if math.prod(shape) == 1]
+    counts = {}
+    for name in single if len(series) > 1 and not reference.model_class else ():
+        numbers = [math.sqrt(step[name].square) for step in series]
+        is_whole = all(number == int(number) for number in numbers)
+        is_growing = all(after > before for before, after in pairwise(numbers))
+        if is_whole and is_growing and numbers[-1] >= 2:
+            counts[name] = "counts: a whole number at every step, and always growing"
+    return counts
+
+
+def _notes_on_several(reference: Reference, moved: Collection[str]) -> list[str]:
+    """What a series does not say of its tensors: more of them move than the optimizer trains."""
+    count = len(reference.trained.shapes)
+    if reference.model_class or not 0 < count < len(moved):
+        return []
+    return [f"the optimizer trains {count} tensors; {len(moved)} move, and which of them is not said: all are counted"]
 
 
 def _notes_on_one(reference: Reference, counted: Sequence[str]) -> list[str]:

@@ -79,8 +79,11 @@ def _at_top(place: Path, names: list[str]) -> Parts:
         name for name in names if name.endswith("/") or files.is_weights(place / name) or name.endswith(".json")
     ]
     pickles = [name for name in candidates if name.endswith(files.PICKLES)]
-    if len(pickles) > 1:  # SpeechBrain keeps its counters in files of one suffix with the weights
-        candidates = [name for name in candidates if name not in pickles or not files.is_text(place / name)]
+    if len(pickles) > 1:  # trainers keep counters and the like in files of one suffix with the weights
+        others = [name for name in candidates if name not in pickles or not _is_of_training(place / name)]
+        has_weights = any(name in others for name in pickles)
+        if has_weights and not layouts.why_refused(names):  # a layout is told by all its files
+            candidates = others
     chosen = files.weight_files(candidates, odd=[name for name in candidates if not name.endswith((".json", "/"))])
     left_out = {}
     if chosen[0].endswith(".index.json"):
@@ -100,6 +103,17 @@ def _at_top(place: Path, names: list[str]) -> Parts:
             left_out[name] = f"{what}, beside {chosen[0]}: not counted"
     found.left_out = left_out
     return found
+
+
+def _is_of_training(file: Path) -> bool:
+    """Whether a file of weights by its suffix holds text, or objects without any matrix of floating numbers."""
+    if files.is_text(file):
+        return True
+    if files.OTHER_FILES.search(file.name):
+        return False  # by its name: not a candidate, and maybe large
+    from normgrowth.checkpoints import pickles
+
+    return not pickles.may_hold_weights(file)
 
 
 def _in_folders(place: Path, modules: list[str], declared: Collection[str]) -> Parts:

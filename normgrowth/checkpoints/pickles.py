@@ -52,7 +52,14 @@ def read(path: Path) -> Contents:
         if not chosen.tensors and _has_arrays(tree):
             raise ReadError("holds arrays of numpy, no tensors: save them with safetensors.numpy.save_file")
         tensors = {name: _plain(name, value) for name, value in chosen.tensors.items()}
-        return Contents(tensors, chosen.buffers, chosen.left_out, optimizers.trained(tree))
+        return Contents(tensors, chosen.buffers, chosen.left_out, optimizers.trained(tree), chosen.notes)
+
+
+def may_hold_weights(path: Path) -> bool:
+    """Whether a matrix of floating numbers is in a file, or the file cannot be read: reading it will say why."""
+    with suppress(ReadError), _plain_errors():
+        return containers.has_matrix(unpickler.load(path))
+    return True
 
 
 def progress_in(path: Path) -> Progress:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,14 +60,24 @@ class Unplaced(NamedTuple):
         return Checkpoint(0, self.skip.label, self.stamp, self.place, f"{self.skip.label}: {_FIRST}")
 
 
-Entry = Checkpoint | Skip | Unplaced
+class Numbered(NamedTuple):
+    """A checkpoint whose name has a number and does not say of what: the series says whether it counts epochs."""
+
+    number: int
+    place: Path
+    progress: Progress  # what its files record of the training
+    note: str = ""
+
+
+Entry = Checkpoint | Skip | Unplaced | Numbered
 
 
 def entries(source: Path, match: str, step_of: StepOf) -> Iterator[Entry]:
     """The checkpoints of a folder, or the one that a place is; averages of weights give way to the weights."""
     candidates = [(name, place) for name, place in _candidates(source, step_of) if fnmatch.fnmatch(name, match)]
     averages = {place for _, place in candidates if AVERAGE.search(place.name)}
-    is_series_of_averages = len(averages) == len(candidates)
+    with_step = [place for name, place in candidates if step_of(name) is not None]
+    is_series_of_averages = averages.issuperset(with_step or [place for _, place in candidates])
     for name, place in candidates:
         if not place.is_dir() and place.suffix in _OTHER_FORMATS:
             yield Skip(str(place), f"of another format ({place.suffix}): save the weights as safetensors")
@@ -76,13 +86,39 @@ def entries(source: Path, match: str, step_of: StepOf) -> Iterator[Entry]:
             entry = _entry(name, place, step_of)
         except OSError as error:
             entry = Skip(str(place), f"cannot be read: {error.strerror or error}")
-        if isinstance(entry, Checkpoint) and place in averages:
-            if not is_series_of_averages:
-                entry = Skip(entry.label, f"{_AVERAGES}, beside weights: give it alone to measure it")
+        if isinstance(entry, Checkpoint | Numbered) and place in averages:
+            if is_series_of_averages:
+                entry = _with_note(entry, f"{entry.place}: {_AVERAGES}")
             else:
-                entry = Checkpoint(entry.step, entry.label, entry.stamp, entry.place, f"{entry.label}: {_AVERAGES}")
+                entry = Skip(str(entry.place), f"{_AVERAGES}, beside weights: give it alone to measure it")
         if entry:
             yield entry
+
+
+def _with_note(entry: Checkpoint | Numbered, note: str) -> Checkpoint | Numbered:
+    return replace(entry, note=note) if isinstance(entry, Checkpoint) else entry._replace(note=note)
+
+
+def placed(numbered: Sequence[Numbered]) -> list[Checkpoint | Unplaced]:
+    """The checkpoints of a series whose names have a number alone: a step, or the epoch if all files say so.
+
+    Of epochs the step is what the file counts. A larger count than the number, in every file, is the step as well.
+    """
+    with_epoch = [(entry.number, entry.progress.epoch) for entry in numbered if entry.progress.epoch is not None]
+    are_epochs = bool(with_epoch) and all(abs(number - epoch) <= 1 for number, epoch in with_epoch)
+    are_counted = all(entry.progress.step is not None and entry.progress.step >= entry.number for entry in numbered)
+    checkpoints: list[Checkpoint | Unplaced] = []
+    for entry in numbered:
+        step = entry.progress.step if are_counted or are_epochs else entry.number
+        if step is None:
+            step = entry.progress.optimizer
+        label = str(entry.place)
+        stamp = _stamp(entry.place)
+        if step is None:
+            checkpoints.append(Unplaced(Skip(label, no_step([f"epoch{entry.number}"])), stamp, entry.place))
+        else:
+            checkpoints.append(Checkpoint(max(step, entry.number), label, stamp, entry.place, entry.note))
+    return checkpoints
 
 
 def _candidates(source: Path, step_of: StepOf) -> list[tuple[str, Path]]:
@@ -156,7 +192,7 @@ def _entry(name: str, place: Path, step_of: StepOf) -> Entry | None:
     if step is not None and not (step_of is step_in_name and not says_step(name)):
         return Checkpoint(step, str(weights_at), _stamp(weights_at), weights_at)
     if step is not None:
-        return _by_number(step, weights_at)
+        return Numbered(step, weights_at, _progress_inside(weights_at))
     is_series = weights_at != place and step_of(weights_at.name) is not None
     if len(inside) != 1 or is_series:
         return None
@@ -166,20 +202,6 @@ def _entry(name: str, place: Path, step_of: StepOf) -> Entry | None:
         return Checkpoint(step, str(weights_at), _stamp(weights_at), weights_at)
     names = [file.stem for file in place.iterdir()] if place.is_dir() else []
     return Unplaced(Skip(str(weights_at), no_step([name, *names])), _stamp(weights_at), weights_at)
-
-
-def _by_number(number: int, place: Path) -> Entry:
-    """The checkpoint whose name has a number and does not say of what: the file may know that it counts epochs."""
-    known = _progress_inside(place)
-    is_epoch = known.epoch is not None and number in (known.epoch - 1, known.epoch, known.epoch + 1)
-    step = known.step
-    if step is None and is_epoch:
-        step = known.optimizer
-        if step is None:
-            return Unplaced(Skip(str(place), no_step([f"epoch{number}"])), _stamp(place), place)
-    if step is None or step < number:  # epochs and the like are fewer than steps
-        step = number
-    return Checkpoint(step, str(place), _stamp(place), place)
 
 
 def _progress_inside(place: Path) -> Progress:

@@ -12,8 +12,9 @@ import pandas as pd
 
 from normgrowth.checkpoints import find, parameters, table
 from normgrowth.checkpoints.comparisons import Sums, is_infinite_constant, same, sums
-from normgrowth.checkpoints.find import Checkpoint, Skip, grouped
+from normgrowth.checkpoints.find import grouped
 from normgrowth.checkpoints.layouts import ReadError
+from normgrowth.checkpoints.places import Checkpoint, Skip
 from normgrowth.checkpoints.store import Reference, Store
 from normgrowth.checkpoints.table import Grouping
 from normgrowth.checkpoints.tensors import Tensor

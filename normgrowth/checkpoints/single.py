@@ -11,7 +11,7 @@ import pandas as pd
 
 from normgrowth.checkpoints import find, hub, parameters, places, table
 from normgrowth.checkpoints.comparisons import Sums
-from normgrowth.checkpoints.find import Checkpoint, Skip
+from normgrowth.checkpoints.places import Checkpoint, Numbered, Unplaced
 from normgrowth.checkpoints.series import Counted, sums_by_tensor, verdict_on
 from normgrowth.checkpoints.steps import step_of
 from normgrowth.checkpoints.table import Grouping
@@ -70,7 +70,9 @@ def locate(source: str | Path) -> Checkpoint | None:
     place = Path(name)
     if (place / "snapshots").is_dir():
         return _in_cache(place)
-    entries = [entry for entry in places.entries(place, "*", step_of) if not isinstance(entry, Skip)]
+    listed = list(places.entries(place, "*", step_of))
+    entries: list[Checkpoint | Unplaced] = [entry for entry in listed if isinstance(entry, Checkpoint | Unplaced)]
+    entries += places.placed([entry for entry in listed if isinstance(entry, Numbered)])
     candidates = [entry for entry in entries if isinstance(entry, Checkpoint)] or entries
     if len(candidates) != 1:
         return None

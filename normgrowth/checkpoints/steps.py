@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
+from normgrowth.checkpoints.containers import AVERAGE
+
 _AMOUNT = r"((?:[1-9]\d{0,2}(?:[_,]\d{3})+|\d+)(?:\.\d+)?)([kKmMbB]?)"  # 1_000_000 and 1,000,000 are one number
 _END = r"(?=$|[^A-Za-z0-9.]|\.(?!\d)|tokens)"
 _WORDS = ("(?:global_?|train_?)?step", "checkpoint(?!\\d+$)|ckpt|iteration|iter|it", "ba")
@@ -27,9 +29,10 @@ def step_of(name: str) -> int | None:
     (1000000, 1000)
     >>> step_of("ep0-ba100"), step_of("checkpoint_1_1600"), step_of("checkpoint1")  # the last is an epoch of fairseq
     (100, 1600, None)
-    >>> step_of("model001000"), step_of("g_00005000")
-    (1000, 5000)
+    >>> step_of("model001000"), step_of("g_00005000"), step_of("ema_20")  # an average, by its name
+    (1000, 5000, 20)
     """
+    name = AVERAGE.sub("_", name).strip("_-. ")
     if fairseq := _FAIRSEQ.fullmatch(name):
         return _number(*fairseq.groups())
     for marker in _MARKERS:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from normgrowth.checkpoints import conventions, files, layouts, mapped, parts, quantised
+from normgrowth.checkpoints import conventions, copies, files, layouts, mapped, parts, quantised
 from normgrowth.checkpoints.containers import Contents
 from normgrowth.checkpoints.files import MERGE
 from normgrowth.checkpoints.layouts import ReadError
@@ -118,7 +118,7 @@ def _add(weights: Weights, part: Part, contents: Contents, is_adapter: bool) -> 
         original = originals.get(stored, stored)
         if original != stored:
             weights.left_out[name] = f"tied to {part.prefix}{_without_wrappers(original)}"
-        elif stored in contents.buffers:
+        elif stored in contents.buffers or stored in contents.trained.buffers:
             weights.left_out[name] = "buffer"
         else:
             weights.parameters[name] = tensor
@@ -164,6 +164,7 @@ def _judge(weights: Weights, contents: Mapping[Path, Contents], is_adapter: bool
         weights.left_out[name] = why
         weights.doubtful[name] = stored.pop(name)
     _leave_out_averages(weights)
+    _leave_out_followers(weights)
     if not weights.parameters:
         raise ReadError("holds no parameters")
 
@@ -224,6 +225,15 @@ def _leave_out_averages(weights: Weights) -> None:
     for name in averages:
         del weights.parameters[name]
         weights.left_out[name] = "an average of the weights"
+
+
+def _leave_out_followers(weights: Weights) -> None:
+    """Leave out modules that follow others, and note those that may."""
+    followers, notes = copies.following(weights.parameters, weights.trained)
+    for name, why in followers.items():
+        weights.left_out[name] = why
+        weights.doubtful[name] = weights.parameters.pop(name)
+    weights.notes += notes
 
 
 def _rests_by_prefix(shapes: Mapping[str, Shape]) -> dict[str, set[tuple[str, Shape]]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from normgrowth.heads.masks import Mask, allowed_positions
-from normgrowth.heads.summary import HeadSummary, Sums, means, sums_of
+from normgrowth.heads.summary import HeadSummary, HeadSums, means, sums_of
 from normgrowth.saturation import Batch, check_unpadded, forward, real_tokens
 from normgrowth.saturation.scaling import advice, mode, scaled
 
@@ -75,17 +75,17 @@ def summaries(
         ValueError: the model gives no attention, or that of other layers than ``masks`` names.
         OverflowError: weights are not finite; see also ``scaling.scaled``.
     """
-    sums: list[Sums] = []
+    sums: list[HeadSums] = []
     with mode(model), scaled(model, c, dtype=dtype):
         for batch in batches:
             of_batch = _sums_by_layer(model, batch, c, masks)
             if sums:
-                of_batch = [Sums(*map(torch.add, a, b)) for a, b in zip(sums, of_batch, strict=True)]
+                of_batch = [HeadSums(*map(torch.add, a, b)) for a, b in zip(sums, of_batch, strict=True)]
             sums = of_batch
     return [means(layer) for layer in sums]
 
 
-def _sums_by_layer(model: nn.Module, batch: Batch, c: float, masks: Sequence[Mask]) -> list[Sums]:
+def _sums_by_layer(model: nn.Module, batch: Batch, c: float, masks: Sequence[Mask]) -> list[HeadSums]:
     """The sums of each layer over one batch. Raises as ``summaries`` does; ``c`` is only named."""
     layers = attention_weights(model, batch)
     if len(layers) != len(masks):

@@ -24,7 +24,7 @@ class HeadSummary(NamedTuple):
     sink: Tensor  # weight on the sink: the last key if there is one key more than there are queries; otherwise 0
 
 
-class Sums(NamedTuple):
+class HeadSums(NamedTuple):
     """Sums over sentences and queries, for each head, from which a ``HeadSummary`` follows: ``(heads,)``, float64."""
 
     queries: Tensor  # number of queries that may attend to a key
@@ -106,7 +106,7 @@ def summarise(weights: Tensor, allowed: Tensor | None = None) -> HeadSummary:
     return means(sums_of(weights, allowed))
 
 
-def sums_of(weights: Tensor, allowed: Tensor | None) -> Sums:
+def sums_of(weights: Tensor, allowed: Tensor | None) -> HeadSums:
     """The sums of a batch. Raises ValueError as ``summarise`` does, but not where no query counts."""
     if weights.ndim != 4:
         raise ValueError(f"weights have shape {tuple(weights.shape)}: give (batch, heads, T, T)")
@@ -126,7 +126,7 @@ def sums_of(weights: Tensor, allowed: Tensor | None) -> Sums:
 
     entropy = torch.special.entr(weights.double()).sum(-1)
     weight_on_last_key = weights[..., -1]
-    return Sums(
+    return HeadSums(
         queries=total(queries),
         attended=total(positions(weights)),
         allowed=total(count),
@@ -137,7 +137,7 @@ def sums_of(weights: Tensor, allowed: Tensor | None) -> Sums:
     )
 
 
-def means(sums: Sums) -> HeadSummary:
+def means(sums: HeadSums) -> HeadSummary:
     """Means from the sums over all queries. Raises ValueError where no query counts."""
     if not (sums.queries > 0).all():
         raise ValueError("no query has a key that it may attend to")

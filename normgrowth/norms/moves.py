@@ -36,6 +36,11 @@ class Moves:
         device = self._pieces.device
         self._moved, self._told, self.gap = self._moved.to(device), self._told.to(device), self.gap.to(device)
 
+    def split(self, parents: Sequence[int]) -> None:
+        """New pieces at the end have been parts of these."""
+        self._moved = torch.cat([self._moved, self._moved[list(parents)]])
+        self._told = torch.cat([self._told, torch.zeros_like(self._told[list(parents)])])
+
     def forget(self) -> None:
         """Copy all parameters as they are now, and forget what moved."""
         self._pieces.refresh()
@@ -65,6 +70,7 @@ class Moves:
         can_compare = not self.copies_are_old and self._pieces.device.type == "cpu"
         return can_compare and self._pieces.sample_is_unlike(steps)
 
+    @torch.inference_mode(False)  # what is kept has to be written later
     def compare(self) -> None:
         """Compare all parameters with their copies, which stay as they are: the move may be taken back."""
         if self.copies_are_old:

@@ -47,6 +47,13 @@ class Pieces:
         ValueError: parameters on several device meshes.
     """
 
+    squares: Tensor
+    beside: Tensor
+    snapshot_squares: Tensor
+    _layer_of_piece: Tensor
+    _weights: Tensor
+    _versions: list[tuple[int, int, int]]  # as in ``_now``, when the copies were made
+
     def __init__(self, members: Sequence[tuple[Tensor, str]]) -> None:
         parameters = [parameter for parameter, _ in members]
         self.layers = list(dict.fromkeys(layer for _, layer in members))
@@ -58,14 +65,11 @@ class Pieces:
             groups.setdefault(key, []).append(parameter)
         self._groups = list(groups.values())
         self.layer_of = [layer for layer, *_ in groups]
-        self.parameters = [parameter for group in self._groups for parameter in group]
-        self.all = range(len(self._groups))
+        self._arrange()
         self.resized: list[Tensor] = []
         self._copies = [torch.empty_like(piece) for piece in map(self._piece, self.all)]
         self._snapshots = [copy[:0] for copy in self._copies]  # empty until there is a snapshot
         self._to(self.parameters[0].device, [weight for _, weight, *_ in groups])
-        ends = list(itertools.accumulate(map(len, self._groups), initial=0))
-        self._bounds = [slice(start, end) for start, end in itertools.pairwise(ends)]  # of pieces in ``parameters``
         self._copy_all()
 
     @property
@@ -82,6 +86,56 @@ class Pieces:
             if there:
                 chosen.append(there)
         return chosen
+
+    def are_mixed(self, ids: Collection[int]) -> bool:
+        """Whether some parameters have these ids and others of their piece have not."""
+        return bool(ids) and bool(self._mixed(ids))
+
+    def separate(self, ids: Collection[int]) -> list[int]:
+        """Split pieces of which some parameters have these ids and some have not, and put the new pieces at the end.
+
+        Returns for each new piece the one that it was part of.
+        """
+        mixed = self._mixed(ids)
+        versions = dict(zip(map(id, self.parameters), self._versions, strict=True))
+        for k in mixed:
+            sizes = [versions[id(parameter)][2] for parameter in self._groups[k]]  # as in the copies
+            chosen = [id(parameter) in ids for parameter in self._groups[k]]
+            for values in (self._copies, self._snapshots):
+                inside, outside = _split(values[k], sizes, chosen)
+                values[k] = inside
+                values.append(outside)
+            group = self._groups[k]
+            self._groups[k] = [parameter for parameter, is_in in zip(group, chosen, strict=True) if is_in]
+            self._groups.append([parameter for parameter, is_in in zip(group, chosen, strict=True) if not is_in])
+            self.layer_of.append(self.layer_of[k])
+        if mixed:
+            self._arrange()
+            self._versions = [versions[id(parameter)] for parameter in self.parameters]
+            self._sum_again(mixed)
+        return mixed
+
+    def _mixed(self, ids: Collection[int]) -> list[int]:
+        return [k for k in self.all if {id(parameter) in ids for parameter in self._groups[k]} == {True, False}]
+
+    def _sum_again(self, parents: Sequence[int]) -> None:
+        """What is stored by piece, after these pieces have been split."""
+        parents = list(parents)
+        has_snapshot = ~self.snapshot_squares.isnan()
+        self._weights = torch.cat([self._weights, self._weights[parents]])
+        self._layer_of_piece = torch.cat([self._layer_of_piece, self._layer_of_piece[parents]])
+        has_snapshot = torch.cat([has_snapshot, has_snapshot[parents]])
+        pairs = [(_wide(copy), _wide(snapshot)) for copy, snapshot in zip(self._copies, self._snapshots, strict=True)]
+        self.squares = self._table([kernels.products(copy, copy) for copy, _ in pairs])[1]
+        beside = self._table([kernels.products(copy[: len(kept)], kept) for copy, kept in pairs])
+        self.beside, self.snapshot_squares = torch.where(has_snapshot, beside, torch.nan)
+
+    def _arrange(self) -> None:
+        """Put the parameters in the order of the pieces."""
+        self.parameters = [parameter for group in self._groups for parameter in group]
+        self.all = range(len(self._groups))
+        ends = list(itertools.accumulate(map(len, self._groups), initial=0))
+        self._bounds = [slice(start, end) for start, end in itertools.pairwise(ends)]  # of pieces in ``parameters``
 
     def rewritten(self, pieces: Sequence[int] | None = None) -> list[int]:
         """The pieces that have been written to since their copy was made, as far as torch shows it.
@@ -272,6 +326,16 @@ def rounding(dtype: torch.dtype) -> float:
     0 for half types, in which a change of this kind is as long as a step.
     """
     return 16 * torch.finfo(dtype).eps if dtype.itemsize >= 4 else 0.0
+
+
+def _split(flat: Tensor, sizes: Sequence[int], chosen: Sequence[bool]) -> tuple[Tensor, Tensor]:
+    """The chosen stretches of a flat tensor, and the others; of an empty tensor, two empty ones."""
+    if not flat.numel():
+        return flat, flat.clone()
+    stretches = list(zip(flat.split(list(sizes)), chosen, strict=True))
+    inside = [stretch for stretch, is_in in stretches if is_in]
+    outside = [stretch for stretch, is_in in stretches if not is_in]
+    return torch.cat(inside), torch.cat(outside)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

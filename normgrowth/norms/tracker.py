@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from normgrowth.layers import layer_of
 from normgrowth.layers import layers as layers_of
@@ -26,6 +27,7 @@ from normgrowth.norms.pieces import Pieces
 CHECK_FIRST = 3  # steps before which all parameters are compared with their copies …
 CHECK_EVERY = 32  # … and then at every such step
 SAME = 1e-4  # relative difference of norms up to which a history ends at the parameters that were loaded
+RECORDING = torch.inference_mode(False)  # tensors that are kept have to be written later, also outside of that mode
 # Sums by layer of a measured step: ‖θ'‖², ‖δ‖², θ·δ, ‖θ‖², θ'·s and ‖s‖² with the snapshot s, θ·∇L, ‖∇L‖².
 QUANTITIES = ("norm", "step", "inner", "before", "snapshot", "snapshot_norm", "projection", "gradient")
 NORM, STEP, INNER, BEFORE, SNAPSHOT, SNAPSHOT_NORM, PROJECTION, GRADIENT = range(len(QUANTITIES))
@@ -47,6 +49,7 @@ class _Round:
     is_measured: bool
     is_counted: bool = False
     ids: set[int] = field(default_factory=set)  # parameters, and optimizers, that have had their step
+    last: int = 0  # the id of the optimizer that stepped last
 
 
 class NormTracker:
@@ -102,6 +105,7 @@ class NormTracker:
         tracked = [(name, parameter) for name, parameter in pairs if frozen or parameter.requires_grad]
         self._frozen = [(name, parameter) for name, parameter in pairs if not (frozen or parameter.requires_grad)]
         _refuse_untrackable(tracked, every)
+        _warn_of_shared_memory(tracked)
         self._membership.track(tracked)
         layers = _layers([name for name, _ in tracked], by)
         self._pieces = Pieces([(parameter, layers[name]) for name, parameter in tracked])
@@ -114,6 +118,8 @@ class NormTracker:
         self._calls: list[_Call] = []  # that have begun and not ended, the outermost first
         self._has_stepped: bool | None = None  # the outermost call; None where only its writes can tell
         self._round: _Round | None = None
+        self._order: list[int] = []  # ids of optimizers, as they step one after another in a round
+        self._written_before: list[int] = []  # pieces of other parameters, written since their copy, as a call began
         self._gradients: StepGradients | None = None  # of the outermost call, if it is measured
         unknown = torch.full_like(self._pieces.squares, torch.nan)
         self._unread = torch.zeros_like(unknown)  # 1 for pieces that moved without .grad, since the last reading
@@ -149,6 +155,8 @@ class NormTracker:
         def detach() -> None:
             remove()
             forget()
+            if id(optimizer) in self._order:
+                self._order.remove(id(optimizer))
             for end in ends:
                 end()
 
@@ -165,6 +173,7 @@ class NormTracker:
             raise
         self.after()
 
+    @RECORDING
     def before(self, *, scale: float = 1.0) -> None:
         """Call right before the optimizer's step, once the gradients are there; they are ``scale`` times too large."""
         self._calls.clear()
@@ -173,6 +182,7 @@ class NormTracker:
         if self._gradients:
             self._gradients.read(self._parts.whole.pieces, 1, scale)
 
+    @RECORDING
     def after(self, *, stepped: bool | None = None) -> None:
         """Call right after the optimizer's step.
 
@@ -188,6 +198,7 @@ class NormTracker:
         self._calls.clear()
         self._close(self, stepped)
 
+    @RECORDING
     def begin(self, optimizer: Any, frame: types.FrameType) -> None:
         """Told by ``optimizers.listen``: a call of ``step`` begins."""
         while self._calls and (running := self._calls[-1].frame) and not optimizers.is_running(running):
@@ -200,6 +211,17 @@ class NormTracker:
         if len(self._calls) == 1:
             self._open(optimizer)
 
+    def gradients_may_change(self, optimizer: Any) -> None:
+        """Told by ``optimizers.listen``: the gradients in ``.grad`` may not be those of the step yet."""
+        if self._gradients and self._calls:
+            self._gradients.postpone()
+
+    def evaluated(self, optimizer: Any) -> None:
+        """Told by ``optimizers.listen``: a closure has been evaluated."""
+        if self._gradients and self._gradients.have_changed():
+            self.gradients_ready(optimizer)
+
+    @RECORDING
     def gradients_ready(self, optimizer: Any) -> None:
         """Told by ``optimizers.listen``: the gradients of a step lie in ``.grad``."""
         depth = next((i for i, call in enumerate(self._calls, start=1) if call.owner is optimizer), 0)
@@ -210,6 +232,7 @@ class NormTracker:
             pieces = self._parts.of(optimizer).pieces
             self._gradients.read(pieces, depth, 1.0 if scale is None else float(scale))
 
+    @RECORDING
     def end(self, optimizer: Any) -> None:
         """Told by ``optimizers.listen``: a call of ``step`` has ended."""
         positions = [i for i, call in enumerate(self._calls) if call.owner is optimizer]
@@ -229,12 +252,40 @@ class NormTracker:
     def _open(self, owner: Any) -> None:
         """Begin the outermost call: in the present round, or in a new one."""
         self._has_stepped = None
-        part = self._part(owner)
+        part = self._separated(self._part(owner), owner)
         ids = {id(owner), *part.ids}
-        if self._round is None or not self._round.ids.isdisjoint(ids) or self._has_moved(part):
+        is_done = self._round is None or not self._round.ids.isdisjoint(ids) or self._comes_earlier(owner)
+        if is_done or self._has_moved(part):
             self._begin_round()
+        self._written_before = self._pieces.rewritten(part.others) if part.others else []
         is_read = self.gradients and self._round is not None and self._round.is_measured
         self._gradients = StepGradients(self._pieces, part.members) if is_read else None
+
+    def _separated(self, part: Part, owner: Any) -> Part:
+        """The part of an optimizer, with no piece in it that has parameters of others.
+
+        What is written to those between the steps of two optimizers would be in the measured step of this one.
+        """
+        while part.is_mixed:
+            orphans = {id(member.parameter) for group in part.members for member in group} - part.ids
+            self._separate(part.ids if self._pieces.are_mixed(part.ids) else orphans)
+            part = self._part(owner)
+        return part
+
+    def _separate(self, ids: Collection[int]) -> None:
+        """Split pieces between parameters with these ids and others; what was measured stays with the first."""
+        parents = self._pieces.separate(ids)
+        self._sums = torch.cat([self._sums, torch.zeros_like(self._sums[:, parents])], dim=1)
+        self._unread = torch.cat([self._unread, self._unread[parents]])
+        self._moves.split(parents)
+        self._parts.renew()
+
+    def _comes_earlier(self, owner: Any) -> bool:
+        """Whether an optimizer steps before the last one of the present round, as a rule, and so begins another."""
+        last = self._round.last if self._round else 0
+        if last not in self._order or id(owner) not in self._order:
+            return False
+        return self._order.index(id(owner)) < self._order.index(last)
 
     def _has_moved(self, part: Part) -> bool:
         """Whether parameters have been written since the round began that have had no step in it."""
@@ -285,6 +336,10 @@ class NormTracker:
         if self._round is None:
             return
         self._round.ids |= {id(owner), *part.ids}
+        if id(owner) not in self._order:
+            position = self._order.index(self._round.last) + 1 if self._round.last in self._order else len(self._order)
+            self._order.insert(position, id(owner))
+        self._round.last = id(owner)
         if not self._round.is_counted:
             self._round.is_counted = True
             self.steps += 1
@@ -294,22 +349,38 @@ class NormTracker:
     def _measured(self, part: Part) -> Tensor:
         """The sums of the round with a call that has just ended, ``(quantities, pieces)``."""
         sums = self._sums.clone()
-        index = self._pieces.index(part.pieces)
-        if self._gradients:
-            gradients, unread = self._gradients.end()
-            sums[PROJECTION:, index] += gradients[:, index]
-            self._unread = torch.maximum(self._unread, unread)
-        inner, step, *_ = self._pieces.advance(part.pieces)
+        gradients = self._read_gradients(self._gradients) if self._gradients else None
+        pieces = self._written(part)
+        index = self._pieces.index(pieces)
+        inner, step, *_ = self._pieces.advance(pieces)
         sums[STEP, index] += step
         sums[INNER, index] += inner
+        if gradients is not None:
+            if part.orphans:
+                index = self._pieces.index(part.orphans)
+                gradients[:, index] = torch.where(sums[STEP, index] == 0, 0.0, gradients[:, index])
+            index = self._pieces.index(part.pieces)
+            sums[PROJECTION:, index] += gradients[:, index]
         sums[NORM] = self._pieces.squares
         sums[SNAPSHOT] = self._pieces.beside
         sums[SNAPSHOT_NORM] = self._pieces.snapshot_squares
         return sums
 
+    def _read_gradients(self, reader: StepGradients) -> Tensor:
+        """θ·∇L and ‖∇L‖² by piece, before the copies become θ + δ."""
+        gradients, unread = reader.end()
+        self._unread = torch.maximum(self._unread, unread)
+        return gradients
+
+    def _written(self, part: Part) -> list[int]:
+        """The pieces of a part, and those of other parameters that have been written in the call."""
+        beyond = self._pieces.rewritten(part.others) if part.others else []
+        return sorted({*part.pieces, *beyond}.difference(set(self._written_before).difference(part.pieces)))
+
     def _part(self, owner: Any) -> Part:
         return self._parts.whole if owner is self else self._parts.of(owner)
 
+    @RECORDING
     def snapshot(self) -> None:
         """Keep the parameters as they are now: from the next step on, ``cos_similarity`` is the cosine with them."""
         self._moves.copy(self.steps)
@@ -447,8 +518,12 @@ class NormTracker:
 
 
 def _refuse_untrackable(tracked: Sequence[tuple[str, Tensor]], every: int) -> None:
-    """Raise ValueError for complex parameters, no parameters, several devices, or ``every`` below 1."""
+    """Raise ValueError for complex or empty parameters, none at all, several devices, or ``every`` below 1."""
     for name, parameter in tracked:
+        if is_lazy(parameter) or parameter.is_meta:
+            raise ValueError(
+                f"{name} has no values yet: make the tracker after the model's first forward, or its loading"
+            )
         if parameter.is_complex():
             raise ValueError(f"{name} is complex: give real parameters, such as torch.view_as_real of it")
     devices = {parameter.device for _, parameter in tracked}
@@ -457,6 +532,18 @@ def _refuse_untrackable(tracked: Sequence[tuple[str, Tensor]], every: int) -> No
             f"give trainable parameters on one device, and every ≥ 1; got {len(tracked)} of them on "
             f"{sorted(map(str, devices))}, every = {every}"
         )
+
+
+def _warn_of_shared_memory(tracked: Sequence[tuple[str, Tensor]]) -> None:
+    """Warn of weights that are tied by their memory and not as one parameter, such as by ``a.data = b.data``."""
+    first: dict[tuple[Any, ...], str] = {}
+    for name, parameter in tracked:
+        tensor = shards.local(parameter)
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        other = first.setdefault(key, name)
+        if other != name and tensor.numel():
+            text = f"{name} shares its memory with {other}, and counts twice: let both be one parameter"
+            warnings.warn(text, stacklevel=3)
 
 
 def _layers(names: Sequence[str], by: Callable[[str], str] | None) -> dict[str, str]:
