@@ -4,7 +4,7 @@
 import os
 import sys
 
-from workflow import ROOT, Run, sources
+from workflow import ROOT, Run, book, sources
 
 PROFILE, DEVICE = config["profile"], config["device"]
 CHAPTERS = config["chapters"].split()
@@ -26,7 +26,7 @@ def training_stats(names):
 
 
 wildcard_constraints:
-    chapter=r"\d\d-[\w-]+",
+    chapter="|".join(book.chapters()),
     seed=r"\d+",
     profile=r"\w+",
 

@@ -27,8 +27,19 @@ def configuration() -> dict[str, Any]:
 
 
 def chapters() -> list[str]:
-    """Names of the chapters: the sources whose name starts with two digits, in order."""
-    return sorted(path.stem for path in (ROOT / "book").glob("[0-9][0-9]-*.md"))
+    """Names of the chapters, in the order of ``_toc.yml``: the pages listed there that are notebooks."""
+    contents = (ROOT / "_toc.yml").read_text(encoding="utf-8")
+    listed = re.findall(r"^ *- file: ([\w-]+)$", contents, re.M)
+    return [name for name in listed if _is_notebook(source(name))]
+
+
+def _is_notebook(page: Path) -> bool:
+    return page.exists() and page.read_text(encoding="utf-8").startswith("---\njupytext:")
+
+
+def number(chapter: str) -> int:
+    """The number of a chapter, from 1: its place among the chapters of ``_toc.yml``."""
+    return chapters().index(chapter) + 1
 
 
 def source(chapter: str) -> Path:
@@ -36,7 +47,20 @@ def source(chapter: str) -> Path:
 
 
 def title(chapter: str) -> str:
-    return source(chapter).read_text(encoding="utf-8").partition("\n# ")[2].partition("\n")[0]
+    """The heading of a chapter's page: its number, and the heading of its source."""
+    heading = source(chapter).read_text(encoding="utf-8").partition("\n# ")[2].partition("\n")[0]
+    return f"{number(chapter)}. {heading}"
+
+
+def with_numbers(text: str) -> str:
+    """A text in which a link called "chapter" says the chapter's number, and leads to its notebook.
+
+    No text types a number: ``[chapter](t5.md)`` is ``[chapter 5](t5.ipynb)`` while T5 is the fifth.
+    """
+    numbers = {name: place for place, name in enumerate(chapters(), 1)}
+    names = "|".join(numbers)
+    text = re.sub(rf"\[([Cc]hapter)\]\(({names})\.md", lambda m: f"[{m[1]} {numbers[m[2]]}]({m[2]}.md", text)
+    return re.sub(rf"\]\(({names})\.md", r"](\1.ipynb", text)
 
 
 def card(chapter: str) -> dict[str, Any]:

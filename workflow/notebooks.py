@@ -32,6 +32,11 @@ def executable(source: Path) -> NotebookNode:
     import jupytext
 
     notebook = jupytext.read(source, fmt="md:myst")
+    title, _, rest = notebook.cells[0].source.partition("\n")
+    notebook.cells[0].source = f"# {book.title(source.stem)}\n{rest}"
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = book.with_numbers(cell.source)
     for key in ("jupytext", "card"):  # how the text was written, not what the notebook is
         notebook.metadata.pop(key, None)
     return numbered(notebook)
@@ -114,8 +119,9 @@ def in_plain_words(notebook: NotebookNode, source: Path, values: Mapping[str, st
     text = source.read_text(encoding="utf-8")
     labels = {label: str(number) for number, label in enumerate(re.findall(r"^:label: (\S+)$", text, re.M), 1)}
     cells = []
-    earlier = [path for path in sorted(source.parent.glob("[0-9][0-9]-*.md")) if path.name < source.name]
-    before = sum(len(_figure_names(path)) for path in earlier)  # the pages number figures through the book
+    chapters = book.chapters()
+    earlier = chapters[: chapters.index(source.stem)]
+    before = sum(len(_figure_names(book.source(name))) for name in earlier)  # pages number figures through the book
     figures = {name: str(number) for number, name in enumerate(_figure_names(source), before + 1)}
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
@@ -152,7 +158,7 @@ def to_markdown(text: str, labels: Mapping[str, str], figures: Mapping[str, str]
     text = re.sub(r"\{numref\}`([^`]+)`", lambda m: f"Figure {figures[m[1]]}", text)
     text = re.sub(r"\{glue:text\}`([^`]+)`", lambda m: values.get(m[1], f"`{m[1]}`"), text)
     text = re.sub(r"\{cite:([pt])\}`([^`]+)`", _cite, text)
-    text = re.sub(r"\]\((\d\d-[\w-]+)\.md\)", r"](\1.ipynb)", text)
+    text = book.with_numbers(text)
     left = re.search(r"```\{[^}]*\}|\{[a-z][a-z:]*\}`[^`]*`", text)
     if left:
         raise ValueError(f"no plain form for {left[0]!r}: add a rule to workflow/notebooks.py")

@@ -101,7 +101,7 @@ def staged(run: Run, judgement: Judgement, pages: Iterable[Path]) -> dict[str, b
     for path in pages:
         text = chapter.select_findings(path.read_text(encoding="utf-8"), claims)
         text = filled(path.name, chapter.below_title(text, banner), for_templates)
-        content[path.name] = chapter.to_notebooks(text).encode()
+        content[path.name] = book.with_numbers(text).encode()
     return content
 
 

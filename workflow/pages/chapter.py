@@ -115,7 +115,7 @@ def page(
     node.cells = list(_joined(shown))
     for cell in node.cells:
         if cell.cell_type == "markdown":
-            cell.source = to_notebooks(cell.source)
+            cell.source = book.with_numbers(cell.source)
     return notebooks.numbered(node), drawn
 
 
@@ -157,11 +157,6 @@ def evidence(cells: list[NotebookNode]) -> Evidence:
                     code = f"{code}\n\n{cell.source}".lstrip()
                 by_claim[check["claim"]] = figure, code
     return by_claim
-
-
-def to_notebooks(text: str) -> str:
-    """Links to chapters: their sources end in .md, what Sphinx reads in .ipynb."""
-    return re.sub(r"\]\((\d\d-[\w-]+)\.md", r"](\1.ipynb", text)
 
 
 def below_title(text: str, *boxes: str) -> str:

@@ -37,7 +37,7 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters |= {"measured": format_measured, "band": format_band, "state": state, "origin": book.origin}
-TEMPLATES.filters |= {"version": book.version, "on_gpu": on_gpu}
+TEMPLATES.filters |= {"version": book.version, "on_gpu": on_gpu, "number": book.number}
 
 
 def render(template: str, **values: Any) -> str:
