@@ -11,14 +11,14 @@ from workflow import book
 # Claims with one logic, and what it is.
 EQUAL = {
     "exponential on each ray, uniform away from ties or zeros, and near them at no norm": (
-        "theorem4 theorem5 lemma7 theorem7 encoder-degree encoder-published classifier-degree euler-approximate"
+        "theorem4 theorem5 lemma7 theorem7 theorem8 encoder-degree encoder-published classifier-degree euler-approximate"
     ),
     "the leading terms must not cancel, and generic ones do not": "theorem1 prop2 any-network lemma5",
     "one condition that the text lacks repairs each, and the generic case holds": "theorem1 theorem4 theorem5 lemma5",
     "right along a ray, and between rays not": "f-monotone equilibrium-grows equilibrium-stops theorem4",
     "a bound in |x| or |f| itself, whatever its direction": "lemma6 lemma8 theorem2 theorem3",
     "no condition beyond those of the parts": "lemma2 lemma3 lemma4 table1-approximate",
-    "exact by the letter wherever a layer norm has a value": "table1-layernorm table1-layernorm-affine theorem8",
+    "exact by the letter wherever a layer norm has a value": "table1-layernorm table1-layernorm-affine",
     "one exception: the function 0, the scale 0, the start 0": "lemma1 table1-at-zero aligned-start",
     "one bound for all c leaves too little, relative to c it is right": "definition3 definition4",
     "the same limit, as said, and another rate": "bias-puzzle fig5-shape",
