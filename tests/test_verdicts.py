@@ -24,14 +24,15 @@ EQUAL = {
     "the same limit, as said, and another rate": "bias-puzzle fig5-shape",
     "a slip of the pen, and right as meant": "walk-recursion walk-middle step-orthogonal theorem2 saturated-argmax",
     "one constant dropped in one place, judged at T5's own": "misaligned aligned",
-    "what is concluded fails for nearly all inputs or functions": "theorem6 theorem9 norm-converges",
+    "what is concluded fails for nearly all inputs or functions": "theorem6 bias-before-norm theorem9 norm-converges",
     "exact for plain descent, and Adam breaks both": "diagnostic si-monotone",
     "of most blocks, and the first and the last bend away": "t5-uniform t5-layers-sqrt",
     "in the reading that the text names: of this θ, of scalars, of plain steps, from near 0": (
         "part-or-all uniform-direction aligned-start si-monotone diagnostic"
     ),
     "the shape of a repository curve, whatever is printed": "t5-alignment t5-step-size t5-neighbour-cosine",
-    "the repository's code does not do what its name says": "t5-encoder-only fig4-switch lm-causal lm-pplx",
+    "the repository's code does not do what its name says": "t5-encoder-only lm-causal lm-pplx",
+    "what the repository holds, as it is": "fig4-switch lm-curves",
     "the repository does not tell what was printed": "t5-printed-encoder fig4-printed lm-growth-four lm-lookahead",
 }
 
