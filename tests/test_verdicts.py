@@ -25,6 +25,7 @@ EQUAL = {
     "a slip of the pen, and right as meant": "walk-recursion walk-middle step-orthogonal theorem2 saturated-argmax",
     "one constant dropped in one place, judged at T5's own": "misaligned aligned",
     "what is concluded fails for nearly all inputs or functions": "theorem6 bias-before-norm theorem9 norm-converges",
+    "what is concluded fails on an open set of data and parameters": "network-stops norm-converges",
     "exact for plain descent, and Adam breaks both": "diagnostic si-monotone",
     "of most blocks, and the first and the last bend away": "t5-uniform t5-layers-sqrt",
     "in the reading that the text names: of this θ, of scalars, of plain steps, from near 0": (
