@@ -51,11 +51,13 @@ NARROWS = {
     "aligned-log": "assumption1",
     "fig1-ray": "equilibrium-grows",
     "stack-sign": "larger-networks",
-    "saturated-or-collapsed": "saturated-exchange",
     "heads-mask": "heads-split",
 }
 # Claims of ours that leave the paper's claim nearest to them as it is, with the reason.
 BESIDE = {
+    "exchange-predicts": ("saturated-exchange", "of predictions, where that is of cosines"),
+    "small-early": ("longer-saturates", "small models, where that is of pretrained ones"),
+    "saturated-or-collapsed": ("lm-saturation", "what a level of 1.00 means"),
     "walk-general-steps": ("walk-sqrt", "Eq. 5 is of Gaussian steps"),
     "si-growth": ("si-monotone", "√t is a bound there"),
     "si-optimizers": ("si-monotone", "it is of gradient descent"),
