@@ -6,7 +6,7 @@ import pytest
 from bs4 import BeautifulSoup
 
 from nbutils.claims.records import Record
-from workflow import Run, book, sources
+from workflow import ROOT, Run, book, notebooks, sources
 from workflow.judge import Judgement, Problem
 from workflow.pages import build, chapter, figures, verdicts
 from workflow.pages.rendering import TEMPLATES
@@ -202,3 +202,47 @@ def test_what_a_claim_rests_on_comes_from_its_checks_and_numbers_of_the_run(run)
 )
 def test_a_verdict_has_its_version(claim, version):
     assert book.version(claim) == version
+
+
+# ---- short ----
+
+TAG = re.compile(r"\(?\{\{ judged\([^)]*\) \}\}\)?")  # what a sentence rests on
+ONE_WORD = re.compile(r"\{\{.*?\}\}|\{[a-z:]+\}`[^`]*`|\$\$.*?\$\$|\$[^$]*\$", re.S)  # a number of the run, a formula
+ADDRESS = re.compile(r"(?<=\])\([^)]*\)")  # of a link
+CAPTION = re.compile(r"^    caption: \|?\n?((?:(?! {2}image:).*\n)*?)(?=  image:)", re.M)
+
+
+def length(text):
+    """Words of a text as a reader counts them: a number and a formula are one, the tag with a verdict is none."""
+    plain = ONE_WORD.sub("N", ADDRESS.sub("", TAG.sub("", text)))
+    return len([word for word in plain.split() if word.strip("*_,;.")])
+
+
+def too_long(name, text, blocks, limit):
+    """Where a block of a file has more words than the limit: file, line, count."""
+    for start, block in blocks:
+        if (count := length(block)) > limit:
+            yield f"{name}:{text.count(chr(10), 0, start) + 1}: {count} words, {limit} at most: {block.strip()[:60]} …"
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "book").glob("*.md")))
+def test_a_finding_has_at_most_60_words_and_a_caption_50(name):
+    text = (ROOT / "book" / name).read_text(encoding="utf-8")
+    findings = [(match.start(), match[2]) for match in notebooks.FINDING.finditer(text)]
+    captions = [(match.start(), match[1]) for match in CAPTION.finditer(text)]
+    if name.removesuffix(".md") in book.chapters():
+        findings.append((text.index("  found: "), book.card(name.removesuffix(".md"))["found"]))
+        assert len(captions) == text.count("    caption: ")
+    assert [*too_long(name, text, findings, 60), *too_long(name, text, captions, 50)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("**We find.** It is $a + b$ and {{ number('01-one', 'two words') }} %.", 8),
+        ("It falls ({{ judged('one') }}; {{ judged('two') }}), as {glue:text}`x` does.", 5),
+        ("[The chapter](01-one.md) has {numref}`fig-a` as well.", 6),
+    ],
+)
+def test_words_are_counted_as_a_reader_counts_them(text, words):
+    assert length(text) == words

@@ -160,7 +160,7 @@ def test_the_setup_cell_notices_the_nbutils_of_somebody_else(tmp_path):
 def test_chapters_with_shared_trainings_offer_to_keep_them_in_drive(monkeypatch):
     """Off by default, and inert where there is no Colab; with Colab's module a session's trainings go to the mount."""
     assert not any("google.colab" in cell for cell in code(notebooks.plain(book.source("05-t5"))))
-    setup, cell, parameters = code(notebooks.plain(book.source("04-aligned")))[:3]
+    setup, cell, parameters = code(notebooks.plain(book.source("27-small-t5")))[:3]
     assert "import sys" in setup and "profile =" in parameters and len(cell.splitlines()) <= 10
     mounted, colab = [], ModuleType("google.colab")
     colab.drive = SimpleNamespace(mount=mounted.append)

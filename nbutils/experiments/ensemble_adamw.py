@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from nbutils import ensembles
 
 
 class EnsembleAdamW(Optimizer):
     """AdamW for an ensemble, with a learning rate and a decay for every network.
 
-    Used in chapter 6.
+    Used in chapters 6 and 28.
 
     Args:
         params: tensors ``(networks, …)``.
@@ -61,3 +64,44 @@ class EnsembleAdamW(Optimizer):
             second.mul_(beta_2).addcmul_(p.grad, p.grad, value=1 - beta_2)
             root = (second.sqrt() / (1 - beta_2**t) ** 0.5).add_(group["eps"])
             p -= state["lr"] / (1 - beta_1**t) * (first / root)
+
+
+def train_on_windows(
+    nets: Sequence[nn.Module],
+    windows: Iterable[Tensor],
+    rates: Sequence[float],
+    decays: Sequence[float],
+    lengths: Sequence[int],
+    *,
+    betas: tuple[float, float] = (0.9, 0.999),
+) -> list[list[dict[str, Tensor]]]:
+    """Train language models of one shape by AdamW, all on the same windows of tokens.
+
+    Used in chapters 6 and 28.
+
+    Args:
+        nets: the untrained networks; they are left as they are.
+        windows: batches of tokens ``(batch, T + 1)``, one for each step.
+        rates, decays: a value for every network.
+        lengths: numbers of steps, in rising order.
+        betas: of AdamW.
+
+    Returns:
+        For each of the lengths the parameters of every network, by name, on the CPU.
+
+    >>> nets = [nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 3)) for _ in range(2)]
+    >>> [trained] = train_on_windows(nets, [torch.tensor([[0, 1, 2]])], [0.0, 0.1], [0.0, 0.0], (1,))
+    >>> [torch.equal(one["1.bias"], net[1].bias) for one, net in zip(trained, nets)]  # the first has the rate 0
+    [True, False]
+    """
+    theta = ensembles.stack(nets)
+    gradients = ensembles.loss_gradients(nets[0], windows, shared=True)
+    adamw = partial(EnsembleAdamW, lr=rates, weight_decay=decays, betas=betas)
+    names = [name for name, _ in nets[0].named_parameters()]
+    trained = []
+    training = ensembles.train(theta, gradients, adamw, lengths[-1], name="training")
+    for step, _ in enumerate(training, start=1):
+        if step in lengths:
+            copies = [weights.detach().cpu().clone() for weights in theta]
+            trained.append([dict(zip(names, network, strict=True)) for network in zip(*copies, strict=True)])
+    return trained

@@ -120,7 +120,7 @@ def released_transformer(
 
     Each layer consists of the sublayers ``kinds``. The hidden width of a feed-forward sublayer is 10 · ``dim``.
 
-    Used in chapter 15.
+    Used in chapter 14.
 
     >>> net = released_transformer(1, 4, generator=torch.Generator().manual_seed(0))
     >>> net(torch.eye(3, 4, dtype=torch.float64)).norm(dim=-1).round(decimals=3).tolist()  # a layer norm comes last: √4
@@ -136,7 +136,7 @@ class ReleasedModel(nn.Module):
 
     It has twelve heads, hidden width 50, 100 words, 512 positions, and biases. The input is one sequence of tokens.
 
-    Used in chapter 15.
+    Used in chapter 14.
 
     >>> model = ReleasedModel(24, generator=torch.Generator().manual_seed(0))
     >>> tuple(model(torch.arange(5)).shape), sum(p.numel() for p in model.parameters())

@@ -8,7 +8,6 @@ log(1 + exp(−m)). Homogeneity of degree k makes m = ρ^k m̂, where m̂ is the
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -199,16 +198,16 @@ def descend(
     recorded = {int(t) for t in times}
     norms = []
     margins = []
-
-    def write_gradients(theta: list[Tensor]) -> None:
-        (-logsigmoid(_margins(modules[0], theta, inputs, labels)).mean(-1).sum()).backward()
-
-    theta = ensembles.stack(modules)
-    sgd = partial(torch.optim.SGD, lr=rate)
-    for t, step in enumerate(ensembles.train(theta, write_gradients, sgd, max(recorded) + 1)):
+    theta = [w.requires_grad_() for w in ensembles.stack(modules)]
+    for t in range(max(recorded) + 1):
+        m = _margins(modules[0], theta, inputs, labels)
         if t in recorded:
-            norms.append(_inner_products(step.before, step.before).sqrt())
-            margins.append(_margins(modules[0], step.before, inputs, labels))
+            norms.append(_inner_products(theta, theta).sqrt().detach())
+            margins.append(m.detach())
+        gradients = torch.autograd.grad(-logsigmoid(m).mean(-1).sum(), theta)
+        with torch.no_grad():
+            for w, gradient in zip(theta, gradients, strict=True):
+                w.sub_(gradient, alpha=rate)
     return Descent(
         norm=torch.stack(norms).double().cpu().numpy(),
         margins=torch.stack(margins).double().cpu().numpy(),

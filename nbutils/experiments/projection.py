@@ -151,7 +151,7 @@ def logits_along_ray(
 ) -> tuple[Tensor, Tensor]:
     """Logits z at each scale, and dz/d ln c over the parameters alone, both ``(n_scales, ..., classes)``.
 
-    Used in chapters 12, 14 and 15.
+    Used in chapters 12 and 14.
 
     >>> z, dz = logits_along_ray(nn.Linear(3, 4, bias=False), torch.randn(8, 3), [1.0, 2.0])
     >>> torch.allclose(z, dz)  # degree 1 in the parameters
@@ -179,7 +179,7 @@ def logits_along_ray(
 class PointProjection(NamedTuple):
     """θ·∇L at a single point, by reverse mode.
 
-    Used in chapters 12 and 15.
+    Used in chapters 12 and 14.
     """
 
     total: float  # θ·∇L
@@ -191,7 +191,7 @@ def by_autograd(
 ) -> PointProjection:
     """θ·∇L at the scale ``c`` of all parameters, for given labels ``(samples,)``, by a plain backward pass.
 
-    Used in chapters 12 and 15.
+    Used in chapters 12 and 14.
 
     >>> net = nn.Linear(1, 2, bias=False)
     >>> net.weight.data = torch.tensor([[3.0], [1.0]]).log()  # logits ln 3 and 0, so p = (3/4, 1/4)

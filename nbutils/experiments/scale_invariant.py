@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 class Steps(NamedTuple):
     """Squared norms and inner products of every step, each ``(steps, matrices, runs)``, float64.
 
-    Used in chapters 2, 3, 4 and 26.
+    Used in chapters 2, 3, 4 and 27.
     """
 
     before: Array  # ‖θ‖² before the step
@@ -138,7 +138,7 @@ def random_gradients(*, orthogonal: bool = False, generator: torch.Generator) ->
     If ``orthogonal``, their component along each matrix is removed and the rest is divided by the norm of the matrix.
     These are the gradients of the scale-invariant loss g·θ/‖θ‖ with a fresh normal g at each step.
 
-    Used in chapters 2, 3, 4 and 26.
+    Used in chapters 2, 3, 4 and 27.
 
     >>> w = torch.ones(1, 2, 3, dtype=torch.float64, requires_grad=True)
     >>> random_gradients(orthogonal=True, generator=torch.Generator().manual_seed(0))([w])
@@ -175,7 +175,7 @@ def unit_gradients(gradients: GradientSource) -> GradientSource:
 def random_gradients_of_length(lengths: Array, *, generator: torch.Generator) -> GradientSource:
     """The null model of a training: at call t, counted from 0, gradients of length ``lengths[t]`` in random directions.
 
-    Used in chapters 2 and 4.
+    Used in chapters 2 and 27.
 
     Args:
         lengths: norm of the whole gradient at each step, ``(steps, runs)``.
@@ -205,7 +205,7 @@ class RunwiseAdafactor(Adafactor):
 
     Adafactor scales an update by root mean squares of a whole tensor. Here they are taken over the matrix of each run.
 
-    Used in chapters 2 and 4.
+    Used in chapters 2, 4 and 27.
     """
 
     @staticmethod
@@ -227,7 +227,7 @@ def record_steps(
 ) -> Steps:
     """Train copies of ``weights`` by ``ensembles.train``, all runs at once, and record every step.
 
-    Used in chapters 2, 3, 4 and 26.
+    Used in chapters 2, 3, 4 and 27.
 
     Args:
         weights: the matrices at the start, each ``(runs, rows, columns)``.
@@ -273,7 +273,7 @@ def exponents(rho_sq: Array, window: tuple[float, float]) -> Array:
     They are least-squares lines through log-spaced times, without an offset: in a·tᵖ + b a free offset would take most
     of the curvature.
 
-    Used in chapters 3, 4 and 26.
+    Used in chapters 3, 4 and 27.
 
     >>> t = np.arange(1, 1001.0)
     >>> exponents(np.stack([t, 2 * t], axis=1), (10, 1000)).round(6)
