@@ -19,8 +19,8 @@ RUN = $(PY) -m workflow run $(HOW)
 help:
 	@echo "make env        the environment of the book alone, in .venv; every other command makes what it needs first (env-test: that of the tests)"
 	@echo "make book       everything: environment, all chapters, claims checked, pages in _build/html"
-	@echo "make page       one chapter and its page alone (CHAPTERS=01-random-walk, PROFILE=smoke), for whoever writes"
-	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=05-t5 for some, SEED=7, JOBS=4)"
+	@echo "make page       one chapter and its page alone (CHAPTERS=random-walk, PROFILE=smoke), for whoever writes"
+	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=t5 for some, SEED=7, JOBS=4)"
 	@echo "make test       environment, unit tests, all chapters in the smoke profile, the built pages checked"
 	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
 	@echo "make compare    what a run has lost against another (A=_build/smoke B=other/metrics.json)"

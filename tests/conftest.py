@@ -69,8 +69,9 @@ def chapter(name: str, code: str, imports: str = "from normgrowth import norms")
 
 def write_chapters(root: Path, sources: Mapping[str, str]) -> None:
     """Make a book of these chapters and no others, with a claim each: ``one`` of ``01-one``."""
-    for old in (root / "book").glob("[0-9][0-9]-*.md"):
-        old.unlink()
+    for page in (root / "book").glob("[!_]*.md"):
+        if page.read_text().startswith("---\njupytext:"):
+            page.unlink()
     for name, text in sources.items():
         (root / "book" / f"{name}.md").write_text(text)
     (root / "book" / "claims.yml").write_text("".join(CLAIM.format(name=name, word=name[3:]) for name in sources))

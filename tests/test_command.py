@@ -128,7 +128,7 @@ def test_exponents_are_those_of_the_steps_that_are_named():
     assert lines[1] == "norm 1 to 4; exponent 0.333 from step 1000 to 8000"
     assert lines[-1] == "  head: 1 to 4; exponent 0.333 from step 1000 to 8000"
     assert lines[2].startswith("no fit") and lines[2].endswith("there are 3")
-    # as in chapter 24: 1000, 2000, 4000, 8000; ρ at 2000 and 4000 on straight lines in log–log
+    # as in your-own: 1000, 2000, 4000, 8000; ρ at 2000 and 4000 on straight lines in log–log
     two = 2 * 1.5 ** (np.log(2) / np.log(3))
     four = 3 * (4 / 3) ** (np.log(4 / 3) / np.log(8 / 3))
     slopes = np.log2([two / 2, four / two, 4 / four])

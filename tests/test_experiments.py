@@ -6,12 +6,12 @@ from pathlib import Path
 import jupytext
 import pytest
 
-from workflow import ROOT
+from workflow import ROOT, book
 
 PACKAGE = "nbutils.experiments"
 MODULES = {path.stem: ast.parse(path.read_text()) for path in (ROOT / "nbutils" / "experiments").glob("[!_]*.py")}
 DEFINITIONS = ast.FunctionDef | ast.ClassDef
-CHAPTERS = sorted((ROOT / "book").glob("[0-9][0-9]-*.md"))
+CHAPTERS = [book.source(name) for name in book.chapters()]
 
 
 def nodes(tree):
@@ -85,7 +85,7 @@ def code_of(chapter: Path):
 
 @pytest.fixture(scope="module")
 def chapters():
-    """From ``module.name`` to the numbers of the chapters that use it, directly or through other definitions."""
+    """From ``module.name`` to the chapters that use it, directly or through other definitions."""
     graph = dependencies()
     users = {name: set() for name in graph}
     for chapter in CHAPTERS:
@@ -98,14 +98,14 @@ def chapters():
                 reached.add(name)
                 pending.extend(graph[name])
         for name in reached:
-            users[name].add(int(chapter.name[:2]))
+            users[name].add(chapter.stem)
     return users
 
 
-def sentence(numbers):
-    """``Used in chapter 1.`` or ``Used in chapters 1, 2 and 3.``"""
-    *first, last = map(str, sorted(numbers)) if numbers else ["none"]
-    return f"Used in chapters {', '.join(first)} and {last}." if first else f"Used in chapter {last}."
+def sentence(users):
+    """``Used in a.`` or ``Used in a, b and c.``, in the order of the chapters and as code."""
+    *first, last = [f"``{name}``" for name in sorted(users, key=book.number)] or ["none"]
+    return f"Used in {', '.join(first)} and {last}." if first else f"Used in {last}."
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
@@ -113,7 +113,7 @@ def test_docstrings_say_which_chapters_use_them(module, chapters):
     definitions = [node for node in MODULES[module].body if isinstance(node, DEFINITIONS)]
     public = {node.name: ast.get_docstring(node) or "" for node in definitions if not node.name.startswith("_")}
     stated = {
-        name: [line for line in text.splitlines() if line.startswith("Used in chapter")]
+        name: [line for line in text.splitlines() if line.startswith("Used in ")]
         for name, text in public.items()
     }
     assert stated == {name: [sentence(chapters[f"{module}.{name}"])] for name in public}

@@ -39,6 +39,7 @@ def run(monkeypatch):
         for name, each in LISTED.items()
     }
     monkeypatch.setattr(book, "claims", lambda: listed)
+    monkeypatch.setattr(book, "chapters", lambda: ["01-one", "02-two"])
 
     def made(problems=(), records=None, **found):
         found = {**{name: each["expected"].split(" or ")[-1] for name, each in LISTED.items()}, **found}

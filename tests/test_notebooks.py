@@ -109,12 +109,12 @@ def test_no_stray_values_are_shown(chapter, smoke):
 
 def test_a_notebook_for_colab_has_the_card_the_kept_numbers_and_its_version(tmp_path, monkeypatch):
     monkeypatch.setattr(notebooks, "NUMBERS", tmp_path / "numbers.json")
-    source = book.source("01-random-walk")
+    source = book.source("random-walk")
     head = notebooks.plain(source).cells[0].source
     address = yaml.safe_load((ROOT / "_config.yml").read_text())["html"]["baseurl"]
-    assert head.startswith("# 1. The random walk\n\n> **Asked.**") and f"({address}01-random-walk.html)" in head
+    assert head.startswith("# 1. The random walk\n\n> **Asked.**") and f"({address}random-walk.html)" in head
     assert "green run" not in head and "Why believe it" not in head, "numbers of no run say nothing"
-    kept = '{"run": "profile book, seed 0", "chapters": {"01-random-walk": {"walk_left": "0.1234"}}}'
+    kept = '{"run": "profile book, seed 0", "chapters": {"random-walk": {"walk_left": "0.1234"}}}'
     (tmp_path / "numbers.json").write_text(kept)
     node = notebooks.plain(source)
     prose = "\n".join(each.source for each in node.cells if each.cell_type == "markdown")
@@ -151,7 +151,7 @@ def test_the_setup_cell_notices_the_nbutils_of_somebody_else(tmp_path):
     """PyPI has another package of that name, which a reader may have imported even."""
     (tmp_path / "nbutils").mkdir()
     (tmp_path / "nbutils" / "__init__.py").write_text("ours = False")
-    (tmp_path / "setup.py").write_text(code(notebooks.plain(book.source("05-t5")))[0])
+    (tmp_path / "setup.py").write_text(code(notebooks.plain(book.source("t5")))[0])
     words = [sys.executable, "-B", "-c", STRANGER]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)})
     assert done.returncode == 0, done.stderr
@@ -159,8 +159,8 @@ def test_the_setup_cell_notices_the_nbutils_of_somebody_else(tmp_path):
 
 def test_chapters_with_shared_trainings_offer_to_keep_them_in_drive(monkeypatch):
     """Off by default, and inert where there is no Colab; with Colab's module a session's trainings go to the mount."""
-    assert not any("google.colab" in cell for cell in code(notebooks.plain(book.source("05-t5"))))
-    setup, cell, parameters = code(notebooks.plain(book.source("27-small-t5")))[:3]
+    assert not any("google.colab" in cell for cell in code(notebooks.plain(book.source("t5"))))
+    setup, cell, parameters = code(notebooks.plain(book.source("small-t5")))[:3]
     assert "import sys" in setup and "profile =" in parameters and len(cell.splitlines()) <= 10
     mounted, colab = [], ModuleType("google.colab")
     colab.drive = SimpleNamespace(mount=mounted.append)
@@ -178,11 +178,11 @@ def test_to_markdown():
     text = (
         "See {eq}`eq-a`, {numref}`fig-b` and {cite:t}`raffel2020exploring`: {glue:text}`x`.\n"
         "```{math}\n:label: eq-a\na = b\n```\n"
-        "```{admonition} Solution\n:class: dropdown\nTwo\nlines\n```\n[next](05-t5.md)\n"
+        "```{admonition} Solution\n:class: dropdown\nTwo\nlines\n```\n[next](t5.md)\n"
     )
     assert notebooks.to_markdown(text, {"eq-a": "4"}, {"fig-b": "2"}, {"x": "0.5"}) == (
         "See (4), Figure 2 and [Raffel et al., 2020](https://arxiv.org/abs/1910.10683): 0.5.\n"
-        "$$\na = b \\tag{4}\n$$\n> **Solution.**\n> Two\n> lines\n[next](05-t5.ipynb)\n"
+        "$$\na = b \\tag{4}\n$$\n> **Solution.**\n> Two\n> lines\n[next](t5.ipynb)\n"
     )
     with pytest.raises(ValueError, match=r"no plain form for '\{tip2\}`x`'|no plain form for"):
         notebooks.to_markdown("{unknown}`x`", {}, {}, {})

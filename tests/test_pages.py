@@ -140,8 +140,8 @@ def test_only_code_that_teaches_is_in_view(soups):
 
     for chapter in book.chapters():
         assert "importlib" not in shown(chapter) and "Ledger(" not in shown(chapter)
-    assert "unrolled = torch.cumsum(squares + cross, dim=0)" in shown("01-random-walk")
-    assert "def mixed_sum" in shown("17-settled-direction") and "mine = None" in shown("24-your-own")
+    assert "unrolled = torch.cumsum(squares + cross, dim=0)" in shown("random-walk")
+    assert "def mixed_sum" in shown("settled-direction") and "mine = None" in shown("your-own")
 
 
 def test_the_landing_page_shows_counts_findings_and_chapters(words, soups):
@@ -198,8 +198,8 @@ def test_each_claim_has_a_page_to_send_and_the_map_names_every_page(html, metric
 def test_numbers_in_prose_come_from_the_run(metrics, soups):
     """What the page shows for one number is what the executed notebook measured; and of the run itself."""
     measured = {record["check"]: record["measured"] for record in metrics["records"]}
-    assert f"{measured['last 20 intervals over the cap']:.3f}" in text(soups["05-t5"])
-    assert f"{measured['exponent, n = 1']:.3f}" in text(soups["01-random-walk"])
+    assert f"{measured['last 20 intervals over the cap']:.3f}" in text(soups["t5"])
+    assert f"{measured['exponent, n = 1']:.3f}" in text(soups["random-walk"])
     run, page = metrics["run"], text(soups["run"])
     assert run["hardware"] in page and run["versions"]["torch"] in page
     assert all(f"{stats['seconds']:.1f}" in page and f"{stats['peak_mb']:.0f}" in page for stats in run["notebooks"])
@@ -281,8 +281,8 @@ AXE = """async ([rules, ...leave]) => {
     .map(v => v.id + ": " + v.nodes.slice(0, 3).map(n => n.html.slice(0, 160) + " " + n.any.map(a => a.message)));
 }"""
 # Axe looks long at every word of code, whose colours are alike on all pages: once is enough.
-ALIKE: dict[str, list[str]] = {"01-random-walk": []}
-PHONE = ("index", "scorecard", "02-step-geometry")  # whose accessibility is looked at on a phone, too
+ALIKE: dict[str, list[str]] = {"random-walk": []}
+PHONE = ("index", "scorecard", "step-geometry")  # whose accessibility is looked at on a phone, too
 MATH_DONE = """async () => {
   if (document.querySelector("script[src*=mathjax]")) await MathJax.startup.promise;
   await document.fonts.ready;
@@ -320,7 +320,7 @@ def window(browser, html):
 
 
 def test_a_link_to_a_check_opens_its_section(window):
-    page = window.open("01-random-walk.html#claim-walk-middle")
+    page = window.open("random-walk.html#claim-walk-middle")
     page.wait_for_selector("details.checks[open] #claim-walk-middle")
     assert page.locator("details.checks[open]").count() == 1
     assert 0 < page.locator("#claim-walk-middle").bounding_box()["y"] < 900
@@ -375,7 +375,7 @@ def test_search_from_a_page_finds_a_theorem(window):
     page.keyboard.press("Control+k")
     page.keyboard.type("Theorem 4")
     page.keyboard.press("Enter")
-    page.wait_for_selector("#search-results ul.search li a[href*='16-divergence']", timeout=20_000)
+    page.wait_for_selector("#search-results ul.search li a[href*='divergence']", timeout=20_000)
     assert [url for url in window.asked if not url.startswith(("file:", "data:"))] == [] and window.messages == []
 
 
@@ -437,7 +437,7 @@ def test_scorecard_is_cards_on_a_phone(window):
 
 def test_panels_stand_below_each_other_on_a_phone(window):
     for width, ending in ((1280, "exponent.svg"), (390, "exponent-stacked.svg")):
-        shown = window.open("05-t5.html", width).locator("#fig-t5-exponent img.only-light")
+        shown = window.open("t5.html", width).locator("#fig-t5-exponent img.only-light")
         shown.scroll_into_view_if_needed()
         assert shown.evaluate("async image => (await image.decode(), image.currentSrc)").endswith(ending)
         assert shown.evaluate("image => image.clientWidth / image.naturalWidth") > 0.75, "letters of 10 px and more"

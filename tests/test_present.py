@@ -46,7 +46,7 @@ def test_checks_of_a_section_are_one_line_that_opens(shown):
     cells = shown(
         cell("claims.check(a)", first),
         cell("x = x + 1", second),
-        new_markdown_cell("words\n\n## Two\n\nsee [four](05-t5.md)"),
+        new_markdown_cell("words\n\n## Two\n\nsee [four](t5.md)"),
         cell("claims.check(d)", third),
         records=[first, second, third],
     )
@@ -57,7 +57,7 @@ def test_checks_of_a_section_are_one_line_that_opens(shown):
     assert [each.source.partition("\n")[0][:12] for each in cells] == [
         "claims.check", "x = x + 1", "words", '<details cla', "## Two", "claims.check", '<details cla',
     ]  # fmt: skip
-    assert "[four](05-t5.ipynb)" in cells[4].source
+    assert "[four](t5.ipynb)" in cells[4].source
 
 
 def test_the_judgement_of_the_workflow_is_shown_not_what_the_notebook_recorded(shown):
@@ -85,7 +85,7 @@ def test_neighbours_that_are_folded_and_show_nothing_are_one_cell(shown):
 
 def test_a_page_has_the_text_of_today_and_the_outputs_of_the_run(tmp_path, monkeypatch):
     """And so has what it lets one download, in plain words, with the numbers of the run."""
-    source = book.source("01-random-walk")
+    source = book.source("random-walk")
     node = notebooks.executable(source)
     data = {"application/papermill.record/text/plain": "'0.4321'"}
     scrap = {"name": "walk_exponent", "mime_prefix": "application/papermill.record/"}
@@ -93,14 +93,15 @@ def test_a_page_has_the_text_of_today_and_the_outputs_of_the_run(tmp_path, monke
     code[2].outputs = [new_output("display_data", data, metadata={"scrapbook": scrap})]
     injected = new_code_cell("seed = 7", metadata={"tags": ["injected-parameters"]})
     node.cells.insert(node.cells.index(code[1]) + 1, injected)
-    done = tmp_path / "01-random-walk.ipynb"
+    done = tmp_path / "random-walk.ipynb"
     nbformat.write(node, done)
 
-    edited = tmp_path / "edited.md"
+    edited = tmp_path / "edited" / "random-walk.md"
+    edited.parent.mkdir()
     edited.write_text(source.read_text(encoding="utf-8").replace("**Intuition.**", "We ask why."), encoding="utf-8")
     monkeypatch.setattr(book, "source", lambda name: edited)
     executed = nbformat.read(done, as_version=4)
-    made = chapter.grafted("01-random-walk", executed)
+    made = chapter.grafted("random-walk", executed)
     assert "We ask why" in made.cells[0].source and not any("seed = 7" in each.source for each in made.cells)
     assert [each for each in made.cells if each.cell_type == "code"][2].outputs == code[2].outputs
     monkeypatch.undo()
@@ -113,7 +114,7 @@ def test_a_page_has_the_text_of_today_and_the_outputs_of_the_run(tmp_path, monke
 def test_a_card_names_claims_figures_and_a_number_of_its_chapter(name):
     card, text, claims = book.card(name), book.source(name).read_text(encoding="utf-8"), book.claims()
     assert {"asks", "claims", "found", "remember", "because"} <= set(card)
-    assert card.get("preprint") or card.get("published") or name == "24-your-own"
+    assert card.get("preprint") or card.get("published") or name == "your-own"
     assert all(name in claims[claim]["chapters"] for claim in card["claims"])
     for figure in filter(None, [card.get("figure"), *(each["after"] for each in card.get("explore", ()))]):
         assert f"    name: {figure}\n" in text, figure

@@ -112,7 +112,7 @@ def test_wrong_can_be_negative_smallest_example():
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.2, 3), st.integers(1, 31))
 def test_equilibrium_of_two_classes_at_a_common_margin_is_the_logit(f, wrong):
-    """ρ* = logit(a)/|f|: chapter 12's law, here with logits (f, 0) and 64 samples."""
+    """ρ* = logit(a)/|f|: the law of right pulls, here with logits (f, 0) and 64 samples."""
     a = 1 - wrong / 64
     ray = fixed([[f, 0.0]] * 64, [a])
     assert equilibrium(ray)[0] == pytest.approx(math.log(a / (1 - a)) / f, rel=1e-7)

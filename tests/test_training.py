@@ -164,7 +164,7 @@ def test_noise_has_its_scale_and_its_own_seed():
 
 
 def test_noise_walks_at_random():
-    """SGD on noise is the random walk of chapter 1: E ρ²_t = ρ²_0 + η² n t."""
+    """SGD on noise is the random walk: E ρ²_t = ρ²_0 + η² n t."""
     net = model(dtype=torch.float32)
     n = sum(p.numel() for p in net.parameters())
     history = run(steps=60, net=net, optimizer="sgd", schedule=0.1, gradients="noise").history

@@ -1,4 +1,4 @@
-"""Chapter 24 on a reader's checkpoints: other families of models, half precision, a folder that is not the book's."""
+"""*Your norm* on a reader's checkpoints: other families of models, half precision, a folder that is not the book's."""
 
 import os
 
@@ -14,7 +14,7 @@ from nbutils.experiments.your_model import Refused
 from normgrowth import checkpoints, models, precision
 from workflow import book, notebooks
 
-CHAPTER = book.source("24-your-own")
+CHAPTER = book.source("your-own")
 
 
 def tokenizer():
@@ -76,7 +76,7 @@ def run(mine, **parameters):
     space = {}
     for cell in notebooks.executable(CHAPTER).cells:
         if cell.cell_type == "code":
-            exec(compile(cell.source, "24-your-own", "exec"), space)
+            exec(compile(cell.source, "your-own", "exec"), space)
         if "parameters" in cell.metadata.get("tags", ()):
             assert set(parameters) <= set(space)
             space.update(parameters)

@@ -15,9 +15,9 @@ BUILD = ROOT / "_build"
 class Run:
     """What is executed: chapters in one profile, at one seed, on one device; and where all lies that it leaves.
 
-    >>> run = Run("smoke", 7, chapters=("05-t5",))
-    >>> str(run.notebook("05-t5").relative_to(BUILD)), run.further()[0].seed
-    ('smoke/seed-7/05-t5.ipynb', 1000010)
+    >>> run = Run("smoke", 7, chapters=("t5",))
+    >>> str(run.notebook("t5").relative_to(BUILD)), run.further()[0].seed
+    ('smoke/seed-7/t5.ipynb', 1000010)
     """
 
     profile: str

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command.add_argument("--profile", default="book")
     commands.add_parser("notebooks", help="write book/notebooks, with the numbers of the last green run")
     command = commands.add_parser("new-chapter", help="a chapter from the template, with its claim")
-    command.add_argument("name", help="such as 27-my-question")
+    command.add_argument("name", help="such as my-question")
     command.add_argument("title")
     try:
         return _do(parser.parse_args(argv))

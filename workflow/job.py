@@ -1,6 +1,6 @@
 """One job of the workflow: a chapter through papermill, the shared trainings of one family, or all pages.
 
-``python -m workflow.job chapter 05-t5 --profile book --seed 0 --device cpu 2>logs/05-t5.log``
+``python -m workflow.job chapter t5 --profile book --seed 0 --device cpu 2>logs/t5.log``
 
 A job dies with its run, keeps to its time, and leaves no result where it did not finish. Why it did not stands in the
 failed notebook, or in the last line of the log. A result has beside it the hash of what it is made from, as that was

@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 class Gaps(NamedTuple):
     """The quantities on which the bounds depend, each of shape ``(...)``.
 
-    Used in chapter 8.
+    Used in ``softmax-gap``.
     """
 
     ties: NDArray[np.int64]  # m, the number of maxima
@@ -32,7 +32,7 @@ def gaps(x: ArrayLike) -> Gaps:
 
     Entries may be −inf (masked), but not all of them. Only equal floats count as tied.
 
-    Used in chapter 8.
+    Used in ``softmax-gap``.
 
     >>> gaps([3.0, 3.0, 1.0])
     Gaps(ties=array(2), gap=array(2.), log_rest=array(-2.))
@@ -55,7 +55,7 @@ def log_softmax_error(x: ArrayLike, c: ArrayLike) -> Array:
         x: scores, ``(..., n)``; −inf masks an entry, but not all entries may be masked.
         c: scales of at least 1, broadcast against the shape ``(...)``.
 
-    Used in chapter 8.
+    Used in ``softmax-gap``.
 
     >>> np.exp(log_softmax_error([1.0, 0.0], np.inf)).round(4)  # softmax is (0.7311, 0.2689), its limit (1, 0)
     array([0.2689, 0.2689])

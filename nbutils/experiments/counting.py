@@ -25,7 +25,7 @@ STRING_SEED = 1_000_000  # added to a network's seed, so that its strings are in
 class Classifier(models.Transformer):
     """A ``Transformer`` for formal languages that reads class logits from the last position, by default without mask.
 
-    Used in chapter 23.
+    Used in ``counting``.
     """
 
     def __init__(self, *sizes: int, classes: int, mask: str = "none", **options: Any) -> None:
@@ -42,7 +42,7 @@ class MeanHead(nn.Module):
     Embeddings are (1, −1) for a and (1, 1) for b, and the value is the second coordinate. Without a ``gap`` all scores
     are equal, for the reason ``flat``, so attention takes the mean.
 
-    Used in chapter 23.
+    Used in ``counting``.
 
     Args:
         flat: why scores are equal: ``query`` (Q = 0), ``key`` (K = 0) or ``constant`` (keys read only the first
@@ -97,7 +97,7 @@ class MeanHead(nn.Module):
 class TrainedNetwork(NamedTuple):
     """A trained network with its test strings and their labels.
 
-    Used in chapter 23.
+    Used in ``counting``.
     """
 
     model: models.Transformer
@@ -108,7 +108,7 @@ class TrainedNetwork(NamedTuple):
 class Task(NamedTuple):
     """A formal language as a task: how labelled strings are drawn, and which network is trained on them.
 
-    Used in chapter 23.
+    Used in ``counting``.
     """
 
     draw: Callable[..., tuple[Tensor, Tensor]]  # from count, length and generator to tokens and labels
@@ -137,7 +137,7 @@ def train_networks(
     Raises:
         KeyError: ``task_name`` is not in ``TASKS``.
 
-    Used in chapter 23.
+    Used in ``counting``.
 
     >>> networks = train_networks("majority", length=3, steps=50, seeds=(0, 1), device="cpu")
     >>> [accuracy(network) for network in networks]  # over the eight strings of this length
@@ -177,7 +177,7 @@ def train_networks(
 def queries_and_keys(model: nn.Module) -> nn.ModuleList:
     """The linear maps to queries and keys, in all layers.
 
-    Used in chapter 23.
+    Used in ``counting``.
     """
     return nn.ModuleList(module for name, module in model.named_modules() if name.endswith(("query", "key")))
 
@@ -187,7 +187,7 @@ def train_with_adamw(
 ) -> list[Tensor | None]:
     """Train networks of one shape in place with AdamW, all at once.
 
-    Used in chapters 22 and 23.
+    Used in ``mask`` and ``counting``.
 
     Returns:
         The losses ``(nets,)`` before each step; ``None`` for noise.
@@ -204,7 +204,7 @@ def accuracy(network: TrainedNetwork, c: float = 1.0, *, per_string: bool = Fals
 
     With ``per_string``, the share of strings in which every answer is right.
 
-    Used in chapter 23.
+    Used in ``counting``.
 
     >>> (network,) = train_networks("majority", length=3, steps=50, seeds=(0,), device="cpu")
     >>> accuracy(network, 0.0)  # all scores are equal: the head takes the mean

@@ -15,7 +15,7 @@ from nbutils import ensembles
 class EnsembleAdamW(Optimizer):
     """AdamW for an ensemble, with a learning rate and a decay for every network.
 
-    Used in chapters 6 and 28.
+    Used in ``language-models`` and ``weight-decay``.
 
     Args:
         params: tensors ``(networks, …)``.
@@ -77,7 +77,7 @@ def train_on_windows(
 ) -> list[list[dict[str, Tensor]]]:
     """Train language models of one shape by AdamW, all on the same windows of tokens.
 
-    Used in chapters 6 and 28.
+    Used in ``language-models`` and ``weight-decay``.
 
     Args:
         nets: the untrained networks; they are left as they are.

@@ -24,7 +24,7 @@ KINDS = ("attention", "feedforward")  # the sublayers of a transformer's layer
 class Affine(nn.Module):
     """A sublayer with a random affine layer on top that belongs to the loss: its weights are buffers, not parameters.
 
-    Used in chapters 11 and 14.
+    Used in ``biases`` and ``figure-1``.
 
     >>> top = Affine(nn.Identity(), 4, 3, generator=torch.Generator().manual_seed(0))
     >>> tuple(top(torch.ones(2, 4, dtype=torch.float64)).shape), [*top.parameters()]
@@ -54,7 +54,7 @@ def figure1(name: str, *, released: bool = False, generator: torch.Generator) ->
     Raises:
         KeyError: ``name`` is not in ``SUBLAYERS``.
 
-    Used in chapters 11 and 14.
+    Used in ``biases`` and ``figure-1``.
 
     >>> generator = torch.Generator()
     >>> net = figure1("feed-forward", generator=generator.manual_seed(0))
@@ -120,7 +120,7 @@ def released_transformer(
 
     Each layer consists of the sublayers ``kinds``. The hidden width of a feed-forward sublayer is 10 · ``dim``.
 
-    Used in chapter 14.
+    Used in ``figure-1``.
 
     >>> net = released_transformer(1, 4, generator=torch.Generator().manual_seed(0))
     >>> net(torch.eye(3, 4, dtype=torch.float64)).norm(dim=-1).round(decimals=3).tolist()  # a layer norm comes last: √4
@@ -136,7 +136,7 @@ class ReleasedModel(nn.Module):
 
     It has twelve heads, hidden width 50, 100 words, 512 positions, and biases. The input is one sequence of tokens.
 
-    Used in chapter 14.
+    Used in ``figure-1``.
 
     >>> model = ReleasedModel(24, generator=torch.Generator().manual_seed(0))
     >>> tuple(model(torch.arange(5)).shape), sum(p.numel() for p in model.parameters())

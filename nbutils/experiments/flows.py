@@ -39,7 +39,7 @@ def _log_loss(q: Tensor) -> Tensor:
 def log_loss_gradient(margins: Margins, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """ℓ ``(networks,)``, ∇ℓ ``(networks, n)`` and the margins ``(networks, examples)``.
 
-    Used in chapter 16.
+    Used in ``divergence``.
 
     >>> theta = torch.zeros(1, 1, dtype=torch.float64)
     >>> ell, grad, _ = log_loss_gradient(lambda theta: theta, theta)  # L = log(1 + e^−θ)
@@ -56,7 +56,7 @@ def log_loss_gradient(margins: Margins, theta: Tensor) -> tuple[Tensor, Tensor, 
 def mlp_margins(widths: Sequence[int], x: Tensor, y: Tensor) -> Margins:
     """The margins of ``HomogeneousMLP(widths)``, which has one output, as a function of its flat parameters.
 
-    Used in chapter 16.
+    Used in ``divergence``.
 
     Args:
         x: inputs, ``(examples, n_in)`` for all networks or ``(networks, examples, n_in)``.
@@ -83,7 +83,7 @@ def separable_data(
 ) -> tuple[Tensor, Tensor]:
     """A data set for each network: Gaussian inputs, moved away from a random plane by ``gap``, labelled by their side.
 
-    Used in chapter 16.
+    Used in ``divergence``.
 
     Returns:
         x ``(networks, examples, n_in)`` and y ``(networks, examples)``, ±1, float64.
@@ -104,7 +104,7 @@ def separated_start(
 ) -> tuple[Tensor, Tensor]:
     """Random networks, trained until the loss is below log(2)/(2·examples), so that every example is right.
 
-    Used in chapter 16.
+    Used in ``divergence``.
 
     Returns:
         theta ``(networks, n)``, and whether the network got there ``(networks,)``: gradient descent may get stuck.
@@ -131,7 +131,7 @@ def separated_start(
 class Path(NamedTuple):
     """Points on the paths of several networks, float64; arrays are ``(points, networks)`` unless a shape is given.
 
-    Used in chapter 16.
+    Used in ``divergence``.
     """
 
     log_time: Array
@@ -151,7 +151,7 @@ def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e
     Where a path slides along a kink of a ReLU, the steps zigzag, and log 1/L grows by less than the steps in λ. The
     points then lie below their targets; ``log_inv_loss`` is the true value.
 
-    Used in chapter 16.
+    Used in ``divergence``.
 
     Args:
         margins: of all networks, as from ``mlp_margins``.
@@ -213,7 +213,7 @@ def descent(margins: Margins, theta: Tensor, steps: Sequence[int], rate: float, 
 
     The time t is the sum of the factors of −∇L, kept as its logarithm.
 
-    Used in chapter 16.
+    Used in ``divergence``.
 
     >>> start = torch.ones(1, 1, dtype=torch.float64)
     >>> descent(lambda theta: theta, start, [9], 0.1, normalised=True).norm.round(9)  # nine steps of length η
@@ -255,7 +255,7 @@ def fit_loglog(log_t: Array, u: Array, *, level: float = 0.999) -> Estimate:
     between the means of these slopes if that is larger. A bias like u^(-1/2) is 2.5 times the amount by which it
     changes between the halves of a window of a factor 5.
 
-    Used in chapter 16.
+    Used in ``divergence``.
 
     Args:
         log_t: ``(points, networks)``, at least 4 points and 2 networks.

@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 class StepConstants(NamedTuple):
     """Mean length and alignment of the relative steps in a window.
 
-    Used in chapter 27.
+    Used in ``small-t5``.
     """
 
     u: float  # root mean square of ‖δ‖/(α_t ρ)
@@ -28,7 +28,7 @@ def total(layers: pd.DataFrame) -> pd.DataFrame:
     Squares of norms and inner products add over layers. Columns ``step, norm, step_norm, grad_norm, inner, projection,
     alignment`` are as in a run's history; ``gradient_cos`` is cos(θ, ∇L), at the parameters before the step.
 
-    Used in chapter 27.
+    Used in ``small-t5``.
 
     >>> layers = pd.DataFrame({"step": [0, 0], "layer": ["a", "b"], "norm": [3.0, 4.0]})
     >>> layers[["step_norm", "inner", "projection", "grad_norm"]] = np.nan
@@ -51,7 +51,7 @@ def step_constants(table: pd.DataFrame, rate: ArrayLike, low: int, high: int) ->
 
     Means are over ln t, since an exponent is a slope in ln t.
 
-    Used in chapter 27.
+    Used in ``small-t5``.
 
     Args:
         table: every step of a run, as ``total`` returns it.
@@ -77,7 +77,7 @@ def step_constants(table: pd.DataFrame, rate: ArrayLike, low: int, high: int) ->
 class OrthogonalWalk(NamedTuple):
     """Walks whose every step is orthogonal to θ.
 
-    Used in chapter 27.
+    Used in ``small-t5``.
     """
 
     theta: Array  # all points of the walks, (walks, steps + 1, n)
@@ -94,7 +94,7 @@ def orthogonal_walk(
     J is the quarter turn in those planes and P the projection orthogonal to θ. Each of the independent ``walks`` starts
     at θ = e₂ with ρ = 1; the dimension ``n`` is even.
 
-    Used in chapter 27.
+    Used in ``small-t5``.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> walk = orthogonal_walk(n=4, steps=100, lr=0.1, pull=1.0, turn=1.0, walks=2, generator=generator)

@@ -18,7 +18,7 @@ IGNORE = -100  # a target that the loss leaves out
 def strings(length: int) -> Tensor:
     """All 2^length strings of ``A`` and ``B``, (2^length, length), in lexicographic order.
 
-    Used in chapter 23.
+    Used in ``counting``.
 
     >>> strings(2).tolist()
     [[3, 3], [3, 4], [4, 3], [4, 4]]
@@ -31,7 +31,7 @@ def strings(length: int) -> Tensor:
 def is_majority(tokens: Tensor) -> Tensor:
     """Majority of each row of ``tokens`` (n, T), as int64 (n,): 1 for ``B``, 0 for ``A``, ``IGNORE`` at a tie.
 
-    Used in chapter 23.
+    Used in ``counting``.
 
     >>> is_majority(torch.tensor([[A, B, B, B], [A, A, B, A], [A, B, B, A]])).tolist()
     [1, 0, -100]
@@ -46,7 +46,7 @@ def majority(count: int, length: int, generator: torch.Generator) -> tuple[Tenso
     Strings are uniform in each class. ``length`` is odd, so that ties cannot occur. A single position predicts the
     label with accuracy 1/2 + C(T−1, (T−1)/2)/2^T. This cannot be avoided: every symbol is part of the count.
 
-    Used in chapter 23.
+    Used in ``counting``.
 
     Raises:
         ValueError: ``length`` is even.
@@ -66,7 +66,7 @@ def counter(count: int, length: int, generator: torch.Generator) -> tuple[Tensor
     n is uniform in 1, …, length // 3. Letters are 3, 4 and 5, and the end is 6. Labels are ``IGNORE`` at padding and on
     every a, since n is not yet known there.
 
-    Used in chapter 23.
+    Used in ``counting``.
 
     >>> tokens, labels = counter(1, 3, torch.Generator())
     >>> tokens.tolist(), labels.tolist()
@@ -87,7 +87,7 @@ def dyck2(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, 
     ``3 + kind`` opens, ``5 + kind`` closes. A position opens or closes a bracket with probability 1/2 each, and always
     opens one if none is open. Labels (count, length) are the closing brackets, ``IGNORE`` where no bracket is open.
 
-    Used in chapter 23.
+    Used in ``counting``.
     """
     opens = _random_integers(2, (count, length), generator) == 1
     kind = _random_integers(2, (count, length), generator)
@@ -108,7 +108,7 @@ def dyck2(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, 
 def copy_first(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Strings of ``A`` and ``B`` (count, length), and the first symbol (count,): 0 for ``A``, 1 for ``B``, balanced.
 
-    Used in chapter 23.
+    Used in ``counting``.
     """
     tokens = A + _random_integers(2, (count, length), generator)
     labels = _balanced_labels(count, generator)
@@ -119,7 +119,7 @@ def copy_first(count: int, length: int, generator: torch.Generator) -> tuple[Ten
 def copy_previous(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Random strings of four letters (count, length), and at each position the letter before, ``IGNORE`` at the first.
 
-    Used in chapter 23.
+    Used in ``counting``.
     """
     tokens = A + _random_integers(4, (count, length), generator)
     labels = torch.nn.functional.pad(tokens[:, :-1], (1, 0), value=IGNORE)

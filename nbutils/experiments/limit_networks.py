@@ -15,7 +15,7 @@ from nbutils.experiments.limits import LEADING, Activations, Array, Theta
 def feedforward(theta: Theta, x: Any, act: Activations) -> Any:
     """Two hidden layers of sigmoids and a readout, all with biases; ``x`` is ``(batch, n)``.
 
-    Used in chapter 17.
+    Used in ``settled-direction``.
 
     >>> from nbutils.experiments.limits import STEP
     >>> theta = draw("feedforward", np.random.default_rng(0))
@@ -31,7 +31,7 @@ def feedforward(theta: Theta, x: Any, act: Activations) -> Any:
 def lstm(theta: Theta, x: Any, act: Activations) -> Any:
     """One LSTM layer over ``x``, ``(batch, T, n)``, and a readout of its last state.
 
-    Used in chapter 17.
+    Used in ``settled-direction``.
 
     >>> from nbutils.experiments.limits import limit
     >>> generator = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def lstm(theta: Theta, x: Any, act: Activations) -> Any:
 def transformer(theta: Theta, x: Any, act: Activations) -> Any:
     """One post-norm layer (one head, biases, residuals) on ``x``, ``(batch, T, n)``, and a readout of the first token.
 
-    Used in chapter 17.
+    Used in ``settled-direction``.
 
     >>> from nbutils.experiments.limits import limit
     >>> generator = np.random.default_rng(0)
@@ -115,6 +115,6 @@ SHAPES = {"feedforward": _FEEDFORWARD, "lstm": _LSTM | _READOUT, "transformer": 
 def draw(network: str, generator: np.random.Generator) -> dict[str, Array]:
     """Standard normal parameters of ``feedforward``, ``lstm`` or ``transformer``, by name.
 
-    Used in chapter 17.
+    Used in ``settled-direction``.
     """
     return {name: generator.normal(size=shape) for name, shape in SHAPES[network].items()}

@@ -30,7 +30,7 @@ UNTIED = np.array(False)  # for arrays that no activation has produced
 class LeadingTerms:
     """An array whose entries behave like ``coef * c ** degree`` as c → ∞; axis 0, if there is one, is the batch.
 
-    Used in chapter 17.
+    Used in ``settled-direction``.
 
     Attributes:
         coef: the coefficients, float64.
@@ -104,7 +104,7 @@ class LeadingTerms:
 def leading_terms(theta: Mapping[str, ArrayLike]) -> dict[str, LeadingTerms]:
     """Parameters c·θ̂ as leading terms of degree 1. A zero of θ̂ is a parameter that grows more slowly, not an exact 0.
 
-    Used in chapter 17.
+    Used in ``settled-direction``.
 
     >>> w = leading_terms({"w": [[2.0], [-2.0]]})["w"]
     >>> (np.array([[3.0, 1.0]]) @ w).coef, (np.array([[1.0, 1.0]]) @ w).coef
@@ -178,7 +178,7 @@ def _leading_layer_norm(z: LeadingTerms) -> LeadingTerms:
 class Activations(NamedTuple):
     """The functions that a network takes for its activations.
 
-    Used in chapter 17.
+    Used in ``settled-direction``.
     """
 
     sigmoid: Callable[[Any], Any]
@@ -191,7 +191,7 @@ class Activations(NamedTuple):
 def step(z: Array) -> Array:
     """The limit of σ(cz) as c → ∞: 0, ½ or 1.
 
-    Used in chapter 17.
+    Used in ``settled-direction``.
 
     >>> step(np.array([-3.0, 0.0, 0.1]))
     array([0. , 0.5, 1. ])
@@ -202,7 +202,7 @@ def step(z: Array) -> Array:
 def argmax(z: Array) -> Array:
     """The limit of softmax(cz) over the last axis as c → ∞: uniform over the largest entries.
 
-    Used in chapter 17.
+    Used in ``settled-direction``.
     """
     is_maximum = z == z.max(-1, keepdims=True)
     return is_maximum / is_maximum.sum(-1, keepdims=True)
@@ -211,7 +211,7 @@ def argmax(z: Array) -> Array:
 def layer_norm(z: Array) -> Array:
     """Standardise the last axis, with ε = 0, without overflow at any scale.
 
-    Used in chapter 17.
+    Used in ``settled-direction``.
     """
     centred = z - z.mean(-1, keepdims=True)
     centred = centred / abs(centred).max(-1, keepdims=True)
@@ -236,7 +236,7 @@ LEADING = Activations(
 def limit(network: Network, theta: Mapping[str, ArrayLike], x: ArrayLike) -> LeadingTerms:
     """The leading term of ``network(c·theta, x)`` as c → ∞, for a batch of inputs ``x``, ``(batch, …)``.
 
-    Used in chapter 17.
+    Used in ``settled-direction``.
 
     >>> def neuron(theta, x, act):
     ...     return act.sigmoid(x @ theta["w"])[:, 0]

@@ -34,7 +34,7 @@ def equilibrium(unit_margins: ArrayLike, degree: float) -> float:
     by ``|m̂|``, equals the accuracy with the same weights. The norm ρ* is 0 if this accuracy is at most ½ (a step then
     shrinks the parameters at every norm), and ``inf`` if no example is wrong.
 
-    Used in chapters 12 and 13.
+    Used in ``right-pulls`` and ``training-turns``.
 
     Raises:
         ValueError: all margins are 0, there are no margins, or a margin is not finite.
@@ -70,7 +70,7 @@ def equilibrium(unit_margins: ArrayLike, degree: float) -> float:
 def measured_projection(module: nn.Module, inputs: Tensor, labels: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """f and θ·∇L of each example at its own scale c of all parameters, by reverse-mode autograd: two tensors ``(n,)``.
 
-    Used in chapter 12.
+    Used in ``right-pulls``.
 
     Args:
         module: has one output and only matrices as parameters, which broadcast as in ``models.HomogeneousMLP``. Scale 1
@@ -125,7 +125,7 @@ def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor) -> f
         inputs: ``(n, n_in)``.
         labels: 0 or 1, ``(n,)``.
 
-    Used in chapter 12.
+    Used in ``right-pulls``.
 
     >>> from nbutils.models import HomogeneousMLP
     >>> net = HomogeneousMLP((1, 1))
@@ -157,7 +157,7 @@ def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor) -> f
 class Descent(NamedTuple):
     """Norms and margins of several runs of gradient descent, at the recorded times.
 
-    Used in chapter 13.
+    Used in ``training-turns``.
     """
 
     norm: Array  # (times, runs)
@@ -179,7 +179,7 @@ def descend(
 ) -> Descent:
     """Train several networks of one shape at once by full-batch gradient descent on the mean loss, up to the last time.
 
-    Used in chapter 13.
+    Used in ``training-turns``.
 
     Args:
         modules: have the same shape, one output, and parameters that broadcast as in ``models.HomogeneousMLP``. They

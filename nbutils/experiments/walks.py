@@ -20,7 +20,7 @@ Increment = Callable[[int, tuple[int, int], torch.Generator], torch.Tensor]
 def log_times(t_max: int, per_decade: int = 4) -> NDArray[np.int64]:
     """Whole numbers from 1 to ``t_max``, evenly spaced in log t.
 
-    Used in chapter 1.
+    Used in ``random-walk``.
 
     >>> log_times(1000, per_decade=1)
     array([   1,   10,  100, 1000])
@@ -32,7 +32,7 @@ def log_times(t_max: int, per_decade: int = 4) -> NDArray[np.int64]:
 def gaussian(steps: int, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
     """Sum of ``steps`` standard Gaussian steps: √steps · N(0, I).
 
-    Used in chapter 1.
+    Used in ``random-walk``.
 
     >>> sums = gaussian(10_000, (1, 100_000), torch.Generator().manual_seed(0))
     >>> round(float(sums.square().mean()) / 10_000, 1)
@@ -44,7 +44,7 @@ def gaussian(steps: int, shape: tuple[int, int], generator: torch.Generator) -> 
 def signs(steps: int, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
     """Sum of ``steps`` steps with independent ±1 coordinates: 2·Binomial(steps, ½) − steps.
 
-    Used in chapter 1.
+    Used in ``random-walk``.
 
     >>> signs(3, (1, 1000), torch.Generator().manual_seed(0)).unique().tolist()
     [-3.0, -1.0, 1.0, 3.0]
@@ -59,7 +59,7 @@ def bursts(p: float) -> Increment:
     The sum of m steps is Gaussian with a binomial number of terms. The step length has E‖δ‖² / (E‖δ‖)² ∝ 1/p: a finite
     but heavy spread of lengths, in any dimension.
 
-    Used in chapter 1.
+    Used in ``random-walk``.
 
     Raises:
         ValueError: ``p`` is outside (0, 1].
@@ -85,7 +85,7 @@ def stable(alpha: float) -> Increment:
 
     The sum of m steps has the law of m^{1/α} times a single step.
 
-    Used in chapter 1.
+    Used in ``random-walk``.
 
     Raises:
         ValueError: ``alpha`` is outside (0, 2).
@@ -119,7 +119,7 @@ def walk_norms(
     batches of at most four million coordinates, so memory grows neither with t nor with the number of walks. Sums of
     squares are accumulated in float64.
 
-    Used in chapter 1.
+    Used in ``random-walk``.
 
     >>> from nbutils.devices import generator
     >>> walk_norms(gaussian, n=3, times=log_times(100, 1), walks=5, generator=generator(0, "cpu")).shape

@@ -1,4 +1,4 @@
-"""Chapter 24 on a model of the reader's: its parameters, where the model is, and parts that may fail by themselves."""
+"""*Your norm* on a model of the reader's: its parameters, where the model is, and parts that may fail by themselves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXPECTED_ERRORS = (ValueError, OSError, OverflowError)  # their messages say wha
 class Refused(ValueError):
     """A parameter of the notebook that cannot be used. IPython shows the reason in one line, without a traceback.
 
-    Used in chapter 24.
+    Used in ``your-own``.
     """
 
     def _render_traceback_(self) -> list[str]:
@@ -42,7 +42,7 @@ class Refused(ValueError):
 def check_parameters(*, mine: Any, match: Any, tokenizer_from: Any, lr: Any, decay: Any) -> None:
     """Raise ``Refused`` with one line for the first of the reader's parameters that cannot be used.
 
-    Used in chapter 24.
+    Used in ``your-own``.
 
     >>> check_parameters(mine=None, match="*", tokenizer_from=None, lr="fast", decay=0.0)
     Traceback (most recent call last):
@@ -72,7 +72,7 @@ def _is_number(value: Any) -> bool:
 def read_sentences(given: Any) -> list[str]:
     """The reader's sentences: a list of them, or the lines of a UTF-8 text file. None for those that ship.
 
-    Used in chapter 24.
+    Used in ``your-own``.
 
     >>> len(read_sentences(None)), read_sentences(["One.", " ", "Two."])
     (24, ['One.', 'Two.'])
@@ -113,7 +113,7 @@ def _lines(file: Path, wanted: str) -> list[str]:
 class Source(NamedTuple):
     """Where the checkpoints of a series are, in the order of steps, or the one model.
 
-    Used in chapter 24.
+    Used in ``your-own``.
     """
 
     place: str  # a folder, or a repository of the Hub
@@ -124,7 +124,7 @@ class Source(NamedTuple):
 def locate(mine: str | Path, match: str = "*") -> Source:
     """Find a series of checkpoints, or a single model. Without a network, that of the Hub's cache.
 
-    Used in chapter 24.
+    Used in ``your-own``.
 
     Raises:
         Refused: there is neither.
@@ -161,7 +161,7 @@ class Parts:
 
     On the series that the chapter makes itself nothing may fail, so there every error stops the run.
 
-    Used in chapter 24.
+    Used in ``your-own``.
 
     >>> part = Parts(may_fail=True)
     >>> with part("norms", dashes=["own_end"]):
@@ -203,7 +203,7 @@ class Parts:
 def reason_of(error: Exception) -> str:
     """One line: the message of an error, with its class unless the message is made for readers.
 
-    Used in chapter 24.
+    Used in ``your-own``.
     """
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"
@@ -226,7 +226,7 @@ def _close_figures() -> None:
 def series_of_one(model: checkpoints.MeasuredModel) -> checkpoints.MeasuredSeries:
     """The norms of a single model as a series with one step, 0.
 
-    Used in chapter 24.
+    Used in ``your-own``.
     """
     table = model.table[["layer", "norm"]].copy()
     table.insert(0, "step", NO_STEP)
@@ -238,7 +238,7 @@ def series_of_one(model: checkpoints.MeasuredModel) -> checkpoints.MeasuredSerie
 def growing(series: checkpoints.MeasuredSeries) -> pd.DataFrame:
     """Rows of the total, of a series with at least two checkpoints that count.
 
-    Used in chapter 24.
+    Used in ``your-own``.
 
     Raises:
         ValueError: only one counts.
@@ -254,7 +254,7 @@ def growing(series: checkpoints.MeasuredSeries) -> pd.DataFrame:
 def spread(items: Sequence[T], most: int) -> list[T]:
     """At most so many of the items, evenly spaced, the first and the last among them.
 
-    Used in chapter 24.
+    Used in ``your-own``.
 
     >>> spread(range(10), 4)
     [0, 3, 6, 9]
@@ -266,7 +266,7 @@ def spread(items: Sequence[T], most: int) -> list[T]:
 def print_deviations(tables: Mapping[Any, pd.DataFrame], asked: Mapping[Any, float]) -> None:
     """Print which tables of ``models`` are not in float64, or not at the scale that was asked for, and why.
 
-    Used in chapter 24.
+    Used in ``your-own``.
 
     Args:
         tables: with ``c``, ``precision`` and ``reason`` in ``attrs``.

@@ -16,7 +16,7 @@ from nbutils.devices import generator
 def gpt2(vocab: int, width: int, layers: int, seed: int) -> Any:
     """A ``GPT2LMHeadModel`` with four heads and 64 positions, without dropout, at the initial values of ``seed``.
 
-    Used in chapter 24.
+    Used in ``your-own``.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -53,7 +53,7 @@ def series(
     Checkpoints are saved at step 0 and at ``steps``, half of it, a quarter of it and so on, as long as the number is
     whole, so that points of growth like √t are evenly spaced on a logarithmic axis.
 
-    Used in chapter 24.
+    Used in ``your-own``.
 
     Args:
         folder: gets a folder ``checkpoint-<step>`` for every saved step, with model and tokenizer.

@@ -1,6 +1,6 @@
 """From executed notebooks and pages to HTML: fill in what the run says, then Sphinx renders it.
 
-``python -m workflow run --html`` makes all pages, ``python -m workflow page 05-t5`` one, in seconds.
+``python -m workflow run --html`` makes all pages, ``python -m workflow page t5`` one, in seconds.
 """
 
 from __future__ import annotations
