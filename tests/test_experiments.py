@@ -113,7 +113,6 @@ def test_docstrings_say_which_chapters_use_them(module, chapters):
     definitions = [node for node in MODULES[module].body if isinstance(node, DEFINITIONS)]
     public = {node.name: ast.get_docstring(node) or "" for node in definitions if not node.name.startswith("_")}
     stated = {
-        name: [line for line in text.splitlines() if line.startswith("Used in ")]
-        for name, text in public.items()
+        name: [line for line in text.splitlines() if line.startswith("Used in ")] for name, text in public.items()
     }
     assert stated == {name: [sentence(chapters[f"{module}.{name}"])] for name in public}

@@ -32,7 +32,7 @@ def executable(source: Path) -> NotebookNode:
     import jupytext
 
     notebook = jupytext.read(source, fmt="md:myst")
-    title, _, rest = notebook.cells[0].source.partition("\n")
+    rest = notebook.cells[0].source.partition("\n")[2]
     notebook.cells[0].source = f"# {book.title(source.stem)}\n{rest}"
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
