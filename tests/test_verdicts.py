@@ -11,7 +11,8 @@ from workflow import book
 # Claims with one logic, and what it is.
 EQUAL = {
     "exponential on each ray, uniform away from ties or zeros, and near them at no norm": (
-        "theorem4 theorem5 lemma7 theorem7 theorem8 encoder-degree encoder-published classifier-degree euler-approximate"
+        "theorem4 theorem5 lemma7 theorem7 theorem8 "
+        "encoder-degree encoder-published classifier-degree euler-approximate"
     ),
     "the leading terms must not cancel, and generic ones do not": "theorem1 prop2 any-network lemma5",
     "one condition that the text lacks repairs each, and the generic case holds": "theorem1 theorem4 theorem5 lemma5",
@@ -35,6 +36,11 @@ EQUAL = {
     "the shape of a repository curve, whatever is printed": "t5-alignment t5-step-size t5-neighbour-cosine",
     "the repository's code does not do what its name says": "t5-encoder-only lm-causal lm-pplx",
     "what the repository holds, as it is": "fig4-switch lm-curves",
+    "right by the measure that the sentence names": "lm-saturation saturated-exchange fig4-values",
+    "of pretrained models, of which no series and no population is at hand": (
+        "pretrained-saturated longer-saturates small-saturate-more"
+    ),
+    "another value at a positive share of the inputs": "step-functions theorem6",
     "the repository does not tell what was printed": "t5-printed-encoder fig4-printed lm-growth-four lm-lookahead",
 }
 
