@@ -14,19 +14,22 @@ EQUAL = {
         "theorem4 theorem5 lemma7 theorem7 theorem8 "
         "encoder-degree encoder-published classifier-degree euler-approximate"
     ),
+    "all but the function 0, or the scale 0": "lemma1 table1-at-zero",
     "the leading terms must not cancel, and generic ones do not": "theorem1 prop2 any-network lemma5",
     "one condition that the text lacks repairs each, and the generic case holds": "theorem1 theorem4 theorem5 lemma5",
-    "right along a ray, and between rays not": "f-monotone equilibrium-grows equilibrium-stops theorem4",
+    "right along a ray, and between rays not": "f-monotone theorem4",
     "a bound in |x| or |f| itself, whatever its direction": "lemma6 lemma8 theorem2 theorem3",
     "no condition beyond those of the parts": "lemma2 lemma3 lemma4 table1-approximate",
-    "exact wherever a layer norm has a value": "table1-layernorm table1-layernorm-affine table1-at-zero",
+    "exact wherever a layer norm has a value": "table1-layernorm table1-layernorm-affine",
     "read for each c, as the proof of Lemma 4 reads it": "definition4 lemma4",
     "by the letter or near ties it fails, on a ray and relative to c it is right": "definition3 encoder-published",
-    "the same limit, as said, and another rate": "bias-puzzle fig5-shape",
+    "similar, as said, but for a rate": "bias-puzzle fig4-biases",
+    "of the published figure, whatever its models had for a mask": "heads-split heads-local fig4-values",
+    "what the printed models did, of which nothing is kept": "heads-global lm-lookahead fig4-printed",
     "a slip of the pen, and right as meant": "walk-recursion walk-middle step-orthogonal theorem2 saturated-argmax",
     "one constant dropped in one place, judged at T5's own": "misaligned aligned",
-    "what is concluded fails for nearly all inputs or functions": "theorem6 bias-before-norm theorem9 norm-converges",
-    "what is concluded fails on an open set of data and parameters": "network-stops norm-converges",
+    "what is concluded fails for nearly all inputs or functions": "theorem6 bias-before-norm theorem9 norm-converges fig5-homogeneous",
+    "what is concluded fails on an open set of data and parameters": "equilibrium-stops norm-converges right-at-once",
     "of the curves drawn, by the median of random draws": "fig1-100 fig1-80 fig1-equilibrium fig1-variants",
     "exact for plain descent, and Adam breaks both": "diagnostic si-monotone",
     "of most blocks, and the first and the last bend away": "t5-uniform t5-layers-sqrt",
@@ -44,7 +47,7 @@ EQUAL = {
     "of pretrained models, of which no series and no population is at hand": (
         "pretrained-saturated longer-saturates small-saturate-more"
     ),
-    "another value at a positive share of the inputs": "step-functions theorem6",
+    "false at a positive share of inputs, draws or batches": "step-functions theorem6 equilibrium-grows fig1-100",
     "the repository does not tell what was printed": "t5-printed-encoder fig4-printed lm-growth-four lm-lookahead",
 }
 
@@ -71,7 +74,6 @@ NARROWS = {
     "aligned-log": "assumption1",
     "fig1-ray": "equilibrium-grows",
     "stack-sign": "larger-networks",
-    "heads-mask": "heads-split",
 }
 # Claims of ours that leave the paper's claim nearest to them as it is, with the reason.
 BESIDE = {
@@ -107,10 +109,13 @@ BESIDE = {
     "fig1-gain": ("fig1-80", "which part of the curve is whose"),
     "larger-script": ("larger-networks", "of the script, with random labels"),
     "lm-projection": ("larger-networks", "of training, where that is of scaling"),
+    "right-at-once": ("flow-diverges", "of one moment, where that is of accuracy that is kept"),
     "false-stop": ("norm-converges", "of rounding"),
     "minilm-equal-norm": ("fig4-order", "another model, and at equal norm"),
     "random-common": ("fig4-random-zero", "why"),
     "t5-random-level": ("fig4-random-zero", "of the exception that it names"),
+    "heads-mask": ("heads-global", "of the released mask, where that is of the published models, and open"),
+    "heads-usual": ("heads-split", "our networks with the usual mask, where that is of the printed figure"),
     "heads-between": ("heads-split", "of heads that are neither"),
     "counting-near-ties": ("heads-count", "what heads can do, not what trained ones do"),
     "counting-found": ("heads-count", "what heads can do, not what training finds"),
