@@ -30,7 +30,7 @@ EQUAL = {
     "one constant dropped in one place, judged at T5's own": "misaligned aligned",
     "what is concluded fails for nearly all inputs or functions": "theorem6 bias-before-norm theorem9 norm-converges fig5-homogeneous",
     "what is concluded fails on an open set of data and parameters": "equilibrium-stops norm-converges right-at-once",
-    "of the curves drawn, by the median of random draws": "fig1-100 fig1-80 fig1-equilibrium fig1-variants",
+    "of the curves drawn, by the median of random draws": "fig1-80 fig1-equilibrium fig1-variants",
     "exact for plain descent, and Adam breaks both": "diagnostic si-monotone",
     "of most blocks, and the first and the last bend away": "t5-uniform t5-layers-sqrt",
     "in the reading that the text names: of this θ, of scalars, of plain steps, from near 0": (

@@ -22,7 +22,7 @@ from normgrowth.norms import norm
 Array = NDArray[np.float64]
 Classes = NDArray[np.int64]
 
-SCALES_PER_PASS = 8  # more scales in one forward pass take more memory
+SCALES_PER_PASS = 4  # more scales in one forward pass take more memory
 
 
 class Projection(NamedTuple):
