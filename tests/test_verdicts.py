@@ -29,7 +29,9 @@ EQUAL = {
     "what the printed models did, of which nothing is kept": "heads-global lm-lookahead fig4-printed",
     "a slip of the pen, and right as meant": "walk-recursion walk-middle step-orthogonal theorem2 saturated-argmax",
     "one constant dropped in one place, judged at T5's own": "misaligned aligned",
-    "what is concluded fails for nearly all inputs or functions": "theorem6 bias-before-norm theorem9 norm-converges fig5-homogeneous",
+    "what is concluded fails for nearly all inputs or functions": (
+        "theorem6 bias-before-norm theorem9 norm-converges fig5-homogeneous"
+    ),
     "what is concluded fails on an open set of data and parameters": "equilibrium-stops norm-converges right-at-once",
     "of the curves drawn, by the median of random draws": "fig1-80 fig1-equilibrium fig1-variants",
     "exact for plain descent, and Adam breaks both": "diagnostic si-monotone",
