@@ -25,7 +25,7 @@ class Reading(NamedTuple):
     best: Tensor  # most likely next tokens, (n, T)
     right: Tensor  # share of them that come next, (n,)
     loss: float  # of every third next token, in nats, at the best temperature
-    logits: Tensor  # of the last position, (n, vocabulary)
+    logits: Tensor  # of the last position of the last passage, (vocabulary,)
     states: Tensor  # last representations, (n, T, dim)
     largest: Tensor  # largest weight of each head, mean over its queries, (n, heads)
     positions: Tensor  # exp of the entropy of its weights, mean over its queries, (n, heads)
@@ -40,7 +40,7 @@ def nothing(passages: Tensor) -> Reading:
     n, length = passages.shape
     unknown = torch.full((n, 1), torch.nan)
     best = torch.full((n, length), -1)
-    return Reading(best, unknown[:, 0], torch.nan, unknown, unknown[..., None], unknown, unknown, unknown)
+    return Reading(best, unknown[:, 0], torch.nan, unknown[0], unknown[..., None], unknown, unknown, unknown)
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def read(model: Any, passages: Tensor, factor: Callable[[str], float] = lambda n
     loss = loss_at_best_temperature(logits[:, :-1:EVERY], passages[:, 1::EVERY])
     attention = [attention_of(weights) for weights in output.attentions]
     of_heads = [torch.cat(layers, dim=1) for layers in zip(*attention, strict=True)]
-    return Reading(best, right, loss, logits[:, -1].clone(), output.hidden_states[-1], *of_heads)
+    return Reading(best, right, loss, logits[-1, -1].clone(), output.hidden_states[-1], *of_heads)
 
 
 def agreement(reading: Reading, unscaled: Reading) -> Tensor:
