@@ -14,32 +14,30 @@ EQUAL = {
         "theorem4 theorem5 lemma7 theorem7 theorem8 "
         "encoder-degree encoder-published classifier-degree euler-approximate"
     ),
-    "all but the function 0, or the scale 0": "lemma1 table1-at-zero",
     "the leading terms must not cancel, and generic ones do not": "theorem1 prop2 any-network lemma5",
     "one condition that the text lacks repairs each, and the generic case holds": "theorem1 theorem4 theorem5 lemma5",
-    "right where the text's own condition is kept, and not beyond": "f-monotone flow-diverges diagnostic si-monotone",
-    "beyond that condition false on an open set": "f-between-rays right-at-once diagnostic-adaptive",
+    "right within a condition that the text lacks, and false on an open set beyond it": (
+        "theorem4 theorem8 f-monotone flow-diverges"
+    ),
     "a bound in |x| or |f| itself, whatever its direction": "lemma6 lemma8 theorem2 theorem3",
     "no condition beyond those of the parts": "lemma2 lemma3 lemma4 table1-approximate",
-    "exact wherever a layer norm has a value": "table1-layernorm table1-layernorm-affine",
+    "exact wherever a layer norm has a value": "table1-layernorm table1-layernorm-affine table1-at-zero",
     "read for each c, as the proof of Lemma 4 reads it": "definition4 lemma4",
     "by the letter or near ties it fails, on a ray and relative to c it is right": "definition3 encoder-published",
     "similar, as said, but for a rate": "bias-puzzle fig4-biases",
     "of the published figure, whatever its models had for a mask": "heads-split heads-local fig4-values",
-    "what the printed models did, of which nothing is kept": "heads-global lm-lookahead fig4-printed",
+    "what the printed models did, of which nothing is kept": "heads-global lm-lookahead fig4-printed lm-wd-level",
     "a slip of the pen, and right as meant": "walk-recursion walk-middle step-orthogonal theorem2 saturated-argmax",
-    "one constant dropped in one place, judged at T5's own": "misaligned aligned",
     "what is concluded fails for nearly all inputs or functions": (
         "theorem6 bias-before-norm theorem9 norm-converges fig5-homogeneous"
     ),
-    "what is concluded fails on an open set of data and parameters": "equilibrium-stops norm-converges right-at-once",
-    "of the curves drawn, by the median of random draws": "fig1-80 fig1-equilibrium fig1-variants",
+    "what is concluded fails on an open set of data and parameters": "equilibrium-stops norm-converges",
+    "of the curves drawn, by the median of random draws": "fig1-100 fig1-80 fig1-equilibrium fig1-variants",
     "exact for plain descent, and Adam breaks both": "diagnostic si-monotone",
     "of most blocks, and the first and the last bend away": "t5-uniform t5-layers-sqrt",
     "in the reading that the text names: of this θ, of scalars, of plain steps, from near 0": (
         "part-or-all uniform-direction aligned-start si-monotone diagnostic"
     ),
-    "right where the text uses it, by what it concludes there; the letter is told beside": "step-orthogonal misaligned",
     "of the repository's tables, and one word or number of the sentence fails there": (
         "t5-alignment t5-step-size t5-sqrt-whole t5-layers-sqrt"
     ),
@@ -50,19 +48,21 @@ EQUAL = {
     "of pretrained models, of which no series and no population is at hand": (
         "pretrained-saturated longer-saturates small-saturate-more"
     ),
-    "false at a positive share of inputs, draws or batches": "step-functions theorem6 equilibrium-grows fig1-100",
+    "false at a positive share of inputs, draws or batches": "step-functions theorem6 equilibrium-grows",
     "the repository does not tell what was printed": "t5-printed-encoder fig4-printed lm-growth-four lm-lookahead",
 }
 
 
-# Two claims of which one at most can be true, by the same runs.
+# Two claims of which one at most can be true.
 CONTRARY = {"growth of the matrices ends below a decay of 0.01, and goes on there": ("lm-wd-level", "lm-usual-decay")}
+# What two such claims may be: one true and one false, or neither decided for all that is meant.
+CONTRARY_VERDICTS = (["confirmed", "refuted"], ["open", "open"], ["open", "partly confirmed"])
 
 
 @pytest.mark.parametrize(("logic", "names"), CONTRARY.items())
 def test_contrary_claims_have_contrary_verdicts(logic, names):
     verdicts = [book.claims()[name]["expected"] for name in names]
-    assert sorted(verdicts) in (["confirmed", "refuted"], ["open", "open"]), f"{logic}: {verdicts}"
+    assert sorted(verdicts) in CONTRARY_VERDICTS, f"{logic}: {verdicts}"
 
 
 @pytest.mark.parametrize(("logic", "names"), EQUAL.items())
@@ -75,6 +75,8 @@ def test_equal_logic_has_equal_verdicts(logic, names):
 NARROWS = {
     "not-uniform": "theorem5",
     "aligned-log": "assumption1",
+    "misaligned-constant": "misaligned",
+    "lm-growth": "lm-usual-decay",
     "fig1-ray": "equilibrium-grows",
     "stack-sign": "larger-networks",
     "mpnet-unsaturated": "pretrained-general",
@@ -91,13 +93,14 @@ BESIDE = {
     "diagnostic-adaptive": ("diagnostic", "it is of methods like gradient descent"),
     "t5-encoder-only": ("t5-printed-encoder", "the repository's curve, where that is the printed one"),
     "t5-zero-drift": ("t5-projection-zero", "of θ·∇L, and open"),
-    "t5-interval-budget": ("t5-alignment", "that is of intervals, as it says"),
-    "t5-drift-share": ("t5-alignment", "an inference that the paper does not draw"),
-    "misaligned-constant": ("misaligned", "other constants; that is judged at T5's own"),
+    "t5-alignment": ("t5-printed-encoder", "the repository's tables, where that is of the printed figures"),
+    "t5-step-size": ("t5-printed-encoder", "the repository's tables, where that is of the printed figures"),
+    "t5-interval-budget": ("t5-printed-encoder", "of intervals, as the printed figures are"),
+    "t5-drift-share": ("t5-printed-encoder", "an inference that the paper does not draw"),
     "optimizer-sqrt": ("misaligned", "of noise under another optimizer"),
     "encoder-null": ("t5-sqrt", "a curve of growth, whatever its cause"),
     "t5-own": ("t5-sqrt", "small networks, not T5-base"),
-    "lm-over-noise": ("lm-growth", "growth, whatever its cause"),
+    "lm-over-noise": ("lm-growth-four", "growth, whatever its cause"),
     "lm-threshold": ("lm-lr-wd", "a formula for the same decay; its runs are judged there as well"),
     "lm-curves": ("lm-growth-four", "the repository's curves, of another norm"),
     "lm-causal": ("lm-lookahead", "the released mask, and that is of the published models"),
@@ -113,8 +116,6 @@ BESIDE = {
     "fig1-gain": ("fig1-80", "which part of the curve is whose"),
     "larger-script": ("larger-networks", "of the script, with random labels"),
     "lm-projection": ("larger-networks", "of training, where that is of scaling"),
-    "f-between-rays": ("f-monotone", "between rays, where that is of one"),
-    "right-at-once": ("flow-diverges", "of one moment, where that is of accuracy that is kept"),
     "false-stop": ("norm-converges", "of rounding"),
     "minilm-equal-norm": ("fig4-order", "another model, and at equal norm"),
     "smollm2-unsaturated": ("fig4-order", "another model, above its untrained shape"),
