@@ -12,7 +12,7 @@ from workflow import book
 EQUAL = {
     "exponential on each ray, uniform away from ties or zeros, and near them at no norm": (
         "theorem4 theorem5 lemma7 theorem7 theorem8 "
-        "encoder-degree encoder-published classifier-degree euler-approximate"
+        "encoder-degree encoder-published definition3 classifier-degree euler-approximate"
     ),
     "the leading terms must not cancel, and generic ones do not": "theorem1 prop2 any-network lemma5",
     "one condition that the text lacks repairs each, and the generic case holds": "theorem1 theorem4 theorem5 lemma5",
@@ -22,8 +22,7 @@ EQUAL = {
     "a bound in |x| or |f| itself, whatever its direction": "lemma6 lemma8 theorem2 theorem3",
     "no condition beyond those of the parts": "lemma2 lemma3 lemma4 table1-approximate",
     "exact wherever a layer norm has a value": "table1-layernorm table1-layernorm-affine table1-at-zero",
-    "read for each c, as the proof of Lemma 4 reads it": "definition4 lemma4",
-    "by the letter or near ties it fails, on a ray and relative to c it is right": "definition3 encoder-published",
+    "read for each c, as the proof of Lemma 4 and the published gloss do": "definition4 lemma4",
     "similar, as said, but for a rate": "bias-puzzle fig4-biases",
     "of the published figure, whatever its models had for a mask": "heads-split heads-local fig4-values",
     "what the printed models did, of which nothing is kept": "heads-global lm-lookahead fig4-printed lm-wd-level",
