@@ -54,6 +54,13 @@ def test_from_the_hub_cache(name, tmp_path, no_hub):
     assert similar.raw[0] == pytest.approx(1)  # the embedding is scaled and nothing else, or normalised
 
 
+def test_where_memory_is_short_a_model_is_missing(monkeypatch):
+    """Binder has 2 GB: the claims on the larger models are open there."""
+    monkeypatch.setattr(pretrained, "free_memory", lambda: 2**30)
+    with pytest.raises(pretrained.ModelMissing, match=r"SmolLM2.* takes about \d+ MB of memory, and 1024 MB are free"):
+        pretrained.from_package("smollm2")
+
+
 def test_what_is_missing_is_said(no_hub, monkeypatch):
     with pytest.raises(pretrained.ModelMissing, match=r"t5-base is not in the hub's cache.*run this once"):
         pretrained.from_hub("t5-base")

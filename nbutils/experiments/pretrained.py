@@ -20,6 +20,7 @@ from nbutils.experiments import packaged
 from nbutils.experiments.packaged import ModelMissing
 from normgrowth.checkpoints import find
 from normgrowth.models import CAUSAL, kind_of
+from normgrowth.precision import free_memory
 
 # The models of the published figure, by the names in book/data/sim_by_layer.csv, and their repositories on the hub.
 HUB: Mapping[str, str] = {
@@ -36,6 +37,8 @@ SERIES: Mapping[str, str] = {
     "pythia-70m, step 512": "EleutherAI/pythia-70m@step512",
     "pythia-70m, step 16000": "EleutherAI/pythia-70m@step16000",
 }
+
+COPIES = 5  # what readings of a model take at most, in times its float32 weights: float64, scaled, activations
 
 
 class LoadedModel(NamedTuple):
@@ -56,9 +59,15 @@ def from_package(name: str) -> LoadedModel:
 
     Raises:
         ValueError: an unknown name.
-        ModelMissing: a package is not installed, has another file, or the model's folder cannot be written.
+        ModelMissing: a package is not installed, has another file, the model's folder cannot be written, or less memory
+            is free than its readings take, as on Binder.
     """
-    return _load(packaged.folder(name), packaged.find(name).source, with_logits=True)
+    packed = packaged.find(name)
+    needed = COPIES * packed.megabytes
+    free = free_memory() // 2**20
+    if free < needed:
+        raise ModelMissing(f"{packed.title} takes about {needed} MB of memory, and {free} MB are free here")
+    return _load(packaged.folder(name), packed.source, with_logits=True)
 
 
 def from_hub(name: str) -> LoadedModel:
