@@ -128,6 +128,18 @@ def agreement(reading: Reading, unscaled: Reading) -> Tensor:
     return same.where(reading.right.isfinite(), torch.nan)
 
 
+def right_of_constant(passages: Tensor) -> Tensor:
+    """Share of next tokens, for each passage ``(n, T)``, that the most frequent next token of all of them is, ``(n,)``.
+
+    Used in ``survives``.
+
+    >>> right_of_constant(torch.tensor([[5, 7, 7], [7, 7, 3]])).tolist()
+    [1.0, 0.5]
+    """
+    following = passages[:, 1:]
+    return (following == following.flatten().mode().values).double().mean(1)
+
+
 def likeness(reading: Reading, unscaled: Reading) -> Tensor:
     """Mean cosine of the last representations with those of another reading, for each passage, ``(n,)``.
 
