@@ -148,7 +148,7 @@ def test_the_landing_page_shows_counts_findings_and_chapters(words, soups):
     """The paper's claims and our own questions are counted apart; each card says what it rests on."""
     page, verdicts = soups["index"], words
     findings, cards = (each.select(":scope > *") for each in page.select(".cards"))
-    assert len(findings) == 6 and all(
+    assert len(findings) == 8 and all(
         card.find("a", href=True) and card.find(class_="scope").get_text() for card in findings
     )
     assert [card.find(class_="verdict").get_text() for card in cards] == [
