@@ -395,7 +395,8 @@ def test_no_line_begins_with_the_point_that_ends_a_formula(soups):
 
 def test_code_on_a_phone_is_of_reading_size(window):
     page = window.open("sublayers.html", 390)
-    sizes = "[...document.querySelectorAll('div.cell_input pre')].map(pre => parseFloat(getComputedStyle(pre).fontSize))"
+    size = "pre => parseFloat(getComputedStyle(pre).fontSize)"
+    sizes = f"[...document.querySelectorAll('div.cell_input pre')].map({size})"
     assert min(page.evaluate(sizes)) >= 14
 
 

@@ -89,7 +89,7 @@ if keep_in_drive and "google.colab" in sys.modules:
 
 
 def kept_numbers() -> dict[str, Any]:
-    """What ``book/numbers.json`` keeps of the last green run: which run it was, and by chapter the numbers of its text."""
+    """What ``book/numbers.json`` keeps of the last green run: which it was, and by chapter the numbers of its text."""
     return json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.exists() else {}
 
 
