@@ -189,6 +189,21 @@ def test_to_markdown():
     assert notebooks.to_markdown("{glue:text}`x`", {}, {}, {}) == "`x`", "a number that no run has kept yet"
 
 
+def test_a_number_of_another_chapter_is_that_of_its_run_or_the_kept_one():
+    kept = notebooks.kept_numbers()["chapters"]["survives"]["sv_half"]
+    text = "At {glue:text}`survives/sv_half`, {glue:text}`own`."
+    assert notebooks.with_numbers_of_others(text, {"survives": {"sv_half": "7"}}) == "At 7, {glue:text}`own`."
+    assert notebooks.with_numbers_of_others(text, {"your-own": {}}) == f"At {kept}, {{glue:text}}`own`."
+    assert notebooks.to_markdown(text, {}, {}, {"own": "2"}) == f"At {kept}, 2."
+
+
+@pytest.mark.parametrize("name", book.chapters())
+def test_numbers_of_other_chapters_were_kept(name):
+    kept = notebooks.kept_numbers()["chapters"]
+    for chapter, number in notebooks.OF_ANOTHER.findall(book.source(name).read_text(encoding="utf-8")):
+        assert number in kept[chapter], f"{name}: {chapter} keeps no {number}"
+
+
 def test_readme_figure_is_that_of_the_run(smoke):
     made = (smoke / "html" / "_static" / "figures" / "fig-t5-norm.svg").read_text(encoding="utf-8")
     kept = (ROOT / "book" / "_static" / "t5-norm.svg").read_text(encoding="utf-8")
