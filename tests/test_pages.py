@@ -379,6 +379,26 @@ def test_search_from_a_page_finds_a_theorem(window):
     assert [url for url in window.asked if not url.startswith(("file:", "data:"))] == [] and window.messages == []
 
 
+def test_search_says_formulas_in_words(window):
+    page = window.open("search.html")
+    assert page.evaluate(r"spoken('\\(\\sqrt t \\mathrm{LN}(x_0)\\)')").strip() == "sqrt t LN (x_0)"
+    shown = page.evaluate(r"Search.htmlToText('<div role=main>the <span class=math>\\(\\rho\\)</span> grows</div>')")
+    assert shown.split() == ["the", "rho", "grows"]
+
+
+def test_no_line_begins_with_the_point_that_ends_a_formula(soups):
+    for name, soup in soups.items():
+        for math in soup.select("main span.math"):
+            after = math.next_sibling if isinstance(math.next_sibling, str) else ""
+            assert not after.startswith(tuple(".,;:?!)")), (name, math.text)
+
+
+def test_code_on_a_phone_is_of_reading_size(window):
+    page = window.open("sublayers.html", 390)
+    sizes = "[...document.querySelectorAll('div.cell_input pre')].map(pre => parseFloat(getComputedStyle(pre).fontSize))"
+    assert min(page.evaluate(sizes)) >= 14
+
+
 def test_scorecard_filters(window):
     """By verdict, chapter, who asked and text, each told to screen readers and kept in the address."""
     page = window.open("scorecard.html")

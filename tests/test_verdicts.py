@@ -74,7 +74,6 @@ def test_equal_logic_has_equal_verdicts(logic, names):
 NARROWS = {
     "not-uniform": "theorem5",
     "aligned-log": "assumption1",
-    "misaligned-constant": "misaligned",
     "lm-growth": "lm-usual-decay",
     "fig1-ray": "equilibrium-grows",
     "stack-sign": "larger-networks",
@@ -96,6 +95,7 @@ BESIDE = {
     "t5-step-size": ("t5-printed-encoder", "the repository's tables, where that is of the printed figures"),
     "t5-interval-budget": ("t5-printed-encoder", "of intervals, as the printed figures are"),
     "t5-drift-share": ("t5-printed-encoder", "an inference that the paper does not draw"),
+    "misaligned-constant": ("misaligned", "of other constants than T5's"),
     "optimizer-sqrt": ("misaligned", "of noise under another optimizer"),
     "encoder-null": ("t5-sqrt", "a curve of growth, whatever its cause"),
     "t5-own": ("t5-sqrt", "small networks, not T5-base"),
@@ -133,6 +133,7 @@ BESIDE = {
     "own-series": ("", "of checkpoints"),
     "own-mask": ("", "of a library"),
     "own-degree": ("classifier-degree", "another placement of the norm"),
+    "own-exponents": ("walk-sqrt", "one loop, its law and a rising rate"),
     "ray-kills": ("pretrained-saturated", "of predictions, and that is open"),
     "ray-encoder": ("pretrained-saturated", "of predictions, and that is open"),
     "ray-temperature": ("", "the control of the ray"),

@@ -139,7 +139,7 @@ def test_readers_own_series(tmp_path, records, drawn, capsys):
     assert all(torch.equal(p.flatten().sort()[0], q.flatten().sort()[0]) for p, q in pairs)
     assert not all(torch.equal(p, q) for p, q in pairs)
     assert space["measured"].euler.iloc[-1] == pytest.approx(2, abs=1e-3)  # RMSNorm and a matrix
-    assert {record.claim for record in records if record.role != "open"} == {"own-degree"}
+    assert {record.claim for record in records if record.role != "open"} == {"own-degree", "own-exponents"}
     assert "no loop here" in reasons(records)["own-series"] and "GPT-2" in reasons(records)["own-mask"]
     normed, bare = space["normed"], space["bare"]  # what the claim checks: at c = 1, or without LayerNorm, it fails
     assert (normed.loc[1].residual > 0.1).all() and (abs(bare.loc[1000].euler - 2) > 1).all()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workflow import ROOT, book, sources
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # at run time where they are used: a run with nothing to do n
 NUMBERS = ROOT / "book" / "numbers.json"  # what the text of each chapter says of the last green run that was kept
 ON_GPU = ROOT / "book" / "gpu.json"  # what profile gpu measured on a GPU: pages show it beside their own
 # sentences that pages show only for the verdict they belong to: claims, each with "=verdict" or the expected one; text
+OF_ANOTHER = re.compile(r"\{glue:text\}`([a-z0-9-]+)/(\w+)`")  # a number that another chapter keeps: chapter, name
 FINDING = re.compile(r"^:::\{finding\}[ ]+([^\n]+)\n(.*?)^:::$", re.M | re.S)
 ADMONITION = re.compile(r"```\{(admonition|note|tip|warning|danger)\}[ ]?([^\n]*)\n(?::\w+:[^\n]*\n)*(.*?)\n```", re.S)
 
@@ -53,7 +54,7 @@ def plain(source: Path) -> NotebookNode:
     """
     import nbformat
 
-    last_run = json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.exists() else {}
+    last_run = kept_numbers()
     numbers = last_run.get("chapters", {}).get(source.stem, {})
     notebook = in_plain_words(executable(source), source, numbers)
     title, _, rest = notebook.cells[0].source.partition("\n")
@@ -85,6 +86,25 @@ if keep_in_drive and "google.colab" in sys.modules:
     drive.mount("/content/drive")
     os.environ["NBUTILS_RESULTS"] = "/content/drive/MyDrive/norm-growth"
 """
+
+
+def kept_numbers() -> dict[str, Any]:
+    """What ``book/numbers.json`` keeps of the last green run: which run it was, and by chapter the numbers of its text."""
+    return json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.exists() else {}
+
+
+def with_numbers_of_others(text: str, numbers: Mapping[str, Mapping[str, str]]) -> str:
+    """Text whose ``{glue:text}`chapter/name``` show what that chapter keeps, by chapter and name.
+
+    A chapter that is not among ``numbers`` was not run: then those of the last green run stand.
+    """
+    kept = kept_numbers().get("chapters", {})
+
+    def number(match: re.Match[str]) -> str:
+        of_chapter = numbers.get(match[1]) or kept.get(match[1], {})
+        return of_chapter.get(match[2], f"`{match[2]}`")
+
+    return OF_ANOTHER.sub(number, text)
 
 
 def glued(executed: NotebookNode) -> dict[str, str]:
@@ -156,6 +176,7 @@ def to_markdown(text: str, labels: Mapping[str, str], figures: Mapping[str, str]
     text = FINDING.sub(lambda m: "" if m[1].endswith("=open") else m[2].rstrip("\n"), text)
     text = re.sub(r"\{eq\}`([^`]+)`", lambda m: f"({labels[m[1]]})", text)
     text = re.sub(r"\{numref\}`([^`]+)`", lambda m: f"Figure {figures[m[1]]}", text)
+    text = with_numbers_of_others(text, {})
     text = re.sub(r"\{glue:text\}`([^`]+)`", lambda m: values.get(m[1], f"`{m[1]}`"), text)
     text = re.sub(r"\{cite:([pt])\}`([^`]+)`", _cite, text)
     text = book.with_numbers(text)

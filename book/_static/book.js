@@ -1,5 +1,22 @@
 // Small things that style sheets cannot do. Without scripts wide equations scroll, and closed checks open by a click.
 if (location.protocol !== "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = true; // it fetches pages
+
+// What a search shows of a page is its text, in which formulas are TeX: their words stay, their marks go.
+const spoken = (tex) =>
+  tex
+    .replace(/\\(mathrm|mathbf|mathbb|mathcal|operatorname|text|bigl|bigr|Bigl|Bigr|left|right|qquad|quad)\b\*?/g, " ")
+    .replace(/\\(begin|end)\{\w+\*?\}|\\[^a-zA-Z]|[{}&]/g, " ")
+    .replace(/\\([a-zA-Z]+)/g, " $1 ")
+    .replace(/\s+/g, " ");
+addEventListener("DOMContentLoaded", () => {
+  if (typeof Search === "undefined") return; // only the page of the search has it
+  const raw = Search.htmlToText;
+  Search.htmlToText = (html, anchor) => {
+    const page = new DOMParser().parseFromString(html, "text/html");
+    page.querySelectorAll(".math").forEach((math) => (math.textContent = spoken(math.textContent)));
+    return raw(page.documentElement.outerHTML, anchor);
+  };
+});
 addEventListener("load", () => {
   const narrow = 0.72; // smaller nobody reads: then it scrolls, and its edge shows it
   const fit = () => {

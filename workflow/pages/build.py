@@ -71,6 +71,8 @@ def staged(run: Run, judgement: Judgement, pages: Iterable[Path]) -> dict[str, b
     shown: Evidence = {}
     for name, notebook in executed.items():
         node = chapter.select_findings_in(chapter.grafted(name, notebook), name, claims)
+        for cell in node.cells:
+            cell.source = notebooks.with_numbers_of_others(cell.source, numbers)
         download = copy.deepcopy(node)
         shown = chapter.evidence(node.cells) | shown
         node, figures_of_page = chapter.page(node, name, judgement, claims, banner)

@@ -19,6 +19,8 @@ TIDY = (
     # a second title and contents, for paper: what search would show of each page
     (r'<div id="jb-print-docs-body"(?:(?!<div id="searchbox">)[\s\S])*', ""),
     ("fab fa-github", "fas fa-code-branch"),  # one icon is not worth a font of 118 kB
+    # a line does not begin with the point that ends a formula
+    (r'(<span class="math[^"]*">[^<]*</span>)([.,;:?!)\]’”-]+)', r'<span class="unbroken">\1\2</span>'),
 )
 MATHJAX = re.compile(r"<script [^>]*/mathjax/[^>]*></script>")
 
