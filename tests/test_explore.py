@@ -15,7 +15,16 @@ from workflow import ROOT
 
 EXPLORE = ROOT / "book" / "_static" / "explore"
 SCRIPTS = ("d3.min.js", "plot.umd.min.js", "t5.js", "explore.js")
-NAMES = ("walk", "ray", "attention", "window")
+NAMES = ("walk", "ray", "attention", "window", "gap", "stacks", "trained")
+# What the workflow writes as trained.js, in small: a part that was not measured at one scale.
+TRAINED = {
+    "scales": [0.8, 1, 1.25, 1000],
+    "constant": 0.08,
+    "parts": {
+        "all parameters": {"agreement": [0.4, 1, 0.1, 0], "accuracy": [0.2, 0.37, 0.04, 0]},
+        "gates": {"agreement": [0.9, 1, 0.8, None], "accuracy": [0.3, 0.37, 0.3, None]},
+    },
+}
 # Ground and text of the theme's pages, light and dark.
 PAGE = """<!doctype html><html lang="en" data-theme="light"><head><meta charset="utf-8"><title>Figures to move</title>
 <meta name="viewport" content="width=device-width"><link rel="icon" href="data:,">
@@ -43,7 +52,8 @@ def opened(browser, tmp_path_factory):
     contexts = {javascript: browser.new_context(java_script_enabled=javascript, **look) for javascript in (True, False)}
 
     def make(names=NAMES, scripts=SCRIPTS, javascript=True):
-        loads = "".join(f'<script src="{EXPLORE.as_uri()}/{script}"></script>' for script in scripts)
+        loads = f"<script>globalThis.exploreTrained = {json.dumps(TRAINED)};</script>" if "trained" in names else ""
+        loads += "".join(f'<script src="{EXPLORE.as_uri()}/{script}"></script>' for script in scripts)
         divs = "".join(f'<div class="explore" data-explore="{name}"><p>It needs scripts.</p></div>' for name in names)
         file = tmp_path_factory.mktemp("explore") / "page.html"
         file.write_text(PAGE.format(folder=EXPLORE.as_uri(), divs=divs, scripts=loads), encoding="utf-8")
@@ -62,7 +72,7 @@ def opened(browser, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(opened):
-    """All four, for the tests that only move them. Afterwards nothing was said, and nothing asked of a network."""
+    """All, for the tests that only move them. Afterwards nothing was said, and nothing asked of a network."""
     made = opened()
     yield made
     assert made.messages == []
@@ -70,7 +80,7 @@ def page(opened):
 
 
 class Figure:
-    """One of the four: its controls by their labels, and the numbers that it reads out."""
+    """One of them: its controls by their labels, and the numbers that it reads out."""
 
     def __init__(self, page, name):
         self.page, self.root = page, page.locator(f'[data-explore="{name}"]')
@@ -218,7 +228,54 @@ def test_laws_in_a_window(page):
         assert f"from step {steps[first]:,} to {steps[last]:,}" in figure.readout
 
 
-# All four
+# Softmax and the gap
+
+
+@pytest.mark.parametrize("gap", [0, 0.05, 1, 3])
+@pytest.mark.parametrize("added", [0, 10])
+def test_softmax_is_near_its_limit_as_the_gap_says(page, gap, added):
+    figure = Figure(page, "gap").set(gap_g=gap, added_to_all=added)
+    scores = added - np.array([0, gap, 4])
+    weights = np.exp(8 * (scores - scores.max()))
+    weights /= weights.sum()
+    limit = (scores == scores.max()) / (scores == scores.max()).sum()
+    error = abs(weights - limit).max()
+    assert figure.number("the error is") == pytest.approx(error, rel=6e-3)
+    assert figure.number("Norm ‖x‖ =") == pytest.approx(np.linalg.norm(scores), abs=6e-3)
+    assert figure.number("the bound by the gap") == pytest.approx(2 * math.exp(-8 * (gap or 4)), rel=6e-3)
+    assert error <= 2 * math.exp(-8 * (gap or 4))
+
+
+# Two stacks
+
+
+@pytest.mark.parametrize(("p", "share"), [(0.5, 0.4), (0.8, 0.5), (1.2, 0.9), (0.2, 1), (0.7, 0)])
+def test_a_root_fitted_to_two_stacks(page, p, share):
+    figure = Figure(page, "stacks").set(exponent_of_the_second_stack=p)
+    figure.control("its share of ρ² at the end").evaluate(MOVE, str(share))
+    t = np.arange(5000, 500_001, 5000) / 500_000
+    norm = np.sqrt((1 - share) * t + share * t ** (2 * p))
+    a, b = np.polyfit(np.sqrt(t), norm, 1)
+    left = norm - a * np.sqrt(t) - b
+    assert figure.number("R² =") == pytest.approx(1 - left @ left / norm.var() / len(t), abs=6e-5)
+    assert figure.number("at the end") == pytest.approx((1 - share) / 2 + share * p, abs=6e-4)
+    assert figure.number("a√t + b") == pytest.approx(a / (a + b) / 2, abs=6e-4)
+
+
+# A trained model
+
+
+def test_what_the_run_measured_is_read_out(page):
+    figure = Figure(page, "trained")
+    assert "c = 1: agreement 1.00, accuracy 0.37" in figure.readout and figure.number("accuracy of") == 0.08
+    figure.set(scale_c=2)
+    assert "c = 1.25: agreement 0.10, accuracy 0.04" in figure.readout
+    figure.control("times c").select_option("gates")
+    assert "gates, c = 1.25: agreement 0.80" in figure.readout
+    assert "gates, c = 1,000: not measured" in figure.set(scale_c=3).readout
+
+
+# All of them
 
 
 def test_words_in_the_drawings_can_be_read_on_a_phone(page):
@@ -237,4 +294,4 @@ def test_what_cannot_be_drawn_leaves_its_sentence(opened):
     page = opened(["window", "walk", "ways"], [script for script in SCRIPTS if script != "t5.js"])
     assert page.locator(".explore figure").count() == 1 and page.get_by_text("It needs scripts.").count() == 2
     assert page.messages == ["explore.js: nothing is called ways"] * 2  # at once, and when the page is there
-    assert opened(javascript=False).get_by_text("It needs scripts.").count() == 4
+    assert opened(javascript=False).get_by_text("It needs scripts.").count() == len(NAMES)

@@ -73,7 +73,7 @@ addEventListener("load", () => {
   const fetched = () => {
     near.disconnect();
     removeEventListener("beforeprint", fetched);
-    for (const name of ["d3.min.js", "plot.umd.min.js", "t5.js", "explore.js"]) {
+    for (const name of ["d3.min.js", "plot.umd.min.js", "t5.js", "trained.js", "explore.js"]) {
       const script = Object.assign(document.createElement("script"), { src: `_static/explore/${name}`, async: false });
       document.head.append(script);
     }

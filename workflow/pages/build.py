@@ -83,6 +83,7 @@ def staged(run: Run, judgement: Judgement, pages: Iterable[Path]) -> dict[str, b
         content[f"executed/{name}.ipynb"] = nbformat.writes(download).encode()
     for figure in drawn.values():
         content |= figure.files()
+    content["_static/explore/trained.js"] = along_the_ray(numbers)
     content |= claim_pages(claims, shown, drawn)
     for_templates: dict[str, Any] = {
         "run": judgement.run,
@@ -105,6 +106,12 @@ def staged(run: Run, judgement: Judgement, pages: Iterable[Path]) -> dict[str, b
         text = filled(path.name, chapter.below_title(text, banner), for_templates)
         content[path.name] = book.with_numbers(text).encode()
     return content
+
+
+def along_the_ray(numbers: Mapping[str, Mapping[str, str]]) -> bytes:
+    """A script with what the chapter on scaling measured, for its figure to move; null where it was not run."""
+    curves = numbers.get("survives", {}).get("sv_curves", "null")
+    return f"globalThis.exploreTrained = {curves};\n".encode()
 
 
 def claim_pages(

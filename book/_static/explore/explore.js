@@ -1,5 +1,6 @@
-// Figures to move: fills every <div class="explore" data-explore="walk"> (or ray, attention, window) of a page.
-// Needs d3 and Plot, and window needs t5.js. A page may load this file more than once. README.txt has the rest.
+// Figures to move: fills every <div class="explore" data-explore="walk"> (or another name of EXPLORABLES) of a page.
+// Needs d3 and Plot; window needs t5.js, trained needs trained.js. A page may load this file more than once.
+// README.txt has the rest.
 (() => {
   if (!globalThis.Plot?.plot || globalThis.Plot.explored) return; // the first load fills what stands below it, too
   globalThis.Plot.explored = true;
@@ -222,7 +223,101 @@
     },
   };
 
-  // The frame that all four share ------------------------------------------------------------------------------------
+  // 5. Softmax and the gap -------------------------------------------------------------------------------------------
+  const LAST = 4, factors = d3.range(1, 8.001, 0.05); // the third score is LAST below the first
+  const gap = {
+    title: "Softmax of three scores: distance from its limit",
+    controls: [
+      { name: "g", label: "gap g", min: 0, max: 3, step: 0.05, value: 0.5, show: two },
+      { name: "m", label: "added to all", min: 0, max: 10, step: 0.5, value: 2, show: one },
+    ],
+    draw({ g, m }) {
+      const behind = [0, g, LAST], norm = Math.hypot(...behind.map((b) => m - b)), winners = g ? 1 : 2, next = g || LAST;
+      const error = (c) => { // of the largest weight and of the next
+        const powers = behind.map((b) => Math.exp(-c * b)), sum = d3.sum(powers);
+        return d3.max(behind, (b, i) => Math.abs(powers[i] / sum - (b === 0 ? 1 / winners : 0)));
+      };
+      const bound = (c) => 2 * Math.exp(-c * next), ofNorm = (c) => Math.exp(-c * norm), end = factors.at(-1);
+      return {
+        x: { label: "scale c", domain: [1, end], grid: true, ticks: 7 },
+        y: { ...log([1e-9, 3], [1e-9, 1e-6, 1e-3, 1], d3.format(".0e")), label: "error" },
+        marks: [
+          Plot.lineY(factors, { x: factors, y: ofNorm, stroke: TEXT, strokeOpacity: 0.5 }),
+          Plot.lineY(factors, { x: factors, y: bound, ...DASHED }),
+          Plot.lineY(factors, { x: factors, y: error, ...SOLID }),
+        ],
+        keys: { line: "error", dashed: "(n − 1) exp(−c g)", faint: "exp(−c ‖x‖)" },
+        reads: `Norm ‖x‖ = ${two(norm)}, gap ${two(next)} to the next score. At c = ${end} the error is ` +
+          `${short(error(end))}, the bound by the gap ${short(bound(end))}, exp(−c\u00a0‖x‖) ${short(ofNorm(end))}.`,
+        says: `Distance of softmax from its limit against scale, gap ${two(g)}, norm ${two(norm)}. ` +
+          `It falls like the exponential of minus ${two(next)} c, whatever the norm.`,
+      };
+    },
+  };
+
+  // 6. Two stacks and one fit ----------------------------------------------------------------------------------------
+  const TRAINED = d3.range(5000, 500_001, 5000), FINAL = TRAINED.at(-1);
+  const stacks = {
+    title: "Two stacks: their norm, and a√t + b fitted to it",
+    controls: [
+      { name: "p", label: "exponent of the second stack", min: 0.2, max: 1.2, step: 0.01, value: 0.8, show: two },
+      { name: "share", label: "its share of ρ² at the end", min: 0, max: 1, step: 0.01, value: 0.5, show: two },
+    ],
+    draw({ p, share }) {
+      const first = (t) => Math.sqrt((1 - share) * (t / FINAL)) || NaN, second = (t) => Math.sqrt(share) * (t / FINAL) ** p || NaN;
+      const whole = TRAINED.map((t) => Math.sqrt((1 - share) * (t / FINAL) + share * (t / FINAL) ** (2 * p)));
+      const { slope, start } = line(TRAINED.map(Math.sqrt), whole), law = (t) => start + slope * Math.sqrt(t);
+      const mean = d3.mean(whole);
+      const r2 = 1 - d3.sum(whole, (rho, i) => (rho - law(TRAINED[i])) ** 2) / d3.sum(whole, (rho) => (rho - mean) ** 2);
+      const exponent = (1 - share) / 2 + share * p, ofLaw = (slope * Math.sqrt(FINAL)) / law(FINAL) / 2;
+      return {
+        x: { ...log([4600, 580000], [5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5], d3.format("~s")), label: "training step t" },
+        y: { ...log([0.01, 1.5], [0.01, 0.1, 1], short), label: "norm ρ over its end" },
+        marks: [
+          [first, second].map((f) => Plot.lineY(TRAINED, { x: TRAINED, y: f, stroke: TEXT, strokeOpacity: 0.5 })),
+          Plot.dot(whole, { x: TRAINED, y: whole, r: 2, fill: ONE }),
+          Plot.lineY(TRAINED, { x: TRAINED, y: (t) => (law(t) > 0 ? law(t) : NaN), ...DASHED }),
+        ],
+        keys: { faint: "the stacks: √t, and a power", dot: "both", dashed: "a√t + b" },
+        reads: `R² = ${d3.format(".4f")(r2)}. Exponent at the end ${three(exponent)}, that of its a√t + b ${three(ofLaw)}.`,
+        says: `Norm of two stacks, log-log, one like root t, one with exponent ${two(p)} and ${two(share)} of the square ` +
+          `at the end. The exponent of both is ${three(exponent)} there.`,
+      };
+    },
+  };
+
+  // 7. Along the ray of a trained model ------------------------------------------------------------------------------
+  const measured = () => globalThis.exploreTrained; // of the run: {scales, constant, parts: {name: {agreement, accuracy}}}
+  const scaled = (c) => (c < 100 ? short(c) : whole(c));
+  const trained = {
+    title: "A trained language model with its parameters, or a part of them, times c",
+    ready: () => Boolean(measured()),
+    controls: () => [
+      { name: "part", label: "times c", options: Object.keys(measured().parts) },
+      { name: "i", label: "scale c", max: measured().scales.length - 1, value: measured().scales.indexOf(1), show: (i) => scaled(measured().scales[i]) },
+    ],
+    draw({ part, i }) {
+      const { scales, constant, parts } = measured(), { agreement, accuracy } = parts[part], c = scales[i];
+      const known = (values) => values[i] !== null;
+      const read = known(agreement) ? `agreement ${two(agreement[i])}, accuracy ${two(accuracy[i])}` : "not measured";
+      return {
+        x: { ...log(d3.extent(scales), [1, 2, 10, 100, 1000], scaled), label: "scale c" },
+        y: { label: "share of predictions", domain: [0, 1], grid: true, ticks: 5 },
+        marks: [
+          Plot.ruleY([constant], { stroke: TEXT, strokeDasharray: "2 3" }),
+          Plot.ruleX([c], { stroke: TEXT, strokeOpacity: 0.5 }),
+          Plot.line(d3.zip(scales, agreement).filter(([, share]) => share !== null), { ...DASHED }),
+          Plot.line(d3.zip(scales, accuracy).filter(([, share]) => share !== null), { ...SOLID }),
+          Plot.dot(known(accuracy) ? [[c, accuracy[i]]] : [], { fill: ONE, r: 5 }),
+        ],
+        keys: { line: "right", dashed: "as at c = 1", dotted: "right, the most frequent token alone" },
+        reads: `${part}, c = ${scaled(c)}: ${read}. The most frequent token alone has an accuracy of ${two(constant)}.`,
+        says: `Shares of predictions against scale, ${part} scaled. At scale ${scaled(c)}: ${read}.`,
+      };
+    },
+  };
+
+  // The frame that all share -----------------------------------------------------------------------------------------
   const make = (tag, properties = {}, ...children) => {
     const element = document.createElement(tag);
     const set = (key, value) => (/-|role/.test(key) ? element.setAttribute(key, value) : (element[key] = value));
@@ -233,6 +328,7 @@
   const KEYS = { // how a line of the legend is drawn, 26 by 12
     line: `<path d="M0 6H26" stroke="${ONE}" stroke-width="2.5"/>`,
     dashed: `<path d="M0 6H26" stroke="${TWO}" stroke-width="2.5" stroke-dasharray="6 4"/>`,
+    dotted: `<path d="M0 6H26" stroke="${TEXT}" stroke-dasharray="2 3"/>`,
     faint: `<path d="M0 6H26" stroke="${TEXT}" stroke-opacity=".5"/>`,
     dots: `<path d="M0 6H26" stroke="${ONE}" stroke-width="2"/><circle cx="13" cy="6" r="4" fill="${ONE}"/>`,
     dot: `<circle cx="13" cy="6" r="5" fill="${ONE}"/>`,
@@ -282,7 +378,7 @@
       take();
       return make("div", {}, make("label", { htmlFor: input.id, textContent: label }), input, shown);
     };
-    panel.append(...controls.map(control));
+    panel.append(...(typeof controls === "function" ? controls() : controls).map(control));
     const parts = [make("figcaption", { textContent: title }), panel, box, legends, output];
     div.replaceChildren(make("figure", { role: "group", "aria-label": title }, ...parts));
     const fit = () => { // text keeps its size, so a new width is a new drawing
@@ -293,8 +389,9 @@
     new ResizeObserver(fit).observe(box);
   };
 
+  const EXPLORABLES = { walk, ray, attention, window: fitWindow, gap, stacks, trained };
   const fill = () => document.querySelectorAll("div.explore[data-explore]").forEach((div, i) => {
-    const explorable = { walk, ray, attention, window: fitWindow }[div.dataset.explore];
+    const explorable = EXPLORABLES[div.dataset.explore];
     if (!explorable) console.error(`explore.js: nothing is called ${div.dataset.explore}`);
     else if (!div.querySelector("figure") && (explorable.ready?.() ?? true)) build(div, explorable, `explore-${i}`);
   });
