@@ -17,7 +17,7 @@ EQUAL = {
     "the leading terms must not cancel, and generic ones do not": "theorem1 prop2 any-network lemma5",
     "one condition that the text lacks repairs each, and the generic case holds": "theorem1 theorem4 theorem5 lemma5",
     "right within a condition that the text lacks, and false on an open set beyond it": (
-        "theorem4 theorem8 f-monotone flow-diverges"
+        "theorem4 theorem8 f-monotone"
     ),
     "a bound in |x| or |f| itself, whatever its direction": "lemma6 lemma8 theorem2 theorem3",
     "no condition beyond those of the parts": "lemma2 lemma3 lemma4 table1-approximate",
