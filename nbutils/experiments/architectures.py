@@ -1,1 +1,282 @@
-"""Architectures of today, made small, and the parts of them whose degree the book asks for."""
+"""Architectures of today as the classes of ``transformers`` are, made small, and the values in them that have a degree.
+
+Sizes are small and parameters random. All else is as the configuration class has it: norms and their ε, rotations, caps,
+sinks, routers, biases, and which layers share what.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
+
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from nbutils.devices import generator
+from normgrowth import homogeneity
+
+VOCABULARY = 40
+TOKENS = 12
+SIZES = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GROUPED = SIZES | {"num_key_value_heads": 2}
+HEADS = {"head_dim": 8}
+EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+CONFIGURATIONS: dict[str, Callable[[], Any]] = {
+    "GPT-2": lambda: hf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4),
+    "Pythia": lambda: hf.GPTNeoXConfig(**SIZES),
+    "OPT": lambda: hf.OPTConfig(
+        vocab_size=VOCABULARY, hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2,
+        num_attention_heads=4,
+    ),
+    "T5": lambda: hf.T5Config(
+        vocab_size=VOCABULARY, d_model=32, d_ff=48, d_kv=8, num_heads=4, num_layers=2, decoder_start_token_id=0
+    ),
+    "Llama 3": lambda: hf.LlamaConfig(**GROUPED),
+    "Mistral": lambda: hf.MistralConfig(**GROUPED),
+    "Qwen 2": lambda: hf.Qwen2Config(**GROUPED),
+    "Phi-3": lambda: hf.Phi3Config(**GROUPED),
+    "ModernBERT": lambda: hf.ModernBertConfig(
+        **SIZES, cls_token_id=1, sep_token_id=2, global_attn_every_n_layers=2
+    ),
+    "Mixtral": lambda: hf.MixtralConfig(**GROUPED, **EXPERTS),
+    "DeepSeek-V3": lambda: hf.DeepseekV3Config(
+        **SIZES, num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=2,
+        q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+        moe_intermediate_size=24, first_k_dense_replace=1,
+    ),
+    "gpt-oss": lambda: hf.GptOssConfig(**GROUPED, **HEADS, **EXPERTS),
+    "OLMo 2": lambda: hf.Olmo2Config(**GROUPED),
+    "Qwen 3": lambda: hf.Qwen3Config(**GROUPED, **HEADS),
+    "Gemma 2": lambda: hf.Gemma2Config(**GROUPED, **HEADS),
+    "Gemma 3": lambda: hf.Gemma3TextConfig(**GROUPED, **HEADS),
+}  # fmt: skip
+NAMES = tuple(CONFIGURATIONS)
+
+# Where values stand: modules by name, and whether the value is their input, their output, or what their softmax reads.
+# Experts have a gate each; theirs is the router, which chooses among them.
+PLACES = {
+    "scores": (r"(self_attn|\.attn|attention|SelfAttention)$", "softmax"),
+    "router": (r"mlp\.(gate|router)$", "output"),
+    "gate": (r"(h|layers|block)\.\d+\..*(act|act_fn|activation_fn)$", "input"),
+    "MLP": (r"(mlp|fc2|DenseReluDense)$", "output"),
+    "stream": (r"(ln_f|(gpt_neox|coder)\.final_layer_norm|model\.norm|model\.final_norm)$", "input"),
+    "logits": (r"^$", "output"),
+}
+# Parameters of an attention module, by name. Fused matrices have the values in them, which scores do not read.
+MATRICES = r"\.(c_attn|query_key_value|qkv_proj|Wqkv|[qk]_proj|[qk]|q_[ab]_proj|kv_a_proj_with_mqa|kv_b_proj)\.\w+$"
+GAINS = r"\.[qk]_norm\.weight$"
+
+
+def model(name: str, seed: int) -> nn.Module:
+    """A small model with random parameters: biases and gains, too, with gains positive and not 1.
+
+    Matrices are normal with standard deviation 1/√rows, rows those of the larger side; biases, sinks and the gains that
+    Gemma adds to 1 are normal with deviation 0.3; other gains are uniform between 0.5 and 1.5.
+
+    Used in ``today``.
+
+    >>> sum(parameter.numel() for parameter in model("Llama 3", 0).parameters())
+    17568
+    """
+    configuration = CONFIGURATIONS[name]()
+    kinds = (hf.AutoModelForSeq2SeqLM, hf.AutoModelForMaskedLM, hf.AutoModelForCausalLM)
+    kind = next(kind for kind in kinds if type(configuration) in kind._model_mapping)  # T5 and BERT have one each
+    configuration.use_cache = False
+    built = kind.from_config(configuration, attn_implementation="eager").double().eval()
+    if getattr(configuration, "_experts_implementation", None):
+        built.set_experts_implementation("eager")  # one expert after the other, in float64
+    rng = generator(seed, "cpu")
+    with torch.no_grad():
+        for parameter in built.parameters():
+            is_gain = parameter.ndim == 1 and bool((parameter == 1).all())
+            if is_gain:
+                parameter.uniform_(0.5, 1.5, generator=rng)
+            else:
+                size = 0.3 if parameter.ndim == 1 else max(parameter.shape[-2:]) ** -0.5
+                parameter.normal_(0, size, generator=rng)
+    return built
+
+
+def inputs(name: str, seed: int) -> dict[str, Tensor]:
+    """Twelve different tokens, ``(1, 12)``; the decoder of an encoder–decoder reads as many others.
+
+    Used in ``today``.
+    """
+    rng = generator(seed, "cpu")
+    drawn = {"input_ids": 3 + torch.randperm(VOCABULARY - 3, generator=rng)[None, :TOKENS]}
+    if CONFIGURATIONS[name]().is_encoder_decoder:
+        drawn["decoder_input_ids"] = 3 + torch.randperm(VOCABULARY - 3, generator=rng)[None, :TOKENS]
+    return drawn
+
+
+class Place(NamedTuple):
+    """A value within a network: what a module reads or returns, or what its softmax reads for the last query.
+
+    Used in ``today``.
+    """
+
+    module: str
+    side: str  # "input", "output" or "softmax"
+
+
+def places(network: nn.Module, quantity: str) -> list[Place]:
+    """Where a quantity stands, in the order of layers; a gate is the router where there are experts.
+
+    Used in ``today``.
+
+    >>> places(model("GPT-2", 0), "scores")
+    [Place(module='transformer.h.0.attn', side='softmax'), Place(module='transformer.h.1.attn', side='softmax')]
+    """
+    names = [name for name, _ in network.named_modules()]
+    patterns = ("router", "gate") if quantity == "gate" else (quantity,)
+    for pattern, side in (PLACES[key] for key in patterns):
+        found = [Place(name, side) for name in names if re.search(pattern, name)]
+        if found:
+            return found
+    raise ValueError(f"{type(network).__name__} has no {quantity}")
+
+
+class AtSoftmax(TorchFunctionMode):
+    """Hands what a softmax reads to a function, for the last query, which sees all tokens."""
+
+    def __init__(self, receive: Callable[[Tensor], None]):
+        super().__init__()
+        self.receive = receive
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.softmax:
+            self.receive(args[0].select(-2, -1))
+        return func(*args, **kwargs or {})
+
+
+@contextmanager
+def watched(network: nn.Module, place: Place, receive: Callable[[Tensor], None]) -> Iterator[None]:
+    """Hand the value at a place to ``receive`` whenever the network runs within the ``with`` block."""
+    module = network.get_submodule(place.module)
+    at_softmax = AtSoftmax(receive)
+
+    def before(_: nn.Module, args: Any) -> None:
+        if place.side == "input":
+            receive(args[0])
+        elif place.side == "softmax":
+            at_softmax.__enter__()
+
+    def after(_: nn.Module, args: Any, output: Any) -> None:
+        if place.side == "output" and output is not None:  # as it is where the module was left
+            receive(next(iter(output.values())) if isinstance(output, dict) else output)
+        elif place.side == "softmax":
+            at_softmax.__exit__(None, None, None)
+
+    handles = [
+        module.register_forward_pre_hook(before),
+        module.register_forward_hook(after, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Reached(Exception):
+    """The run has come to the place that was asked for."""
+
+
+class Probe(nn.Module):
+    """A network that stops at a place and returns the value there, so that an instrument sees it as the output.
+
+    Used in ``today``.
+    """
+
+    def __init__(self, network: nn.Module, place: Place):
+        super().__init__()
+        self.network = network
+        self.place = place
+
+    @property
+    def config(self) -> Any:
+        return self.network.config
+
+    def set_experts_implementation(self, name: str) -> None:
+        self.network.set_experts_implementation(name)  # type: ignore[operator]
+
+    def forward(self, **inputs: Any) -> Tensor:
+        values: list[Tensor] = []
+
+        def stop(value: Tensor) -> None:
+            values.append(value[0] if isinstance(value, tuple) else value)
+            raise Reached
+
+        with watched(self.network, self.place, stop), suppress(Reached):
+            self.network(**inputs)
+        return values[0]
+
+
+def record(network: nn.Module, inputs: dict[str, Tensor], wanted: Sequence[Place]) -> dict[Place, Tensor]:
+    """The values at places in one run, flattened.
+
+    Used in ``today``.
+    """
+    values: dict[Place, Tensor] = {}
+
+    def keep(place: Place) -> Callable[[Any], None]:
+        return lambda value: values.update({place: (value[0] if isinstance(value, tuple) else value).flatten()})
+
+    with torch.no_grad(), ExitStack() as stack:
+        for place in wanted:
+            stack.enter_context(watched(network, place, keep(place)))
+        network(**inputs)
+    return values
+
+
+def bounded_above(algebra: homogeneity.Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
+    """The rule of ``clamp`` for a gate x·σ(αx) with x ≤ 7: open it is 7σ(7α), closed exponentially small: degree 0."""
+    if min is None and algebra.approximate:
+        return algebra.saturating(x)
+    return CLAMP(algebra, x, min, max)
+
+
+CLAMP = homogeneity.RULES["clamp"]
+
+
+def degree(name: str, place: Place, parameters: Callable[[str], bool] | None = None, exact: bool = False) -> Any:
+    """Degree of the value at a place, by the rules; None where they give none.
+
+    Args:
+        parameters: names of those that are scaled; all by default.
+        exact: without the ε of norms, and without asymptotic rules.
+
+    Used in ``today``.
+    """
+    network = model(name, 0)
+    if exact:
+        for module in network.modules():
+            for attribute in ("eps", "variance_epsilon"):
+                if hasattr(module, attribute):
+                    setattr(module, attribute, 0.0)
+    selected = None if parameters is None else lambda parameter: parameters(parameter.removeprefix("network."))
+    homogeneity.RULES["clamp"] = bounded_above
+    try:
+        return homogeneity.degree(Probe(network, place), inputs(name, 0), approximate=not exact, parameters=selected)
+    except homogeneity.NotHomogeneous as refusal:
+        print(refusal)
+        return None
+    finally:
+        homogeneity.RULES["clamp"] = CLAMP
+
+
+def of_layer(place: Place, pattern: str) -> Callable[[str], bool]:
+    """Whether a parameter belongs to the module of a place and has a name like the pattern.
+
+    Used in ``today``.
+    """
+    inside = re.compile(re.escape(place.module) + pattern)
+    return lambda name: bool(inside.match(name))
