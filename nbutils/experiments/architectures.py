@@ -1,14 +1,14 @@
-"""Architectures of today as the classes of ``transformers`` are, made small, and the values in them that have a degree.
+"""Architectures of today as the classes of ``transformers`` are, made small, and the values in them with a degree.
 
-Sizes are small and parameters random. All else is as the configuration class has it: norms and their ε, rotations, caps,
-sinks, routers, biases, and which layers share what.
+Sizes are small and parameters random. All else is as the configuration class has it: norms and their ε, rotations,
+caps, sinks, routers, biases, and which layers share what.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -65,6 +65,8 @@ NAMES = tuple(CONFIGURATIONS)
 PLACES = {
     "scores": (r"(self_attn|\.attn|attention|SelfAttention)$", "softmax"),
     "router": (r"mlp\.(gate|router)$", "output"),
+    "weights": (r"mlp\.(gate|router)$", "weights"),  # of the chosen experts
+    "choice": (r"mlp\.(gate|router)$", "choice"),  # which experts are chosen
     "gate": (r"(h|layers|block)\.\d+\..*(act|act_fn|activation_fn)$", "input"),
     "MLP": (r"(mlp|fc2|DenseReluDense)$", "output"),
     "stream": (r"(ln_f|(gpt_neox|coder)\.final_layer_norm|model\.norm|model\.final_norm)$", "input"),
@@ -95,6 +97,9 @@ def model(name: str, seed: int) -> nn.Module:
         built.set_experts_implementation("eager")  # one expert after the other, in float64
     rng = generator(seed, "cpu")
     with torch.no_grad():
+        for buffer_name, buffer in built.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):  # of DeepSeek-V3's routers, which training sets
+                buffer.uniform_(-0.3, 0.3, generator=rng)
         for parameter in built.parameters():
             is_gain = parameter.ndim == 1 and bool((parameter == 1).all())
             if is_gain:
@@ -117,6 +122,9 @@ def inputs(name: str, seed: int) -> dict[str, Tensor]:
     return drawn
 
 
+OUTPUTS = ("output", "weights", "choice")  # the first, second and third of what a module returns
+
+
 class Place(NamedTuple):
     """A value within a network: what a module reads or returns, or what its softmax reads for the last query.
 
@@ -124,7 +132,7 @@ class Place(NamedTuple):
     """
 
     module: str
-    side: str  # "input", "output" or "softmax"
+    side: str  # "input", "softmax", or one of OUTPUTS
 
 
 def places(network: nn.Module, quantity: str) -> list[Place]:
@@ -170,10 +178,12 @@ def watched(network: nn.Module, place: Place, receive: Callable[[Tensor], None])
             at_softmax.__enter__()
 
     def after(_: nn.Module, args: Any, output: Any) -> None:
-        if place.side == "output" and output is not None:  # as it is where the module was left
-            receive(next(iter(output.values())) if isinstance(output, dict) else output)
-        elif place.side == "softmax":
+        if place.side == "softmax":
             at_softmax.__exit__(None, None, None)
+        elif place.side in OUTPUTS and output is not None:  # as it is where the module was left
+            outputs = list(output.values()) if isinstance(output, dict) else output
+            several = isinstance(outputs, list | tuple)
+            receive(outputs[OUTPUTS.index(place.side)] if several else outputs)
 
     handles = [
         module.register_forward_pre_hook(before),
@@ -212,7 +222,7 @@ class Probe(nn.Module):
         values: list[Tensor] = []
 
         def stop(value: Tensor) -> None:
-            values.append(value[0] if isinstance(value, tuple) else value)
+            values.append(value)
             raise Reached
 
         with watched(self.network, self.place, stop), suppress(Reached):
@@ -220,63 +230,72 @@ class Probe(nn.Module):
         return values[0]
 
 
-def record(network: nn.Module, inputs: dict[str, Tensor], wanted: Sequence[Place]) -> dict[Place, Tensor]:
-    """The values at places in one run, flattened.
+def value(network: nn.Module, inputs: dict[str, Tensor], place: Place) -> Tensor:
+    """The value at a place in one run.
 
     Used in ``today``.
     """
-    values: dict[Place, Tensor] = {}
-
-    def keep(place: Place) -> Callable[[Any], None]:
-        return lambda value: values.update({place: (value[0] if isinstance(value, tuple) else value).flatten()})
-
-    with torch.no_grad(), ExitStack() as stack:
-        for place in wanted:
-            stack.enter_context(watched(network, place, keep(place)))
-        network(**inputs)
-    return values
+    with torch.no_grad():
+        return Probe(network, place)(**inputs)
 
 
-def bounded_above(algebra: homogeneity.Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
-    """The rule of ``clamp`` for a gate x·σ(αx) with x ≤ 7: open it is 7σ(7α), closed exponentially small: degree 0."""
+def names_like(network: nn.Module, place: Place, pattern: str) -> frozenset[str]:
+    """Names of the parameters of the module of a place that match a pattern.
+
+    Used in ``today``.
+
+    >>> llama = model("Llama 3", 0)
+    >>> sorted(names_like(llama, places(llama, "scores")[0], MATRICES))
+    ['model.layers.0.self_attn.k_proj.weight', 'model.layers.0.self_attn.q_proj.weight']
+    """
+    inside = re.compile(re.escape(place.module) + pattern)
+    return frozenset(name for name, _ in network.named_parameters() if inside.match(name))
+
+
+def without_epsilon(network: nn.Module) -> nn.Module:
+    """The network, with the ε of all its norms set to 0.
+
+    Used in ``today``.
+    """
+    for module in network.modules():
+        for attribute in ("eps", "variance_epsilon"):
+            if hasattr(module, attribute):
+                setattr(module, attribute, 0.0)
+    return network
+
+
+def degree(
+    network: nn.Module, inputs: dict[str, Tensor], place: Place, names: frozenset[str], *, exact: bool = False
+) -> Any:
+    """Degree of the value at a place in the named parameters, by the rules; None where they give none.
+
+    ``clamp`` has a rule of its own: see ``gated_clamp``.
+
+    Args:
+        exact: for all c > 0, and not only in the limit of large c.
+
+    Used in ``today``.
+    """
+    homogeneity.RULES["clamp"] = gated_clamp
+    try:
+        return homogeneity.degree(
+            Probe(network, place), inputs, approximate=not exact, parameters=lambda name: name[8:] in names
+        )  # the names of a probe begin with "network."
+    except homogeneity.NotHomogeneous:
+        return None
+    finally:
+        homogeneity.RULES["clamp"] = CLAMP
+
+
+def gated_clamp(algebra: homogeneity.Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
+    """The rule of ``clamp`` where a bound above makes the gate x·σ(αx) bounded, as in gpt-oss.
+
+    With x ≤ 7 the gate is 7σ(7α) where it opens, and exponentially small where it closes: its degree is 0. The rules
+    go from operation to operation, so this is said of x, whose degree no other operation of gpt-oss reads.
+    """
     if min is None and algebra.approximate:
         return algebra.saturating(x)
     return CLAMP(algebra, x, min, max)
 
 
 CLAMP = homogeneity.RULES["clamp"]
-
-
-def degree(name: str, place: Place, parameters: Callable[[str], bool] | None = None, exact: bool = False) -> Any:
-    """Degree of the value at a place, by the rules; None where they give none.
-
-    Args:
-        parameters: names of those that are scaled; all by default.
-        exact: without the ε of norms, and without asymptotic rules.
-
-    Used in ``today``.
-    """
-    network = model(name, 0)
-    if exact:
-        for module in network.modules():
-            for attribute in ("eps", "variance_epsilon"):
-                if hasattr(module, attribute):
-                    setattr(module, attribute, 0.0)
-    selected = None if parameters is None else lambda parameter: parameters(parameter.removeprefix("network."))
-    homogeneity.RULES["clamp"] = bounded_above
-    try:
-        return homogeneity.degree(Probe(network, place), inputs(name, 0), approximate=not exact, parameters=selected)
-    except homogeneity.NotHomogeneous as refusal:
-        print(refusal)
-        return None
-    finally:
-        homogeneity.RULES["clamp"] = CLAMP
-
-
-def of_layer(place: Place, pattern: str) -> Callable[[str], bool]:
-    """Whether a parameter belongs to the module of a place and has a name like the pattern.
-
-    Used in ``today``.
-    """
-    inside = re.compile(re.escape(place.module) + pattern)
-    return lambda name: bool(inside.match(name))

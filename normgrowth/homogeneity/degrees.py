@@ -1,7 +1,8 @@
 """Degrees along one run of a module, by the rules of Table 1: ``degree`` returns the last one, ``explain`` all of them.
 
 A value v has degree k if v(cθ) = c^k v(θ) for all c > 0. Here c multiplies *every* registered parameter, frozen ones
-too, unless ``parameters`` selects some, and c to the power ``input_degree`` multiplies every input. Integers and booleans are not multiplied.
+too, or those that ``parameters`` selects, and c to the power ``input_degree`` multiplies every input. Integers and
+booleans are not multiplied.
 """
 
 from __future__ import annotations
