@@ -6,9 +6,11 @@ caps, sinks, routers, biases, and which layers share what.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -77,8 +79,11 @@ MATRICES = r"\.(c_attn|query_key_value|qkv_proj|Wqkv|[qk]_proj|[qk]|q_[ab]_proj|
 GAINS = r"\.[qk]_norm\.weight$"
 
 
+@cache
 def model(name: str, seed: int) -> nn.Module:
     """A small model with random parameters: biases and gains, too, with gains positive and not 1.
+
+    For the same arguments it is the same object: copy it before you change it.
 
     Matrices are normal with standard deviation 1/√rows, rows those of the larger side; biases, sinks and the gains that
     Gemma adds to 1 are normal with deviation 0.3; other gains are uniform between 0.5 and 1.5.
@@ -253,15 +258,16 @@ def names_like(network: nn.Module, place: Place, pattern: str) -> frozenset[str]
 
 
 def without_epsilon(network: nn.Module) -> nn.Module:
-    """The network, with the ε of all its norms set to 0.
+    """A copy of the network, with the ε of all its norms set to 0.
 
     Used in ``today``.
     """
-    for module in network.modules():
+    copied = copy.deepcopy(network)
+    for module in copied.modules():
         for attribute in ("eps", "variance_epsilon"):
             if hasattr(module, attribute):
                 setattr(module, attribute, 0.0)
-    return network
+    return copied
 
 
 def degree(
