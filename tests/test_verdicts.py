@@ -142,6 +142,15 @@ BESIDE = {
     "sink-unsaturated": ("heads-split", "of heads that are not saturated"),
     "small-keep-function": ("saturated-exchange", "of predictions, where that is of cosines"),
     "learned-survives": ("saturated-exchange", "another placement, and of what is learned"),
+    "today-scores": ("theorem7", "other architectures"),
+    "today-qk-norm": ("theorem7", "other architectures"),
+    "today-soft-cap": ("theorem7", "other architectures"),
+    "today-stream": ("encoder-degree", "other architectures"),
+    "today-router": ("", "of experts"),
+    "today-ray": ("pretrained-saturated", "of untrained networks, and that is open"),
+    "today-bf16": ("", "of rounding"),
+    "today-bf16-scaled": ("", "of rounding"),
+    "today-z-loss": ("", "of another loss"),
 }
 
 

@@ -157,7 +157,7 @@ def places(network: nn.Module, quantity: str) -> list[Place]:
     raise ValueError(f"{type(network).__name__} has no {quantity}")
 
 
-class AtSoftmax(TorchFunctionMode):
+class _AtSoftmax(TorchFunctionMode):
     """Hands what a softmax reads to a function, for the last query, which sees all tokens."""
 
     def __init__(self, receive: Callable[[Tensor], None]):
@@ -171,10 +171,10 @@ class AtSoftmax(TorchFunctionMode):
 
 
 @contextmanager
-def watched(network: nn.Module, place: Place, receive: Callable[[Tensor], None]) -> Iterator[None]:
+def _watched(network: nn.Module, place: Place, receive: Callable[[Tensor], None]) -> Iterator[None]:
     """Hand the value at a place to ``receive`` whenever the network runs within the ``with`` block."""
     module = network.get_submodule(place.module)
-    at_softmax = AtSoftmax(receive)
+    at_softmax = _AtSoftmax(receive)
 
     def before(_: nn.Module, args: Any) -> None:
         if place.side == "input":
@@ -201,7 +201,7 @@ def watched(network: nn.Module, place: Place, receive: Callable[[Tensor], None])
             handle.remove()
 
 
-class Reached(Exception):
+class _Reached(Exception):
     """The run has come to the place that was asked for."""
 
 
@@ -228,9 +228,9 @@ class Probe(nn.Module):
 
         def stop(value: Tensor) -> None:
             values.append(value)
-            raise Reached
+            raise _Reached
 
-        with watched(self.network, self.place, stop), suppress(Reached):
+        with _watched(self.network, self.place, stop), suppress(_Reached):
             self.network(**inputs)
         return values[0]
 
@@ -298,6 +298,8 @@ def gated_clamp(algebra: homogeneity.Algebra, x: Any, min: Any = None, max: Any 
 
     With x ≤ 7 the gate is 7σ(7α) where it opens, and exponentially small where it closes: its degree is 0. The rules
     go from operation to operation, so this is said of x, whose degree no other operation of gpt-oss reads.
+
+    Used in ``today``.
     """
     if min is None and algebra.approximate:
         return algebra.saturating(x)

@@ -49,7 +49,7 @@ def nothing(passages: Tensor) -> Reading:
 def multiplied(model: nn.Module, factor: Callable[[str], float]) -> Iterator[nn.Module]:
     """Each parameter times ``factor(name)`` within a ``with`` block, which computes in float64 throughout.
 
-    Used in ``survives``.
+    Used in ``survives`` and ``today``.
 
     >>> layer = nn.Linear(1, 1)
     >>> with multiplied(layer, lambda name: 2.0 if name == "bias" else 1.0):
