@@ -151,6 +151,13 @@ BESIDE = {
     "today-bf16": ("", "of rounding"),
     "today-bf16-scaled": ("", "of rounding"),
     "today-z-loss": ("", "of another loss"),
+    "today-balance": ("", "of noise under two optimizers"),
+    "today-sqrt": ("t5-sqrt", "other models and optimizers, not T5"),
+    "today-shuffled": ("lm-growth-four", "growth, whatever its cause"),
+    "today-decay": ("lm-usual-decay", "a decay 200 times the usual one"),
+    "today-gains": ("", "of attention that the paper's models do not have"),
+    "today-sharper": ("saturated-or-collapsed", "other networks, and of their heads"),
+    "today-saturates": ("saturated-or-collapsed", "networks of another form"),
 }
 
 

@@ -542,6 +542,27 @@ def reading_along(
     return values
 
 
+def to_norms_of(target: nn.Module, net: nn.Module, *kinds: str) -> Callable[[str], float]:
+    """The factor of each tensor of a network that gives it the norm of its namesake in another.
+
+    Args:
+        target: has the norms.
+        net: the network whose tensors are multiplied, as it is now.
+        kinds: words in the names of the tensors that are; the others have the factor 1. All, if there are none.
+
+    Used in ``today``.
+
+    >>> one, two = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    >>> factor = to_norms_of(one, two)
+    >>> bool((factor("weight") * two.weight).abs().isclose(one.weight.abs()))
+    True
+    """
+    wanted, norms = ({name: norm([(name, p)]) for name, p in one.named_parameters()} for one in (target, net))
+    chosen = [name for name in norms if not kinds or any(kind in name for kind in kinds)]
+    factors = {name: wanted[name] / norms[name] for name in chosen}
+    return lambda name: factors.get(name, 1.0)
+
+
 # ---- laws ----
 
 
