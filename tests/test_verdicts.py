@@ -155,6 +155,7 @@ BESIDE = {
     "today-sqrt": ("t5-sqrt", "other models and optimizers, not T5"),
     "today-shuffled": ("lm-growth-four", "growth, whatever its cause"),
     "today-decay": ("lm-usual-decay", "a decay 200 times the usual one"),
+    "today-bound": ("", "of attention that the paper's models do not have"),
     "today-gains": ("", "of attention that the paper's models do not have"),
     "today-sharper": ("saturated-or-collapsed", "other networks, and of their heads"),
     "today-saturates": ("saturated-or-collapsed", "networks of another form"),
