@@ -80,7 +80,7 @@ def size(profile: str) -> Size:
         profile,
         smoke=Size(300, 24, 2, 2, 16, 4, steps=40, dev=8, text=150_000, draws=9, looks=4),
         book=Size(384, 32, 3, 4, 24, 8, steps=200, dev=8, text=400_000, draws=9),
-        gpu=Size(1024, 96, 6, 8, 64, 16, steps=1200, dev=12, text=2_000_000, draws=16, looks=12),
+        gpu=Size(1024, 64, 4, 8, 48, 16, steps=600, dev=12, text=2_000_000, draws=12, looks=12),
     )
 
 
