@@ -24,13 +24,18 @@ from normgrowth import homogeneity
 
 VOCABULARY = 40
 TOKENS = 12
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-GROUPED = SIZES | {"num_key_value_heads": 2}
-HEADS = {"head_dim": 8}
-EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
+GROUPED: dict[str, Any] = SIZES | {"num_key_value_heads": 2}
+HEADS: dict[str, Any] = {"head_dim": 8}
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "num_local_experts": 4}
+T5: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "d_model": 32, "d_ff": 48, "d_kv": 8, "num_heads": 4, "num_layers": 2,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+MODERN: dict[str, Any] = {"cls_token_id": 1, "sep_token_id": 2, "global_attn_every_n_layers": 2}
 CONFIGURATIONS: dict[str, Callable[[], Any]] = {
     "GPT-2": lambda: hf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4),
     "Pythia": lambda: hf.GPTNeoXConfig(**SIZES),
@@ -38,16 +43,12 @@ CONFIGURATIONS: dict[str, Callable[[], Any]] = {
         vocab_size=VOCABULARY, hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2,
         num_attention_heads=4,
     ),
-    "T5": lambda: hf.T5Config(
-        vocab_size=VOCABULARY, d_model=32, d_ff=48, d_kv=8, num_heads=4, num_layers=2, decoder_start_token_id=0
-    ),
+    "T5": lambda: hf.T5Config(**T5),
     "Llama 3": lambda: hf.LlamaConfig(**GROUPED),
     "Mistral": lambda: hf.MistralConfig(**GROUPED),
     "Qwen 2": lambda: hf.Qwen2Config(**GROUPED),
     "Phi-3": lambda: hf.Phi3Config(**GROUPED),
-    "ModernBERT": lambda: hf.ModernBertConfig(
-        **SIZES, cls_token_id=1, sep_token_id=2, global_attn_every_n_layers=2
-    ),
+    "ModernBERT": lambda: hf.ModernBertConfig(**SIZES, **MODERN),
     "Mixtral": lambda: hf.MixtralConfig(**GROUPED, **EXPERTS),
     "DeepSeek-V3": lambda: hf.DeepseekV3Config(
         **SIZES, num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=2,
@@ -186,7 +187,7 @@ def _watched(network: nn.Module, place: Place, receive: Callable[[Tensor], None]
         if place.side == "softmax":
             at_softmax.__exit__(None, None, None)
         elif place.side in OUTPUTS and output is not None:  # as it is where the module was left
-            outputs = list(output.values()) if isinstance(output, dict) else output
+            outputs: Any = list(output.values()) if isinstance(output, dict) else output
             several = isinstance(outputs, list | tuple)
             receive(outputs[OUTPUTS.index(place.side)] if several else outputs)
 
