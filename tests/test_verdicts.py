@@ -143,6 +143,23 @@ BESIDE = {
     "sink-unsaturated": ("heads-split", "of heads that are not saturated"),
     "small-keep-function": ("saturated-exchange", "of predictions, where that is of cosines"),
     "learned-survives": ("saturated-exchange", "another placement, and of what is learned"),
+    "today-scores": ("theorem7", "other architectures"),
+    "today-qk-norm": ("theorem7", "other architectures"),
+    "today-soft-cap": ("theorem7", "other architectures"),
+    "today-stream": ("encoder-degree", "other architectures"),
+    "today-router": ("", "of experts"),
+    "today-ray": ("pretrained-saturated", "of untrained networks, and that is open"),
+    "today-bf16": ("", "of rounding"),
+    "today-bf16-scaled": ("", "of rounding"),
+    "today-z-loss": ("", "of another loss"),
+    "today-balance": ("", "of noise under two optimizers"),
+    "today-sqrt": ("t5-sqrt", "other models and optimizers, not T5"),
+    "today-shuffled": ("lm-growth-four", "growth, whatever its cause"),
+    "today-decay": ("lm-usual-decay", "a decay 200 times the usual one"),
+    "today-bound": ("", "of attention that the paper's models do not have"),
+    "today-gains": ("", "of attention that the paper's models do not have"),
+    "today-sharper": ("saturated-or-collapsed", "other networks, and of their heads"),
+    "today-saturates": ("saturated-or-collapsed", "networks of another form"),
 }
 
 

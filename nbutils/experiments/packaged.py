@@ -34,14 +34,14 @@ SAVED_FILES = ("config.json", "model.safetensors", *TOKENIZER_FILES)
 class ModelMissing(RuntimeError):
     """A pretrained model is not available here; the message says what is missing and what to do.
 
-    Used in ``not-saturated`` and ``survives``.
+    Used in ``not-saturated``, ``survives`` and ``today``.
     """
 
 
 class Packaged(NamedTuple):
     """A trained model in packages: where its files are, what they must be, and how they become a folder.
 
-    Used in ``not-saturated`` and ``survives``.
+    Used in ``not-saturated``, ``survives`` and ``today``.
     """
 
     title: str
@@ -74,7 +74,7 @@ class Packaged(NamedTuple):
 def cache_folder() -> Path:
     """``$NORM_GROWTH_CACHE``, else ``$XDG_CACHE_HOME/norm-growth``, else ``~/.cache/norm-growth``.
 
-    Used in ``not-saturated`` and ``survives``.
+    Used in ``not-saturated``, ``survives`` and ``today``.
 
     Raises:
         ModelMissing: there is no home folder.
@@ -94,7 +94,7 @@ def folder(name: str) -> Path:
 
     Every call compares the files of the packages and the prepared ones with their SHA-256 (half a second).
 
-    Used in ``not-saturated`` and ``survives``.
+    Used in ``not-saturated``, ``survives`` and ``today``.
 
     Raises:
         ValueError: an unknown name.
@@ -128,7 +128,7 @@ def folder(name: str) -> Path:
 def find(name: str) -> Packaged:
     """A model of the catalogue by its name.
 
-    Used in ``not-saturated`` and ``survives``.
+    Used in ``not-saturated``, ``survives`` and ``today``.
 
     Raises:
         ValueError: an unknown name.
@@ -143,7 +143,7 @@ def source_files(model: Packaged) -> list[Path]:
 
     They are found in the records of the installation: nothing of the packages is imported.
 
-    Used in ``not-saturated`` and ``survives``.
+    Used in ``not-saturated``, ``survives`` and ``today``.
 
     Raises:
         ModelMissing: a package is not installed, has not the file, or has another.

@@ -44,7 +44,7 @@ COPIES = 5  # what readings of a model take at most, in times its float32 weight
 class LoadedModel(NamedTuple):
     """A pretrained model in float32 and in evaluation mode, with its tokenizer and its source.
 
-    Used in ``not-saturated`` and ``survives``.
+    Used in ``not-saturated``, ``survives`` and ``today``.
     """
 
     model: nn.Module
@@ -55,7 +55,7 @@ class LoadedModel(NamedTuple):
 def from_package(name: str) -> LoadedModel:
     """A trained model that came in a package, a key of ``packaged.MODELS``; causal ones with the layer of their logits.
 
-    Used in ``not-saturated`` and ``survives``.
+    Used in ``not-saturated``, ``survives`` and ``today``.
 
     Raises:
         ValueError: an unknown name.

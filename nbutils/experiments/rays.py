@@ -21,7 +21,7 @@ EVERY = 3  # of so many positions one counts in a loss, which takes time with 49
 class Reading(NamedTuple):
     """What a language model does with passages ``(n, T)``.
 
-    Used in ``survives``.
+    Used in ``survives`` and ``today``.
     """
 
     best: Tensor  # most likely next tokens, (n, T)
@@ -49,7 +49,7 @@ def nothing(passages: Tensor) -> Reading:
 def multiplied(model: nn.Module, factor: Callable[[str], float]) -> Iterator[nn.Module]:
     """Each parameter times ``factor(name)`` within a ``with`` block, which computes in float64 throughout.
 
-    Used in ``survives``.
+    Used in ``survives`` and ``today``.
 
     >>> layer = nn.Linear(1, 1)
     >>> with multiplied(layer, lambda name: 2.0 if name == "bias" else 1.0):
@@ -78,7 +78,7 @@ def attention_of(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     They are means over the queries that see ``FEWEST`` positions or more. ``weights`` are ``(n, heads, T, T)``.
 
-    Used in ``survives``.
+    Used in ``survives`` and ``today``.
 
     >>> uniform = torch.full((1, 1, 8, 8), 1 / 8)
     >>> [round(x.item(), 3) for x in attention_of(uniform)]
@@ -92,7 +92,7 @@ def attention_of(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def loss_at_best_temperature(logits: Tensor, targets: Tensor) -> float:
     """Mean cross entropy in nats of β · logits ``(…, vocabulary)`` for the targets ``(…)``, at the β ≥ 0 of the least.
 
-    Used in ``survives``.
+    Used in ``survives`` and ``today``.
 
     >>> round(loss_at_best_temperature(torch.zeros(3, 4), torch.zeros(3, dtype=torch.long)), 4)  # ln 4
     1.3863
@@ -106,7 +106,7 @@ def read(model: Any, passages: Tensor, factor: Callable[[str], float] = lambda n
 
     All is computed in float64.
 
-    Used in ``survives``.
+    Used in ``survives`` and ``today``.
     """
     with saturation.mode(model), multiplied(model, factor):
         output = model(passages, output_hidden_states=True, output_attentions=True)
@@ -122,7 +122,7 @@ def read(model: Any, passages: Tensor, factor: Callable[[str], float] = lambda n
 def agreement(reading: Reading, unscaled: Reading) -> Tensor:
     """Share of the most likely tokens that are those of another reading, for each passage, ``(n,)``.
 
-    Used in ``survives``.
+    Used in ``survives`` and ``today``.
     """
     same = (reading.best == unscaled.best).double().mean(1)
     return same.where(reading.right.isfinite(), torch.nan)

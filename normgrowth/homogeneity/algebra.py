@@ -33,6 +33,8 @@ class Degree(Fraction):
     - ``"size"``: a norm, which is 0 only for the zero vector, or a standard deviation, which is 0 only for a constant
       vector;
     - ``"masked"``: scores with −3.4e38 in place of −∞ at some entries;
+    - ``"uneven"``: scores of this degree beside others of a lower one, which a softmax may read and nothing else;
+    - ``"closing"``: not negative, but it may fall to 0 exponentially, as a sigmoid does;
     - empty: none of these is known.
     """
 
@@ -199,6 +201,18 @@ class Algebra:
             self.fail("parts side by side need equal degrees", *parts)
         return max(distinct, default=EVERY)
 
+    def side_by_side(self, *parts: Any) -> Any:
+        """Parts in one tensor: degrees must be equal, or asymptotically positive where a softmax will read them."""
+        distinct = self._distinct_degrees(parts)
+        if len(distinct) > 1 and self.approximate and min(distinct) >= 0:
+            degrees = readable(tuple(sorted(distinct)))
+            largest = max(distinct)
+            self.note(
+                f"asymptotic: of {degrees} the largest, before a softmax", leading=True, kind="uneven", largest=largest
+            )
+            return largest
+        return self.equal_degrees(*parts)
+
     def mul(self, x: Any, y: Any) -> Any:
         """A product: degrees add."""
         is_square = x is y and is_real_tensor(x)
@@ -235,8 +249,14 @@ class Algebra:
         return annotated(power * self.degree_of(x), "size")
 
     def is_guarded_size(self, x: Any, y: Any) -> bool:
-        """Whether x is a size and y a nonnegative number that keeps x + y away from 0, as ε in a layer norm."""
-        return kind_of(self.degree_of(x)) == "size" and isinstance(y, int | float) and y >= 0
+        """Whether x is a size and y a nonnegative number that keeps x + y away from 0, as ε in a layer norm.
+
+        A sum of sigmoids needs a positive number.
+        """
+        if not isinstance(y, int | float):
+            return False
+        kind = kind_of(self.degree_of(x))
+        return (kind == "size" and y >= 0) or (kind == "closing" and y > 0)
 
     def arbitrary(self, *arguments: Any) -> Any:
         """Any function: it has degree 0 where its arguments have exactly degree 0, and no degree otherwise."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normgrowth.homogeneity.algebra import NotHomogeneous, readable
 from normgrowth.homogeneity.finite import NotFinite, finite_output
-from normgrowth.homogeneity.measure import scalable
+from normgrowth.homogeneity.measure import Selection, scalable
 
 __all__ = ["check_degree"]
 
@@ -24,7 +24,9 @@ ASYMPTOTIC_TOLERANCE = 0.05  # of the output
 EXACT_TOLERANCE = 1e-6
 
 
-def check_degree(module: nn.Module, inputs: Any, input_degree: Any, k: Fraction, approximate: bool) -> None:
+def check_degree(
+    module: nn.Module, inputs: Any, input_degree: Any, k: Fraction, approximate: bool, parameters: Selection = None
+) -> None:
     """Raise if the outputs do not have the degree k.
 
     An exact degree is compared from scale 1 to 10 and from 10 to 100. An asymptotic one is compared from 10³ to 10⁴ and
@@ -36,7 +38,7 @@ def check_degree(module: nn.Module, inputs: Any, input_degree: Any, k: Fraction,
         ValueError: the output is 0 at some scale.
     """
     outputs: dict[int, Tensor] = {}
-    with scalable(module, inputs, input_degree) as output:
+    with scalable(module, inputs, input_degree, parameters) as output:
 
         def compare(exponent: int) -> _Growth:
             for e in (exponent, exponent + 1):

@@ -1,7 +1,8 @@
 """Degrees along one run of a module, by the rules of Table 1: ``degree`` returns the last one, ``explain`` all of them.
 
 A value v has degree k if v(cθ) = c^k v(θ) for all c > 0. Here c multiplies *every* registered parameter, frozen ones
-too, and c to the power ``input_degree`` multiplies every input. Integers and booleans are not multiplied.
+too, or those that ``parameters`` selects, and c to the power ``input_degree`` multiplies every input. Integers and
+booleans are not multiplied.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ from torch import nn
 from normgrowth.homogeneity.algebra import EVERY, NotHomogeneous, readable
 from normgrowth.homogeneity.check import check_degree
 from normgrowth.homogeneity.forward import Forward, carry
+from normgrowth.homogeneity.measure import Selection
 
 
 def degree(
-    module: nn.Module, inputs: Any, input_degree: Any = 0, approximate: bool = False, check: bool = False
+    module: nn.Module,
+    inputs: Any,
+    input_degree: Any = 0,
+    approximate: bool = False,
+    check: bool = False,
+    parameters: Selection = None,
 ) -> int | Fraction:
-    """Degree of a module in all its parameters and its inputs, by the rules of Table 1.
+    """Degree of a module in its parameters, or some of them, and its inputs, by the rules of Table 1.
 
     A copy of the module runs once on the inputs, and every operation passes on the degree of its value. What Python
     does with values is not seen, so a branch or a number that is computed from values is refused, unless it depends
@@ -43,6 +50,7 @@ def degree(
         check: also run the module at several scales, in float64 throughout, and raise if the output does not have the
             degree. An exact degree must hold from scale 1 to 10 and from 10 to 100; an asymptotic one from 10³ to 10⁴,
             or further up, as long as nothing overflows.
+        parameters: which parameters c multiplies, by name; the others are constants. All by default.
 
     Returns:
         The degree of the (first) output, as a Fraction only where it is not an integer.
@@ -50,26 +58,28 @@ def degree(
     Raises:
         NotHomogeneous: there is no degree, a forward pass cannot see it, or an operation has no rule (the message says
             how to add one). Names the operation and its module.
-        ValueError: the output is 0 or infinite at every scale, or an input is not a tensor, a number or text; with
-            ``check``, a number overflows at scales that are needed.
+        ValueError: the output is 0 or infinite at every scale, an input is not a tensor, a number or text, or no
+            parameter is selected; with ``check``, a number overflows at scales that are needed.
 
     An ε > 0 in a norm is a term of degree 0, which the paper leaves out (before Lemma 5): the degree is then
     asymptotic.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Linear(4, 8, bias=False), nn.ReLU(), nn.Linear(8, 2, bias=False))
-    >>> degree(net, torch.ones(4))
-    2
+    >>> degree(net, torch.ones(4)), degree(net, torch.ones(4), parameters=lambda name: name == "0.weight")
+    (2, 1)
     """
-    k = carry(module, inputs, input_degree, Forward(approximate))
+    k = carry(module, inputs, input_degree, Forward(approximate), parameters)
     if k == EVERY:
         raise ValueError("the output is 0 or infinite at every scale: it has every degree")
     if check:
-        check_degree(module, inputs, input_degree, k, approximate)
+        check_degree(module, inputs, input_degree, k, approximate, parameters)
     return readable(k)
 
 
-def explain(module: nn.Module, inputs: Any, input_degree: Any = 0, approximate: bool = False) -> pd.DataFrame:
+def explain(
+    module: nn.Module, inputs: Any, input_degree: Any = 0, approximate: bool = False, parameters: Selection = None
+) -> pd.DataFrame:
     """A table of operations: the module in which each runs, its name, degrees in and out, and notes.
 
     Arguments are those of ``degree``. Where ``degree`` would raise, the table ends, and the note with a ✗ says why.
@@ -82,7 +92,7 @@ def explain(module: nn.Module, inputs: Any, input_degree: Any = 0, approximate: 
     """
     algebra = Forward(approximate)
     with contextlib.suppress(NotHomogeneous):
-        carry(module, inputs, input_degree, algebra)
+        carry(module, inputs, input_degree, algebra, parameters)
     table = [
         (row["module"], row["operation"], readable(row["in"]), readable(row["out"]), "; ".join(row["note"]))
         for row in algebra.rows

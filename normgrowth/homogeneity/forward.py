@@ -27,8 +27,15 @@ from normgrowth.homogeneity.algebra import (
     readable,
 )
 from normgrowth.homogeneity.leading import KEEP_ZEROS, LIMITS, TERMS, LeadingParts, lower_terms
-from normgrowth.homogeneity.measure import arguments, first_output, is_real_valued, without_fused_kernels
-from normgrowth.homogeneity.rules import ACCEPT_MASKED_SCORES, RETURN_INDICES, RULES
+from normgrowth.homogeneity.measure import (
+    Selection,
+    arguments,
+    first_output,
+    is_real_valued,
+    selection,
+    without_fused_kernels,
+)
+from normgrowth.homogeneity.rules import ACCEPT_MASKED_SCORES, ACCEPT_UNEVEN_SCORES, RETURN_INDICES, RULES
 
 __all__ = ["Forward", "carry"]
 
@@ -38,6 +45,7 @@ LEAVE_TORCH = (
 )  # fmt: skip
 FACTORIES = ("empty", "zeros", "ones", "full", "new_")
 MASK_OUTSIDE_SOFTMAX = "the lowest number of a type stands for −∞ before a softmax only"
+SIDE_BY_SIDE = "parts side by side need equal degrees, but before a softmax"
 
 
 class Forward(Algebra, TorchDispatchMode):
@@ -88,7 +96,12 @@ class Forward(Algebra, TorchDispatchMode):
     def _degree_by_rule(self, name: str, row: dict[str, Any], operands: list[Tensor], args: Any, kwargs: Any) -> Any:
         """The degree of the result. An operation without a rule has degree 0 if no operand changes with scale."""
         row["leading"] = any(is_leading(k) for k in row["in"])
-        if any(kind_of(k) == "masked" for k in row["in"]):
+        kinds = [kind_of(k) for k in row["in"]]
+        if "uneven" in kinds:
+            if name not in ACCEPT_UNEVEN_SCORES:
+                self.fail(SIDE_BY_SIDE)
+            row["kind"] = "" if "softmax" in name else "uneven"
+        elif "masked" in kinds:
             if name not in ACCEPT_MASKED_SCORES:
                 self.fail(MASK_OUTSIDE_SOFTMAX)
             row["kind"] = "" if "softmax" in name else "masked"
@@ -134,7 +147,7 @@ class Forward(Algebra, TorchDispatchMode):
                     self.fail("changes the degree of a value in place; write it out of place", degree_before, degree)
                 if degree == EVERY:
                     degree = degree_before
-                if kind != "masked":
+                if kind not in ("masked", "uneven"):
                     kind = ""  # the memory may hold more than the part that was written
             self.set_degree(x, annotated(degree, kind, row["leading"]))
         row["out"] = k
@@ -146,6 +159,9 @@ class Forward(Algebra, TorchDispatchMode):
             NotHomogeneous: it is 0 as a whole, so that the result has the degree of lower terms.
         """
         parts = self.leading_parts
+        if row["largest"] is not None and name == "cat":
+            tensors = [x if self.degree_of(x) in (row["largest"], EVERY) else torch.zeros_like(x) for x in args[0]]
+            return parts.result(name, func, (tensors, *args[1:]), kwargs, [])
         if row["largest"] is not None and name in TERMS:
             lower, factors = lower_terms(name, args, row["largest"], self.degree_of)
             leading = parts.result(name, func, args, kwargs, lower)
@@ -229,7 +245,7 @@ class _RefuseLeavingTorch(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
 
-def carry(module: nn.Module, inputs: Any, input_degree: Any, algebra: Forward) -> Any:
+def carry(module: nn.Module, inputs: Any, input_degree: Any, algebra: Forward, parameters: Selection = None) -> Any:
     """Carry degrees through a forward pass of a copy of the module, to its first output, and return that degree."""
 
     def with_degree(x: Tensor) -> Tensor:
@@ -238,9 +254,12 @@ def carry(module: nn.Module, inputs: Any, input_degree: Any, algebra: Forward) -
             algebra.set_degree(x, Degree(input_degree))
         return x
 
+    selected = selection(module, parameters)
     with without_fused_kernels(module, experts="batched_mm") as copied, torch.no_grad():
         for name, parameter in copied.named_parameters():
-            if is_real_valued(parameter):
+            if not selected(name):
+                parameter.requires_grad_(False)  # a constant
+            elif is_real_valued(parameter):
                 algebra.set_degree(parameter, Degree(1))
                 algebra.leading_parts.add_parameter(name, parameter)
                 algebra.parameters[parameter.untyped_storage()] = True
@@ -249,8 +268,8 @@ def carry(module: nn.Module, inputs: Any, input_degree: Any, algebra: Forward) -
             with algebra.module_tracker, _RefuseLeavingTorch(algebra), algebra:
                 output = first_output(copied(*args, **kwargs))
                 k = algebra.degree_of(output)
-                if kind_of(k) == "masked":
-                    algebra.fail(MASK_OUTSIDE_SOFTMAX)
+            if kind_of(k) == "masked" and bool((output.abs() >= INFINITE).any()):
+                algebra.fail(MASK_OUTSIDE_SOFTMAX)
             if k != EVERY:
                 algebra.check_output(output)
         except Exception:

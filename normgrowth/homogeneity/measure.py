@@ -26,8 +26,12 @@ __all__ = [
     "measure_degree",
     "one_minus_cosine",
     "scalable",
+    "selection",
     "without_fused_kernels",
 ]
+
+
+Selection = Callable[[str], bool] | None  # which parameters are scaled, by name; None for all
 
 
 def one_minus_cosine(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
@@ -45,6 +49,20 @@ def one_minus_cosine(a: Tensor, b: Tensor, dim: int = -1) -> Tensor:
         return bounded / bounded.norm(dim=dim, keepdim=True)
 
     return 0.5 * (unit(a) - unit(b)).square().sum(dim)
+
+
+def selection(module: nn.Module, parameters: Selection) -> Callable[[str], bool]:
+    """Which parameters c multiplies, by name.
+
+    Raises:
+        ValueError: none of the module's parameters is accepted.
+    """
+    if parameters is None:
+        return lambda name: True
+    names = [name for name, _ in module.named_parameters()]
+    if not any(map(parameters, names)):
+        raise ValueError(f"none of the {len(names)} parameters is selected; their names are like {names[:3]}")
+    return parameters
 
 
 def first_output(outputs: Any) -> Any:
@@ -105,12 +123,14 @@ def without_fused_kernels(module: nn.Module, experts: str) -> Iterator[nn.Module
 
 
 @contextmanager
-def scalable(module: nn.Module, inputs: Any, input_degree: Any) -> Iterator[Callable[[Any], Tensor]]:
+def scalable(
+    module: nn.Module, inputs: Any, input_degree: Any, parameters: Selection = None
+) -> Iterator[Callable[[Any], Tensor]]:
     """Yield the function from the scale c to the module's first output, flattened, in float64.
 
-    Parameters are multiplied by c and inputs by c to the power ``input_degree``; indices and booleans are not. Casts to
-    float32 in the module's own code stay in float64, too. The module is left unchanged. Complex outputs give two
-    numbers for each entry.
+    Parameters are multiplied by c, or only those whose names ``parameters`` accepts, and inputs by c to the power
+    ``input_degree``; indices and booleans are not. Casts to float32 in the module's own code stay in float64, too. The
+    module is left unchanged. Complex outputs give two numbers for each entry.
 
     Raises:
         ValueError: an input is not a tensor, a number, text or None; or, when the function is called, a token is
@@ -122,6 +142,7 @@ def scalable(module: nn.Module, inputs: Any, input_degree: Any) -> Iterator[Call
     """
 
     arguments_at_1 = tree_map_only(Tensor, lambda x: x.detach().clone(), arguments(inputs))
+    selected = selection(module, parameters)
 
     def in_double(x: Tensor) -> Tensor:
         return x.detach().to(torch.promote_types(x.dtype, torch.float64)) if is_real_valued(x) else x
@@ -134,7 +155,10 @@ def scalable(module: nn.Module, inputs: Any, input_degree: Any) -> Iterator[Call
 
         args, kwargs = tree_map_only(Tensor, scale_input, arguments_at_1)
         # each call makes the float64 parameters anew: kept beside the scaled ones they would double the memory
-        scaled = {name: c * in_double(x) if is_real_valued(x) else x for name, x in module.named_parameters()}
+        scaled = {
+            name: (c * in_double(x) if selected(name) else in_double(x)) if is_real_valued(x) else x
+            for name, x in module.named_parameters()
+        }
         unscaled = {name: in_double(x).clone() for name, x in module.named_buffers()}
         try:
             with float64_throughout():
@@ -168,7 +192,9 @@ class _Point(NamedTuple):
     contradiction: str  # euler against the power of growth from c·e^−10⁻⁶ to c·e^10⁻⁶; empty if they agree
 
 
-def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, input_degree: Any = 0) -> pd.DataFrame:
+def measure_degree(
+    module: nn.Module, inputs: Any, scales: Sequence[float], *, input_degree: Any = 0, parameters: Selection = None
+) -> pd.DataFrame:
     """Measure the degree: at every scale c by Euler's identity, and from c to the next scale by a log-ratio of norms.
 
     With D = d/dt f(e^t cθ) at t = 0, the derivative along all parameters and inputs, a k-homogeneous f has D = k·f
@@ -191,6 +217,7 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, i
             an encoder–decoder.
         scales: positive numbers c.
         input_degree: inputs are multiplied by c to this power, except for indices and booleans.
+        parameters: as in ``degree``.
 
     Returns:
         A row for each scale, with columns ``scale``, ``euler``, ``residual`` and ``log_ratio``, float64.
@@ -203,7 +230,7 @@ def measure_degree(module: nn.Module, inputs: Any, scales: Sequence[float], *, i
     [2.0, 2.0]
     """
     scales = [float(c) for c in scales]
-    with scalable(module, inputs, input_degree) as output:
+    with scalable(module, inputs, input_degree, parameters) as output:
         points = [_measure(output, finite_output(module, inputs, output, c, math.exp(STEPS[0])), c) for c in scales]
     _warn(scales, points)
     log_ratios = [

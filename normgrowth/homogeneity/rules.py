@@ -17,7 +17,7 @@ import torch
 
 from normgrowth.homogeneity.algebra import EVERY, INFINITE, ZERO, Algebra, annotated, kind_of
 
-__all__ = ["ACCEPT_MASKED_SCORES", "RETURN_INDICES", "RULES"]
+__all__ = ["ACCEPT_MASKED_SCORES", "ACCEPT_UNEVEN_SCORES", "RETURN_INDICES", "RULES"]
 
 RULES: dict[str, Callable[..., Any]] = {}
 
@@ -47,7 +47,10 @@ def degree_one(*kinds: str) -> Callable[..., Any]:
 def total(a: Algebra, x: Any, *_: Any, **__: Any) -> Any:
     """A sum or a largest entry. Without negative entries the result is 0 only if all entries are, so it is a size."""
     k = a.degree_of(x)
-    return annotated(k, "size" if kind_of(k) in ("nonnegative", "size") else "")
+    kind = kind_of(k)
+    if kind == "nonnegative":
+        kind = "size"
+    return annotated(k, kind if kind in ("size", "closing") else "")
 
 
 def view(a: Algebra, x: Any, size: Any) -> Any:
@@ -119,15 +122,17 @@ REARRANGEMENTS = """alias lift_fresh clone contiguous detach expand lift permute
 register(REARRANGEMENTS, degree_one("nonnegative", "size"))
 register(
     """relu leaky_relu cumsum repeat split split_with_sizes unbind select slice as_strided diagonal index index_select
-    gather tril triu min local_scalar_dense avg_pool2d adaptive_avg_pool2d max_pool2d_with_indices upsample_nearest1d
+    tril triu min local_scalar_dense avg_pool2d adaptive_avg_pool2d max_pool2d_with_indices upsample_nearest1d
     upsample_nearest2d upsample_bilinear2d im2col view_as_real view_as_complex zero""",
     degree_one("size"),
 )
+register("gather", degree_one("size", "closing"))
 register("neg fft_r2c fft_c2c", degree_one())
 register("sum mean amax max", total)
 register("view", view)
 register("abs", lambda a, x: annotated(a.degree_of(x), kind_of(a.degree_of(x)) or "nonnegative"))
-register("sigmoid tanh erf", unary(Algebra.saturating))
+register("sigmoid", unary(lambda a, x: a.saturating(x, "closing")))
+register("tanh erf", unary(Algebra.saturating))
 register("softmax safe_softmax", unary(lambda a, x: a.saturating(x, "nonnegative")))
 register("gelu silu mish softplus elu hardswish glu log_softmax logsumexp", unary(Algebra.asymptotically_linear))
 register("exp log sin cos floor round", unary(Algebra.arbitrary))
@@ -156,7 +161,8 @@ register("maximum minimum", lambda a, x, y: a.equal_degrees(x, y))
 register("clamp clamp_min", clamp)
 register("hardtanh", lambda a, x, min_val=-1, max_val=1: clamp(a, x, min_val, max_val))
 register("constant_pad_nd", lambda a, x, _pad, value=0: a.equal_degrees(x, value))
-register("cat stack", lambda a, tensors, *_, **__: a.equal_degrees(*tensors))
+register("cat", lambda a, tensors, *_, **__: a.side_by_side(*tensors))
+register("stack", lambda a, tensors, *_, **__: a.equal_degrees(*tensors))
 register("where", lambda a, _condition, x, y: a.equal_degrees(x, y))
 register("masked_fill", lambda a, x, _mask, value: a.equal_degrees(x, value))
 register("copy fill", lambda a, x, value, *_: a.equal_degrees(x, value))
@@ -173,3 +179,5 @@ register("embedding", lambda a, weight, _index, *_: a.degree_of(weight))
 RETURN_INDICES = {"argmax", "argmin", "max", "max_pool2d_with_indices", "min", "sort", "topk"}
 # Operations that may lie between the mask and the softmax, where −3.4e38 stands for −∞.
 ACCEPT_MASKED_SCORES = set(f"add cat softmax safe_softmax view slice select repeat {REARRANGEMENTS}".split())
+# Those between scores with a logit of a sink beside them, of another degree, and their softmax.
+ACCEPT_UNEVEN_SCORES = ACCEPT_MASKED_SCORES | {"amax", "max", "sub"}
