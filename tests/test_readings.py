@@ -62,6 +62,16 @@ def test_a_control_is_drawn_from_its_seed_and_permuted_from_its_generator(model)
     assert readings.norms(model) == pytest.approx(before) and not np.array_equal(*orders)
 
 
+def test_an_untrained_language_model_has_its_logits():
+    """Drawn from its seed, in float64; its embedding and the matrix of its logits are one where they are tied."""
+    tokens = torch.tensor([[3, 4, 5]])
+    config = hf.LlamaConfig(**SIZES, tie_word_embeddings=True)
+    first, other = readings.of_untrained(config, [0, 1], lambda network: network(tokens).logits, with_logits=True)
+    assert first.shape == (1, 3, 40) and first.dtype == torch.float64 and not torch.equal(first, other)
+    model = pretrained.random_model(config, 0, with_logits=True)
+    assert model.lm_head.weight is model.model.embed_tokens.weight and not model.training
+
+
 def test_a_model_is_as_before_once_it_was_changed(model):
     before = [parameter.clone() for parameter in model.parameters()]
     with pytest.raises(KeyError), readings.changeable(model):
