@@ -156,7 +156,7 @@ def test_a_population_is_paired_over_sources_and_measures_at_its_marks():
 
 
 def test_along_the_ray_a_network_is_itself_at_one():
-    net = net_of(False)
+    net = net_of(False).double()
     values = llamas.reading_along(net, TOKENS, scales=(1.0,))
     assert values["stay 1"] == 1 and values["raw"] == pytest.approx(1) and values["centred"] == pytest.approx(1)
     reading = rays.read(net, TOKENS)

@@ -7,11 +7,12 @@ import torch
 import transformers as hf
 
 from nbutils.devices import generator
-from nbutils.experiments import passages, pretrained, rays
+from nbutils.experiments import passages, pretrained, rays, readings
+from normgrowth import saturation
 from normgrowth.saturation import along_ray
 
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 40,
-         "max_position_embeddings": 48, "attn_implementation": "eager"}  # fmt: skip
+         "max_position_embeddings": 48, "attn_implementation": "eager", "tie_word_embeddings": True}  # fmt: skip
 TOKENS = torch.randint(3, 40, (4, 12), generator=generator(1, "cpu"))
 
 
@@ -23,12 +24,12 @@ def llama():
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(5)  # so that heads differ
-    return model
+    return model.double()
 
 
 def test_a_reading_is_what_the_ray_of_the_library_has(llama):
     table = along_ray(llama, TOKENS.tolist(), [1.0, 1.5])
-    unscaled, scaled = (rays.read(llama, TOKENS, lambda name, c=c: c) for c in (1.0, 1.5))
+    unscaled, scaled = (rays.read(llama, TOKENS, c, with_loss=True) for c in (1.0, 1.5))
     expected = table.set_index("c").loc[1.5]
     assert float(rays.agreement(scaled, unscaled).mean()) == pytest.approx(expected.agreement)
     assert float(scaled.right.mean()) == pytest.approx(expected.accuracy)
@@ -37,16 +38,17 @@ def test_a_reading_is_what_the_ray_of_the_library_has(llama):
     assert 0 < scaled.loss <= math.log(40) + 1e-9
 
 
-def test_parameters_are_restored_and_only_the_named_ones_are_multiplied(llama):
+def test_only_the_named_parameters_are_multiplied_and_they_are_restored(llama):
+    """The bits of copies that are written to, as the library scales a part; also of a matrix that two modules share."""
     before = [parameter.clone() for parameter in llama.parameters()]
-    with rays.multiplied(llama, lambda name: 3.0 if "q_proj" in name else 1.0):
-        inside = dict(llama.named_parameters())
-        queries = inside["model.layers.0.self_attn.q_proj.weight"].clone()
-        keys = inside["model.layers.0.self_attn.k_proj.weight"].clone()
-    after = dict(llama.named_parameters())
-    assert torch.equal(queries, 3 * after["model.layers.0.self_attn.q_proj.weight"].double())
-    assert torch.equal(keys, after["model.layers.0.self_attn.k_proj.weight"].double())
+    for part in ("q_proj", "norm", "embed_tokens"):
+        entries = {name: torch.tensor(True) for name, _ in llama.named_parameters() if part in name}
+        with saturation.mode(llama), saturation.part_scaled(llama, 3.0, entries, dtype=torch.float64):
+            expected = llama(TOKENS).logits
+        with readings.multiplied(llama, lambda name, part=part: 3.0 if part in name else 1.0):
+            assert torch.equal(llama(TOKENS).logits, expected)
     assert all(map(torch.equal, before, llama.parameters()))
+    assert llama.lm_head.weight is llama.model.embed_tokens.weight
 
 
 def test_without_a_model_nothing_is_known():

@@ -503,11 +503,11 @@ def _is_query_or_key(name: str) -> bool:
 
 
 def members(of: Size, run: training.TrainingRun, step: int) -> Iterator[Any]:
-    """The networks of a population with their weights after ``step`` steps, one after the other.
+    """The networks of a population, in float64, with their weights after ``step`` steps, one after the other.
 
     Used in ``today``.
     """
-    net = network(of, qk_norm=run.settings["qk_norm"])
+    net = network(of, qk_norm=run.settings["qk_norm"]).double()
     stacked = run.snapshots[step]
     for number in range(of.draws):
         net.load_state_dict({name: weights[number] for name, weights in stacked.items()}, strict=True)

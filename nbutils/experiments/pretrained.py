@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,6 +62,7 @@ def from_package(name: str) -> LoadedModel:
         ModelMissing: a package is not installed, has another file, the model's folder cannot be written, or less memory
             is free than its readings take, as on Binder.
     """
+    _return_freed_memory()
     packed = packaged.find(name)
     needed = COPIES * packed.megabytes
     free = free_memory() // 2**20
@@ -140,12 +141,13 @@ def configuration(name: str, *, width: int = 768, depth: int = 12, heads: int = 
             raise ValueError(f"unknown model {name!r}: choose one of {', '.join(HUB)}")
 
 
-def random_model(config: Any, seed: int) -> nn.Module:
+def random_model(config: Any, seed: int, *, with_logits: bool = False) -> nn.Module:
     """A network of a configuration with the initial weights that ``transformers`` draws for it, in evaluation mode.
 
     ``transformers`` draws from torch's global generator only. It is set to ``seed`` for the draw and restored after it.
+    ``with_logits`` asks for a language model with the layer of its logits.
 
-    Used in ``similarity`` and ``not-saturated``.
+    Used in ``similarity``, ``not-saturated`` and ``survives``.
 
     >>> model = random_model(configuration("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
     >>> round(float(model.embeddings.position_embeddings.weight.detach().std()), 3), model.training
@@ -157,7 +159,8 @@ def random_model(config: Any, seed: int) -> nn.Module:
     _return_freed_memory()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return tf.AutoModel.from_config(config, dtype=torch.float32).eval()
+        loader = tf.AutoModelForCausalLM if with_logits else tf.AutoModel
+        return loader.from_config(config, dtype=torch.float32).eval()
 
 
 def permute_entries(model: nn.Module, rng: torch.Generator) -> None:
@@ -200,11 +203,13 @@ def round_to_4_bits(model: nn.Module, *, along: int = -1) -> None:
             continue
         turned = parameter.data.transpose(along, -1)
         blocks = turned.reshape(-1, 32)
-        lowest = blocks.amin(1, keepdim=True)
-        step = ((blocks.amax(1, keepdim=True) - lowest) / 15).half().float()
-        lowest = lowest.half().float()
-        levels = ((blocks - lowest) / step.clamp(min=1e-8)).round().clamp(0, 15)
-        parameter.data = (lowest + step * levels).view(turned.shape).transpose(along, -1).contiguous()
+        for piece in blocks.split(1 << 15):  # a vocabulary at once takes a gigabyte
+            lowest = piece.amin(1, keepdim=True)
+            step = ((piece.amax(1, keepdim=True) - lowest) / 15).half().float()
+            lowest = lowest.half().float()
+            levels = ((piece - lowest) / step.clamp(min=1e-8)).round().clamp(0, 15)
+            piece.copy_(lowest + step * levels)
+        parameter.data = blocks.view(turned.shape).transpose(along, -1).contiguous()
 
 
 def _return_freed_memory() -> None:
@@ -221,13 +226,15 @@ def _return_freed_memory() -> None:
 
 
 @contextmanager
-def scaled_by_module(model: nn.Module, c: float, *, dtype: torch.dtype | None = None) -> Iterator[None]:
-    """Multiply the parameters of each module by ``c``, only while that module runs.
+def scaled_by_module(
+    model: nn.Module, c: float | Callable[[str], float], *, dtype: torch.dtype | None = None
+) -> Iterator[None]:
+    """Multiply the parameters of each module by ``c``, or each parameter by ``c(name)``, only while that module runs.
 
     The outputs are those of ``saturation.scaled``, with the copy of a single module in memory instead of the whole
     model's. It is meant for models whose modules compute with their own parameters, such as those of ``HUB``.
 
-    Used in ``similarity`` and ``not-saturated``.
+    Used in ``similarity``, ``not-saturated`` and ``survives``.
 
     Raises:
         ValueError: ``dtype`` is not ``None``.
@@ -240,18 +247,21 @@ def scaled_by_module(model: nn.Module, c: float, *, dtype: torch.dtype | None = 
     """
     if dtype is not None:
         raise ValueError(f"dtype {dtype}: modules are scaled in the model's own precision; take saturation.scaled")
+    factors = {parameter: c(name) if callable(c) else c for name, parameter in model.named_parameters()}
     unscaled: dict[nn.Parameter, torch.Tensor] = {}
 
     def before(module: nn.Module, arguments: Any) -> None:
         for parameter in module.parameters(recurse=False):
-            unscaled[parameter] = parameter.data
-            parameter.data = parameter.data * c
+            if factors[parameter] != 1:
+                unscaled[parameter] = parameter.data
+                parameter.data = parameter.data * factors[parameter]
 
     def after(module: nn.Module, arguments: Any, output: Any) -> None:
         for parameter in module.parameters(recurse=False):
-            parameter.data = unscaled.pop(parameter)
+            if parameter in unscaled:
+                parameter.data = unscaled.pop(parameter)
 
-    modules = [] if c == 1 else list(model.modules())
+    modules = [] if all(factor == 1 for factor in factors.values()) else list(model.modules())
     hooks = [module.register_forward_pre_hook(before) for module in modules]
     hooks += [module.register_forward_hook(after, always_call=True) for module in modules]
     try:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from nbutils.experiments.readings import multiplied
 from normgrowth import saturation
+from normgrowth.saturation.function import FEWEST_POSITIONS, effective_positions
 from normgrowth.saturation.temperature import gaps, loss_at_best
 
-FEWEST = 5  # positions that a query sees, for its attention to count: the first ones see few whatever a head does
 EVERY = 3  # of so many positions one counts in a loss, which takes time with 49,152 tokens to choose from
 
 
@@ -26,7 +24,7 @@ class Reading(NamedTuple):
 
     best: Tensor  # most likely next tokens, (n, T)
     right: Tensor  # share of them that come next, (n,)
-    loss: float  # of every third next token, in nats, at the best temperature
+    loss: float  # of every third next token, in nats, at the best temperature; or NaN
     logits: Tensor  # of the last position of the last passage, (vocabulary,)
     states: Tensor  # last representations, (n, T, dim)
     largest: Tensor  # largest weight of each head, mean over its queries, (n, heads)
@@ -45,38 +43,11 @@ def nothing(passages: Tensor) -> Reading:
     return Reading(best, unknown[:, 0], torch.nan, unknown[0], unknown[..., None], unknown, unknown, unknown)
 
 
-@contextmanager
-def multiplied(model: nn.Module, factor: Callable[[str], float]) -> Iterator[nn.Module]:
-    """Each parameter times ``factor(name)`` within a ``with`` block, which computes in float64 throughout.
-
-    Used in ``survives`` and ``today``.
-
-    >>> layer = nn.Linear(1, 1)
-    >>> with multiplied(layer, lambda name: 2.0 if name == "bias" else 1.0):
-    ...     biases = layer.bias.item(), layer.weight.dtype
-    >>> biases == (2 * layer.bias.item(), torch.float64)
-    True
-    """
-    with saturation.scaled(model, 1.0, dtype=torch.float64):  # whose copies may be written to
-        for name, parameter in model.named_parameters():
-            parameter.data.mul_(factor(name))
-        yield model
-    _return_freed_memory()
-
-
-def _return_freed_memory() -> None:
-    """Give the memory of a second copy of the model back: glibc would keep it, in ever more pieces."""
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # man 3 malloc_trim
-        libc.malloc_trim(0)
-
-
 def attention_of(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Largest weight, effective positions and weight on the first token of each head, ``(n, heads)`` each.
 
-    They are means over the queries that see ``FEWEST`` positions or more. ``weights`` are ``(n, heads, T, T)``.
+    They are means over the queries that see ``FEWEST_POSITIONS`` or more, as in ``saturation.along_ray``. ``weights``
+    are ``(n, heads, T, T)``.
 
     Used in ``survives`` and ``today``.
 
@@ -84,9 +55,8 @@ def attention_of(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     >>> [round(x.item(), 3) for x in attention_of(uniform)]
     [0.125, 8.0, 0.125]
     """
-    later = weights[:, :, FEWEST - 1 :]
-    entropy = torch.special.entr(later).sum(-1)
-    return later.amax(-1).mean(-1), entropy.exp().mean(-1), later[..., 0].mean(-1)
+    later = weights[:, :, FEWEST_POSITIONS - 1 :]
+    return later.amax(-1).mean(-1), effective_positions(later).mean(-1), later[..., 0].mean(-1)
 
 
 def loss_at_best_temperature(logits: Tensor, targets: Tensor) -> float:
@@ -101,19 +71,22 @@ def loss_at_best_temperature(logits: Tensor, targets: Tensor) -> float:
     return loss_at_best([short_of_largest])
 
 
-def read(model: Any, passages: Tensor, factor: Callable[[str], float] = lambda name: 1.0) -> Reading:
-    """What a language model of ``transformers`` does with passages ``(n, T)``, each parameter times ``factor(name)``.
+def read(
+    model: Any, passages: Tensor, factor: float | Callable[[str], float] = 1.0, *, with_loss: bool = False
+) -> Reading:
+    """What a language model of ``transformers``, in float64, does with passages ``(n, T)``.
 
-    All is computed in float64.
+    Each parameter is multiplied by a factor, or by ``factor(name)``. A loss takes as long as a third of the rest, and
+    is NaN unless asked for.
 
     Used in ``survives`` and ``today``.
     """
-    with saturation.mode(model), multiplied(model, factor):
+    with multiplied(model, factor):
         output = model(passages, output_hidden_states=True, output_attentions=True)
     logits = output.logits
     best = logits.argmax(-1)
     right = (best[:, :-1] == passages[:, 1:]).double().mean(1)
-    loss = loss_at_best_temperature(logits[:, :-1:EVERY], passages[:, 1::EVERY])
+    loss = loss_at_best_temperature(logits[:, :-1:EVERY], passages[:, 1::EVERY]) if with_loss else torch.nan
     attention = [attention_of(weights) for weights in output.attentions]
     of_heads = [torch.cat(layers, dim=1) for layers in zip(*attention, strict=True)]
     return Reading(best, right, loss, logits[-1, -1].clone(), output.hidden_states[-1], *of_heads)

@@ -189,13 +189,22 @@ class _HeadPositions:
         return layer.real & (positions >= FEWEST_POSITIONS)
 
 
-def _effective_positions(weights: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of exp(entropy) over some queries, bool ``(batch, T)``, and their number, both ``(heads,)``.
+def effective_positions(weights: Tensor) -> Tensor:
+    """exp(entropy) of the attention weights ``(batch, heads, T, keys)`` of each query, ``(batch, heads, T)``, float64.
 
     What is missing from 1 in a row lies on a sink, which counts as a position.
+
+    >>> effective_positions(torch.full((1, 1, 1, 4), 0.2)).round(decimals=6)  # and a sink with 0.2
+    tensor([[[5.]]], dtype=torch.float64)
     """
     weights = weights.double()
     rest = (1 - weights.sum(-1)).clamp(min=0)
     entropy = torch.special.entr(weights).sum(-1) + torch.special.entr(rest)
-    counted = queries[:, None].expand_as(entropy)
-    return entropy.exp().where(counted, 0.0).sum((0, 2)), counted.sum((0, 2)).double()
+    return entropy.exp()
+
+
+def _effective_positions(weights: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum of effective positions over some queries, bool ``(batch, T)``, and their number, both ``(heads,)``."""
+    positions = effective_positions(weights)
+    counted = queries[:, None].expand_as(positions)
+    return positions.where(counted, 0.0).sum((0, 2)), counted.sum((0, 2)).double()
