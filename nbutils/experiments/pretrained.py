@@ -147,7 +147,7 @@ def random_model(config: Any, seed: int, *, with_logits: bool = False) -> nn.Mod
     ``transformers`` draws from torch's global generator only. It is set to ``seed`` for the draw and restored after it.
     ``with_logits`` asks for a language model with the layer of its logits.
 
-    Used in ``similarity``, ``not-saturated`` and ``survives``.
+    Used in ``similarity``, ``not-saturated``, ``survives`` and ``today``.
 
     >>> model = random_model(configuration("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
     >>> round(float(model.embeddings.position_embeddings.weight.detach().std()), 3), model.training
@@ -234,7 +234,7 @@ def scaled_by_module(
     The outputs are those of ``saturation.scaled``, with the copy of a single module in memory instead of the whole
     model's. It is meant for models whose modules compute with their own parameters, such as those of ``HUB``.
 
-    Used in ``similarity``, ``not-saturated`` and ``survives``.
+    Used in ``similarity``, ``not-saturated``, ``survives`` and ``today``.
 
     Raises:
         ValueError: ``dtype`` is not ``None``.
