@@ -118,7 +118,7 @@ def test_a_notebook_for_colab_has_the_card_the_kept_numbers_and_its_version(tmp_
     (tmp_path / "numbers.json").write_text(kept)
     node = notebooks.plain(source)
     prose = "\n".join(each.source for each in node.cells if each.cell_type == "markdown")
-    assert "**Why believe it.** Walked" in prose and "0.1234" in prose and "`walk_t_max`" in prose
+    assert "**Why believe it.** In one dimension" in prose and "0.1234" in prose and "`walk_t_max`" in prose
     assert "green run (profile book, seed 0)" in prose
     setup = next(each.source for each in node.cells if "setup" in each.metadata.get("tags", ()))
     assert f'f"{{book}}@v{version("norm-growth")}"' in setup

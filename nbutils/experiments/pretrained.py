@@ -147,7 +147,7 @@ def random_model(config: Any, seed: int, *, with_logits: bool = False) -> nn.Mod
     ``transformers`` draws from torch's global generator only. It is set to ``seed`` for the draw and restored after it.
     ``with_logits`` asks for a language model with the layer of its logits.
 
-    Used in ``similarity``, ``not-saturated``, ``survives`` and ``today``.
+    Used in ``similarity``, ``not-saturated`` and ``survives``.
 
     >>> model = random_model(configuration("bert-base-cased", width=8, depth=1, heads=2, vocab=10), seed=0)
     >>> round(float(model.embeddings.position_embeddings.weight.detach().std()), 3), model.training
