@@ -445,8 +445,8 @@ def scores(net: Any, tokens: Tensor) -> Tensor:
 def caps(net: Any) -> Tensor:
     """The largest score that the gains of queries and keys allow, for each layer, ``(layers,)``; ∞ without QK-norm.
 
-    A query divided by its root mean square has length √d, and a gain g multiplies it by max |g| at most. So a score
-    is at most max |g_q| max |g_k| √d, d the dimension of a head.
+    A query divided by its root mean square has length √d, and a gain multiplies it by its largest magnitude at most. So
+    a score is at most √d times the largest magnitudes of both gains, d the dimension of a head.
 
     Used in ``today``.
     """
