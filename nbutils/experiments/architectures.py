@@ -92,7 +92,7 @@ def model(name: str, seed: int) -> nn.Module:
     Used in ``today``.
 
     >>> sum(parameter.numel() for parameter in model("Llama 3", 0).parameters())
-    17568
+    18080
     """
     configuration = CONFIGURATIONS[name]()
     kinds = (hf.AutoModelForSeq2SeqLM, hf.AutoModelForMaskedLM, hf.AutoModelForCausalLM)
