@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 SEED ?= 0
+SEEDS ?=
 A ?= _build/smoke
 B ?=
 PROFILE ?= smoke
@@ -11,8 +12,9 @@ JOBS ?=
 DEVICE ?=
 WORKERS ?= 2
 TIME_LIMIT ?=
-HOW = --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(TIME_LIMIT),--time-limit $(TIME_LIMIT)) $(if $(DEVICE),--device $(DEVICE))
-RUN = $(PY) -m workflow run $(HOW)
+GPUS ?=
+HOW = --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(GPUS),--gpus $(GPUS)) $(if $(TIME_LIMIT),--time-limit $(TIME_LIMIT)) $(if $(DEVICE),--device $(DEVICE))
+RUN = $(PY) -m workflow run $(HOW) $(if $(SEEDS),--seeds $(SEEDS))
 
 .PHONY: help env env-test book page smoke gpu test test-colab test-all notebooks compare pdf lint clean
 
@@ -20,13 +22,14 @@ help:
 	@echo "make env        the environment of the book alone, in .venv; every other command makes what it needs first (env-test: that of the tests)"
 	@echo "make book       everything: environment, all chapters, claims checked, pages in _build/html"
 	@echo "make page       one chapter and its page alone (CHAPTERS=random-walk, PROFILE=smoke), for whoever writes"
-	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=t5 for some, SEED=7, JOBS=4)"
+	@echo "make smoke|gpu  the chapters alone in that profile (CHAPTERS=t5 for some, SEED=7, SEEDS=0-19 for a table of all, JOBS=4)"
 	@echo "make test       environment, unit tests, all chapters in the smoke profile, the built pages checked"
 	@echo "make test-colab every notebook alone, as on Colab; make test-all runs all tests there are"
 	@echo "make compare    what a run has lost against another (A=_build/smoke B=other/metrics.json)"
 	@echo "make pdf        the whole book as one PDF, printed by a Chromium: _build/book/norm-growth.pdf"
 	@echo "make notebooks  book/notebooks from the sources; make lint (ruff, mypy, import-linter); make clean"
 	@echo "also            PYTHON=python3.12 makes .venv with that Python; DEVICE=cuda and TIME_LIMIT=7200 (seconds a notebook) for runs;"
+	@echo "                SNAKEMAKE_PROFILE=slurm runs jobs where that profile says; GPUS=2 uses two of this machine's;"
 	@echo "                WORKERS=4 for make test; maintenance/ has its own Makefile"
 
 env: $(VENV)/.book
@@ -49,7 +52,7 @@ $(VENV)/.test: $(VENV)/.book
 	@touch $@
 
 book: env
-	$(RUN) --profile book --html $(CHAPTERS)
+	$(RUN) --profile book $(if $(SEEDS),,--html) $(CHAPTERS)
 
 page: env
 	$(PY) -m workflow page $(HOW) --profile $(PROFILE) $(CHAPTERS)

@@ -4,17 +4,20 @@
 import os
 import sys
 
+sys.path.insert(0, workflow.basedir)  # a job on another machine has no variables of ours
 from workflow import ROOT, Run, book, sources
+from workflow.costs import Costs
 
 PROFILE, DEVICE = config["profile"], config["device"]
-CHAPTERS = config["chapters"].split()
-RUNS = [Run(PROFILE, int(seed), DEVICE) for seed in str(config["seeds"]).split()]
+RUNS = [Run.parse(words, PROFILE, DEVICE) for words in config["runs"].split()]
+GPU = 1 if DEVICE == "cuda" else 0
+COSTS = Costs.of(PROFILE)
 ANY = Run("{profile}", "{seed}", DEVICE)  # for the rules: its paths have Snakemake's wildcards in them
 HASHES = sources.hashes()
 PYTHON, RUN = sys.executable, os.getpid()
 # What a result does not depend on: not in the rules' text, so that another value of it makes nothing run again.
-OPTIONS = f"--threads {config['threads']} --time-limit {config['time_limit']} --parent {RUN}"
-JOB = " --profile {wildcards.profile} --seed {wildcards.seed} --device {params.device} {OPTIONS} 2>{log}"
+OPTIONS = f"--time-limit {config['time_limit']} --token {config['token']} --parent {RUN}"
+JOB = " --profile {wildcards.profile} --seed {wildcards.seed} --device {params.device} --threads {threads} {OPTIONS} 2>{log}"
 
 
 def path(file):
@@ -23,6 +26,10 @@ def path(file):
 
 def training_stats(names):
     return expand(path(ANY.training_stats("{training}")), training=names, allow_missing=True)
+
+
+localrules:
+    pages,
 
 
 wildcard_constraints:
@@ -38,7 +45,7 @@ rule html:
 
 rule notebooks:
     input:
-        [path(run.notebook(chapter)) for run in RUNS for chapter in CHAPTERS],
+        [path(run.notebook(chapter)) for run in RUNS for chapter in run.chapters],
 
 
 for names in sources.families():
@@ -54,8 +61,11 @@ for names in sources.families():
             names=" ".join(names),
             made_from=[HASHES[name] for name in names],
             device=DEVICE,
+        threads: config["threads"]
         resources:
-            gpu=1 if DEVICE == "cuda" else 0,
+            gpu=GPU,
+            mem_mb=lambda wildcards, attempt, names=names: COSTS.mem_mb(names, attempt),
+            runtime=lambda wildcards, attempt, names=names: COSTS.minutes(names, attempt),
         shell:
             "exec {PYTHON} -m workflow.job training {params.names}" + JOB
 
@@ -71,8 +81,11 @@ rule execute:
     params:
         made_from=lambda wildcards: HASHES[wildcards.chapter],
         device=DEVICE,
+    threads: config["threads"]
     resources:
-        gpu=1 if DEVICE == "cuda" else 0,
+        gpu=GPU,
+        mem_mb=lambda wildcards, attempt: COSTS.mem_mb([wildcards.chapter], attempt),
+        runtime=lambda wildcards, attempt: COSTS.minutes([wildcards.chapter], attempt),
     shell:
         "exec {PYTHON} -m workflow.job chapter {wildcards.chapter}" + JOB
 
@@ -87,5 +100,6 @@ rule pages:
         path(RUNS[0].index),
     log:
         path(RUNS[0].log("pages")),
+    threads: config["threads"]
     shell:
-        "exec {PYTHON} -m workflow.job pages pages --profile {PROFILE} --seed {RUNS[0].seed} --device {DEVICE} {OPTIONS} 2>{log}"
+        "exec {PYTHON} -m workflow.job pages pages --profile {PROFILE} --seed {RUNS[0].seed} --device {DEVICE} --threads {threads} {OPTIONS} 2>{log}"

@@ -27,7 +27,7 @@ SHARE = 0.01  # of red runs, at most
 WANTED = {"smoke": 100, "book": 20}  # runs that decide
 CONFIDENCE = 0.95
 # A chapter's own code failed, or a training's. What was killed, or had no time or no room, says nothing of the chapter.
-RAISED = re.compile(r"(cell \[.* raised|of its trainings, \S+:) (?!TimeUp|OSError)\w+: ")
+RAISED = re.compile(r"(cell \[.* raised|of its trainings, \S+:) (?!TimeUp|Cancelled|OSError)\w+: ")
 
 Kept = dict[str, Any]
 
@@ -57,18 +57,25 @@ def missing(kept: Kept, chapter: str, made_from: str, seeds: Iterable[int]) -> l
 
 
 def measure(first: Run, seeds: Iterable[int], options: argparse.Namespace) -> Kept:
-    """Run chapters at the seeds that they lack, and save the result after each seed: a stopped run can go on."""
+    """Run chapters at all seeds that they lack, as one run, and save what came out.
+
+    One that is stopped can go on: its notebooks are there.
+    """
     kept = load(first.profile, first.device)
     today = sources.hashes()
+    requests = []
+    for seed in seeds:
+        chapters = tuple(name for name in first.chapters if missing(kept, name, today[name], [seed]))
+        if chapters:
+            requests.append(replace(first, seed=seed, chapters=chapters))
+    if not requests:
+        return kept
     with execute.lock_checkout():  # until all is judged: another run would change the notebooks that are read
-        for seed in seeds:
-            chapters = tuple(name for name in first.chapters if missing(kept, name, today[name], [seed]))
-            if chapters:
-                request = replace(first, seed=seed, chapters=chapters)
-                _, collected, reruns = run.measured(request, options, rerun_if_stopped=True)  # each chapter by itself
-                for chapter in chapters:
-                    add(kept, chapter, today[chapter], collected, reruns)
-                save(kept)
+        results = run.measured(requests, options, rerun_if_stopped=True)  # each chapter by itself
+        for request, result in zip(requests, results, strict=True):
+            for chapter in request.chapters:
+                add(kept, chapter, today[chapter], result.collected, result.reruns)
+        save(kept)
     return kept
 
 

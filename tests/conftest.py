@@ -141,7 +141,7 @@ def project(tmp_path: Path) -> Path:
     write_chapters(root, {"01-one": chapter("01-one", check()), "02-two": two})
     (root / "book" / "index.md").write_text('# A book\n\n{{ show("verdict_counts.md") }}\n')
     (root / "book" / "errata.md").write_text('# Errata\n\nNone. {{ judged("one") }}\n')
-    for page in ("callbacks", "new", "notation"):  # they link to chapters that are not here
+    for page in ("callbacks", "cluster", "new", "notation"):  # they link to chapters that are not here
         (root / "book" / f"{page}.md").unlink()
     api = root / "workflow" / "pages" / "api.py"  # pages of all modules take longer than all others
     few = 'codes = {"nbutils.intervals": "", "normgrowth.fits": ""}'

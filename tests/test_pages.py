@@ -20,7 +20,7 @@ from workflow.pages import api, pdf
 from workflow.pages.verdicts import ANSWERS, ORDER
 
 CARDS = {name: book.card(name) for name in book.chapters()}
-OTHERS = ("callbacks", "scorecard", "errata", "new", "notation", "running", "run", "api", "bibliography")
+OTHERS = ("callbacks", "scorecard", "errata", "new", "notation", "running", "cluster", "run", "api", "bibliography")
 PAGES = ("index", *book.chapters(), *OTHERS)
 CLAIMS = [f"claims/{name}" for name in book.claims()]
 MODULES = [f"api/{name}" for group in api.groups().values() for name in group]

@@ -212,7 +212,7 @@ def test_reruns_after_an_edit_excuse_nothing(folder, monkeypatch):
         return True
 
     monkeypatch.setattr(execute, "chapters", chapters)
-    _, collected, reruns = run.measured(Run("smoke", 0, chapters=("01-one",)), argparse.Namespace())
+    ((_, collected, reruns),) = run.measured([Run("smoke", 0, chapters=("01-one",))], argparse.Namespace())
     assert all("01-one" in rerun.records for rerun in reruns)
     assert collected.missing == {"01-one": EDITED} and not judge(collected, reruns).run["green"]
 
@@ -283,12 +283,16 @@ def launched(tmp_path, monkeypatch):
     for module in ("workflow", "workflow.write"):
         monkeypatch.setattr(f"{module}.BUILD", tmp_path)
     monkeypatch.setattr(execute, "lock_checkout", contextlib.nullcontext)
-    monkeypatch.setattr(run, "measured", lambda request, options: (True, Collected(request), []))
+
+    def measured(requests, options):
+        return [run.Measured(True, Collected(request), []) for request in requests]
+
+    monkeypatch.setattr(run, "measured", measured)
 
     def start(*names, problems=()):
         facts = {"profile": "book", "seed": 0, "device": "cpu", "green": not problems, "verdict_counts": {}, "noted": 0}
         monkeypatch.setattr(run, "judge", lambda collected, reruns: Judgement(facts, [], {}, list(problems)))
-        return run.run(Run("book", 0, "cpu", names or tuple(book.chapters())), argparse.Namespace())
+        return run.run([Run("book", 0, "cpu", names or tuple(book.chapters()))], argparse.Namespace())
 
     return start
 

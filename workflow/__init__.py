@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "_build"
+TOKEN = BUILD / ".run"  # the name of the last run that began
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,19 @@ class Run:
     seed: int = 0
     device: str = "cpu"
     chapters: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, words: str, profile: str, device: str) -> Run:
+        """The run that ``str`` wrote: its seed and chapters.
+
+        >>> Run.parse("7:t5,mask", "smoke", "cpu")
+        Run(profile='smoke', seed=7, device='cpu', chapters=('t5', 'mask'))
+        """
+        seed, _, chapters = words.partition(":")
+        return cls(profile, int(seed), device, tuple(chapters.split(",")))
+
+    def __str__(self) -> str:
+        return f"{self.seed}:{','.join(self.chapters)}"
 
     @property
     def folder(self) -> Path:
@@ -43,6 +57,11 @@ class Run:
     def html(self) -> Path:
         """Folder of the pages: ``_build/html`` for the book, ``_build/<profile>/html`` for other profiles."""
         return BUILD / "html" if self.profile == "book" else self.reports / "html"
+
+    @property
+    def metrics_of_seed(self) -> Path:
+        """The report for machines, of one seed of several that ran together."""
+        return self.folder / "metrics.json"
 
     @property
     def metrics(self) -> Path:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from workflow import ROOT, Run, kept, new_chapter
+from workflow import ROOT, Run, kept, new_chapter, seeds
 from workflow.execute import OPTIONS
 from workflow.run import page, requested, run
 
@@ -21,6 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_argument("--profile", default="book" if name == "run" else "smoke")
         command.add_argument("--seed", type=int, default=0)
         if name == "run":
+            command.add_argument("--seeds", default="", help="several in one run, such as 0-19: a table of all")
             command.add_argument("--html", action="store_true", help="render the pages too; of all chapters only")
     command = commands.add_parser("compare", help="compare two runs: red for what B has lost against A")
     command.add_argument("a", type=Path, help="a metrics.json, or a folder that has one")
@@ -42,7 +43,13 @@ def _do(options: argparse.Namespace) -> int:
     match options.command:
         case "run" | "page":
             request = requested(options.profile, options.seed, options.chapters, options)
-            return run(request, options, options.html) if options.command == "run" else page(request, options)
+            if options.command == "page":
+                return page(request, options)
+            numbers = seeds.parse(options.seeds) if options.seeds else [options.seed]
+            if options.html and len(numbers) > 1:
+                raise ValueError("pages are of one seed: give --seed instead of --seeds, or leave --html out")
+            requests = [requested(options.profile, seed, options.chapters, options) for seed in numbers]
+            return run(requests, options, options.html)
         case "compare":
             from workflow import compare
 

@@ -1,4 +1,7 @@
-"""Execute, by Snakemake, chapters whose result is missing or of older code: one run at a time in a checkout."""
+"""Execute, by Snakemake, chapters whose result is missing or of older code: one run at a time in a checkout.
+
+Where jobs run, a profile of Snakemake's may say: ``SNAKEMAKE_PROFILE=slurm`` makes each a job of that cluster.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from workflow import BUILD, ROOT, Run
+from workflow import BUILD, ROOT, TOKEN, Run, costs, gpus, write_atomically
 from workflow.collect import discard_outdated
 
 
@@ -34,8 +38,14 @@ def positive_int(text: str) -> int:
 
 OPTIONS = argparse.ArgumentParser(add_help=False)  # for every command that executes chapters
 OPTIONS.add_argument("--device", default="", help="auto, cpu or cuda; cpu unless the profile is gpu")
-OPTIONS.add_argument("--jobs", type=positive_int, default=min(2, cores()), help="notebooks at once")
+OPTIONS.add_argument("--jobs", type=positive_int, help="notebooks at once; 2 on this machine, or one for each GPU")
+OPTIONS.add_argument("--gpus", type=positive_int, help="GPUs at once; all that this machine shows")
 OPTIONS.add_argument("--time-limit", type=positive_int, default=3600, help="seconds for one notebook")
+
+
+def on_other_machines() -> bool:
+    """Whether a profile of Snakemake's says where jobs run. What this machine has says nothing of those then."""
+    return os.environ.get("SNAKEMAKE_PROFILE", "none") not in ("", "none")
 
 
 def lock_checkout() -> AbstractContextManager[object]:
@@ -52,11 +62,13 @@ def lock_checkout() -> AbstractContextManager[object]:
 
 
 def chapters(runs: Sequence[Run], options: argparse.Namespace) -> bool:
-    """Execute chapters with a missing or outdated result, in runs that differ only in seed. True if all succeeded."""
+    """Execute chapters with a missing or outdated result, in runs that differ in seed. True if all succeeded."""
     for run in runs:
         shutil.rmtree(run.logs, ignore_errors=True)  # or failures of an earlier run would count as failures of this one
         discard_outdated(run)
-    return _snakemake("notebooks", runs, options)
+    succeeded = _snakemake("notebooks", runs, options)
+    costs.remember(runs)
+    return succeeded
 
 
 def pages(run: Run, options: argparse.Namespace) -> bool:
@@ -68,25 +80,41 @@ def _snakemake(target: str, runs: Sequence[Run], options: argparse.Namespace) ->
     """Run the workflow up to ``target`` in this process. True if every job succeeded."""
     from snakemake.cli import main
 
-    first = runs[0]
+    limits, threads = _placed_by_profile(options) if on_other_machines() else _placed_here(options, runs[0].device)
     settings = {
-        "profile": first.profile,
-        "seeds": " ".join(str(run.seed) for run in runs),
-        "device": first.device,
-        "chapters": " ".join(first.chapters),
-        "threads": max(1, cores() // options.jobs),
+        "profile": runs[0].profile,
+        "device": runs[0].device,
+        "runs": " ".join(map(str, runs)),
+        "threads": threads,
         "time_limit": options.time_limit,
+        "token": uuid4().hex,
     }
-    arguments = [target, "--snakefile", str(ROOT / "Snakefile"), "--directory", str(ROOT)]
-    arguments += ["--cores", str(options.jobs), "--resources", "gpu=1"]
+    arguments = [target, "--snakefile", str(ROOT / "Snakefile"), "--directory", str(ROOT), *limits]
     # No lock of Snakemake's, since it outlives a killed process, unlike ours. A checksum for files of any usual size,
     # since otherwise Snakemake compares the dates of large ones.
     arguments += ["--keep-going", "--nolock", "--rerun-incomplete", "--max-checksum-file-size", "100MB"]
     arguments += ["--quiet", "host", "reason", "rules"]
     arguments += ["--config", *(f"{name}={value}" for name, value in settings.items())]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    write_atomically(TOKEN, str(settings["token"]))
     try:
         main(arguments)
     except SystemExit as exit_request:
         return not exit_request.code
     return True
+
+
+def _placed_here(options: argparse.Namespace, device: str) -> tuple[list[str], int]:
+    """Arguments of Snakemake's that limit what runs at once on this machine, and the threads of each job."""
+    on_gpu = device == "cuda"
+    gpu_count = (options.gpus or len(gpus.visible())) if on_gpu else 0
+    jobs = options.jobs or max(1, gpu_count if on_gpu else min(2, cores()))
+    threads = max(1, cores() // jobs)
+    return ["--cores", str(jobs * threads), "--resources", f"gpu={gpu_count}"], threads
+
+
+def _placed_by_profile(options: argparse.Namespace) -> tuple[list[str], int]:
+    """The same where a profile says it: limits are those that were asked for. Threads may be set by the profile."""
+    limits = ["--jobs", str(options.jobs)] if options.jobs else []
+    if options.gpus:
+        limits += ["--resources", f"gpu={options.gpus}"]
+    return limits, 1

@@ -16,41 +16,58 @@ import resource
 import sys
 import tempfile
 import traceback
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from nbutils import devices
-from workflow import ROOT, Run, book, sources, write_atomically
-from workflow.processes import STOPPED, TimeUp, die_with, time_limit
+from workflow import ROOT, TOKEN, Run, book, gpus, sources, write_atomically
+from workflow.processes import STOPPED, Cancelled, TimeUp, Token, die_with, time_limit
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 def chapter(name: str, run: Run, options: argparse.Namespace) -> None:
-    """Execute a chapter in ``logs/``; the whole notebook then moves to its place in one step.
+    """Execute a chapter in ``logs/``, under a name of this job's own; the whole notebook then moves to its place.
+
+    One that failed stays in ``logs/``, under the chapter's name.
 
     Raises:
         PapermillExecutionError: a cell raised; it stands in the notebook in ``logs/``.
         TimeUp: time was up.
+        Cancelled: the job was asked to end, or another run began.
         RuntimeError: the kernel died or did not start.
     """
+    started = datetime.now(UTC)
+    made_from = sources.hash_of(name)
+    unfinished = run.unfinished(name).with_suffix(f".{uuid4().hex[:8]}.ipynb")
+    try:
+        _execute(name, run, options, unfinished)
+        options.token.check()
+        keep_stats(name, run.stats(name), options, started, made_from, resource.RUSAGE_CHILDREN)
+        os.replace(unfinished, run.notebook(name))
+    finally:
+        if unfinished.exists():
+            os.replace(unfinished, run.unfinished(name))
+
+
+def _execute(name: str, run: Run, options: argparse.Namespace, target: Path) -> None:
+    """Execute a chapter; ``target`` grows with every cell. Raises as ``chapter`` does."""
     import nbformat
     import papermill
 
     from workflow import notebooks
 
-    started = datetime.now(UTC)
-    made_from = sources.hash_of(name)
-    unfinished = run.unfinished(name)
     os.environ["NBUTILS_TRAININGS"] = str(run.trainings)
     with tempfile.TemporaryDirectory() as scratch, time_limit(options.time_limit):
         source = Path(scratch) / f"{name}.ipynb"
         nbformat.write(notebooks.executable(book.source(name)), source)
         executed = papermill.execute_notebook(
             source,
-            unfinished,
+            target,
             parameters={"profile": run.profile, "seed": run.seed, "device": run.device},
             kernel_name="python3",
             cwd=scratch,
@@ -60,8 +77,6 @@ def chapter(name: str, run: Run, options: argparse.Namespace) -> None:
         )
     if any(output.output_type == "error" for cell in executed.cells for output in cell.get("outputs", ())):
         raise RuntimeError("a cell left the notebook before its end, by sys.exit")  # which papermill takes for success
-    keep_stats(name, run.stats(name), options, started, made_from, resource.RUSAGE_CHILDREN)
-    os.replace(unfinished, run.notebook(name))
 
 
 def _kernel(folder: str) -> Any:
@@ -88,6 +103,7 @@ def training(name: str, run: Run, options: argparse.Namespace) -> None:
     torch.set_num_threads(options.threads)
     with time_limit(options.time_limit):
         trained = shared_runs.RECIPES[name](profile=run.profile, seed=run.seed, device=run.device)
+        options.token.check()
         trained.save(run.trainings / name)
     keep_stats(name, run.training_stats(name), options, started, made_from, resource.RUSAGE_SELF)
 
@@ -136,8 +152,10 @@ def main() -> None:
     parser.add_argument("--device", required=True)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--time-limit", type=int, default=3600, help="seconds for one chapter or training")
+    parser.add_argument("--token", default="", help="name of the run: this job ends when another begins")
     parser.add_argument("--parent", type=int, default=0, help="process of the run; this job ends with it")
     options = parser.parse_args()
+    options.token = Token(TOKEN, options.token)
     if options.parent:
         die_with(options.parent)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -147,13 +165,16 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     run = Run(options.profile, options.seed, options.device)
     run.logs.mkdir(parents=True, exist_ok=True)
-    for name in options.names:
-        try:
-            kinds[options.kind](name, run, options)
-        except (Exception, TimeUp) as error:
-            traceback.print_exc()
-            reason = " ".join(f"{name}: {type(error).__name__}: {error}".split())
-            sys.exit(f"{STOPPED}{reason[:500]}")
+    name = options.names[0]
+    try:
+        options.token.watch()
+        with gpus.one_of(gpus.visible()) if options.device == "cuda" else nullcontext():
+            for name in options.names:
+                kinds[options.kind](name, run, options)
+    except (Exception, TimeUp, Cancelled) as error:
+        traceback.print_exc()
+        reason = " ".join(f"{name}: {type(error).__name__}: {error}".split())
+        sys.exit(f"{STOPPED}{reason[:500]}")
     run.log(options.names[0]).unlink(missing_ok=True)  # what is left there is of jobs that failed
 
 

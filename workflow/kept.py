@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from workflow import ROOT, Run, book
+from workflow import ROOT, Run, book, costs
 from workflow.collect import collect
 from workflow.judge import judge, to_rerun
 from workflow.notebooks import NUMBERS, ON_GPU, glued, plain
@@ -22,6 +22,7 @@ def write_notebooks() -> list[Path]:
 
     keep_numbers()
     keep_gpu()
+    costs.keep()
     folder = ROOT / "book" / "notebooks"
     texts = {folder / f"{name}.ipynb": nbformat.writes(plain(book.source(name))) + "\n" for name in book.chapters()}
     changed = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]

@@ -1,16 +1,20 @@
-"""Processes of a run: how long one may take, with whom it dies, and the last line of its log, which says why."""
+"""Processes of a run: how long one may take, what ends it, and the last line of its log, which says why."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 STOPPED = "stopped: "  # begins the last line of a log that says why
 KILLED = "its job was killed before its end: by hand, or for want of memory"
+CANCELLED = "it was cancelled, by hand or by what scheduled it"
+SUPERSEDED = "another run of this checkout has begun since"
+POLL = 10.0  # seconds between two looks for another run
 
 
 class TimeUp(SystemExit):
@@ -19,6 +23,10 @@ class TimeUp(SystemExit):
     asyncio only logs other exceptions that a signal raises in one of its callbacks, and the client of a kernel takes
     ``TimeoutError`` for a message that did not come.
     """
+
+
+class Cancelled(SystemExit):
+    """A job was asked to end. Why it is no ``Exception``: see ``TimeUp``."""
 
 
 @contextmanager
@@ -47,6 +55,45 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, man 2 prctl
     if os.getppid() != parent:  # gone before
         sys.exit("the run that started this job is gone")
+
+
+class Token:
+    """What says which run of a checkout is the last that began: a file that holds the name of this run.
+
+    Jobs on other machines outlive a run that is killed. What they finish counts; as soon as another run begins, which
+    makes the same results, they end. So no two write to one place, and none for ever.
+    """
+
+    def __init__(self, file: Path, name: str) -> None:
+        self.file = file
+        self.name = name
+
+    def is_valid(self) -> bool:
+        """Whether no other run has begun; a job without a name of a run belongs to none."""
+        try:
+            return not self.name or self.file.read_text(encoding="utf-8") == self.name
+        except OSError:
+            return False  # `make clean`, or the file system is gone
+
+    def check(self) -> None:
+        """Raise ``Cancelled`` if another run has begun."""
+        if not self.is_valid():
+            raise Cancelled(SUPERSEDED)
+
+    def watch(self) -> None:
+        """From now on raise ``Cancelled`` in this process when it is asked to end (SIGTERM), or another run begins."""
+
+        def end(signum: int, frame: object) -> None:
+            raise Cancelled(CANCELLED if self.is_valid() else SUPERSEDED)
+
+        def look() -> None:
+            wait = threading.Event()
+            while self.is_valid():
+                wait.wait(POLL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        signal.signal(signal.SIGTERM, end)
+        threading.Thread(target=look, daemon=True).start()
 
 
 def last_words(log: Path) -> str:
