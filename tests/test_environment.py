@@ -83,7 +83,8 @@ def test_environment_yml_is_the_same_environment():
     assert "--constraint constraints.txt" in pip_section() and "--editable ." in pip_section()
 
 
-DOCUMENTS = (*ROOT.glob("*.md"), ROOT / "book" / "running.md", ROOT / "book" / "cluster.md", ROOT / "maintenance" / "README.md")
+PAGES = ("book/running.md", "book/cluster.md", "maintenance/README.md")
+DOCUMENTS = (*ROOT.glob("*.md"), *(ROOT / page for page in PAGES))
 COMMAND = re.compile(r"(?:^|`)((?:make|\.venv/bin/python) [^`\n#&]+)", re.M)
 COMMANDS = sorted(
     {command for file in DOCUMENTS for command in COMMAND.findall(file.read_text()) if "…" not in command}

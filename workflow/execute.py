@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from workflow import BUILD, ROOT, TOKEN, Run, costs, gpus, write_atomically
+from workflow import BUILD, ROOT, TOKEN, Run, costs, gpus, processes, write_atomically
 from workflow.collect import discard_outdated
 
 
@@ -95,12 +96,29 @@ def _snakemake(target: str, runs: Sequence[Run], options: argparse.Namespace) ->
     arguments += ["--keep-going", "--nolock", "--rerun-incomplete", "--max-checksum-file-size", "100MB"]
     arguments += ["--quiet", "host", "reason", "rules"]
     arguments += ["--config", *(f"{name}={value}" for name, value in settings.items())]
-    write_atomically(TOKEN, str(settings["token"]))
-    try:
-        main(arguments)
-    except SystemExit as exit_request:
-        return not exit_request.code
+    with _announced(str(settings["token"])):
+        try:
+            main(arguments)
+        except SystemExit as exit_request:
+            return not exit_request.code
     return True
+
+
+@contextmanager
+def _announced(name: str) -> Iterator[None]:
+    """Let jobs of an earlier run know that another has begun. A run that was killed did not take its name back.
+
+    Where its jobs may still be on other machines they get time to see it: as they end, Snakemake removes what they
+    would have made.
+    """
+    was_killed = TOKEN.exists()
+    write_atomically(TOKEN, name)
+    if was_killed and on_other_machines():
+        seconds = 2 * processes.POLL
+        print(f"the last run here was killed: {seconds:.0f} s for its jobs to end", flush=True)
+        time.sleep(seconds)
+    yield
+    TOKEN.unlink(missing_ok=True)
 
 
 def _placed_here(options: argparse.Namespace, device: str) -> tuple[list[str], int]:
