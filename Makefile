@@ -14,7 +14,7 @@ WORKERS ?= 2
 TIME_LIMIT ?=
 GPUS ?=
 HOW = --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(GPUS),--gpus $(GPUS)) $(if $(TIME_LIMIT),--time-limit $(TIME_LIMIT)) $(if $(DEVICE),--device $(DEVICE))
-RUN = $(PY) -m workflow run $(HOW) $(if $(SEEDS),--seeds $(SEEDS))
+RUN = $(PY) -m workflow run $(HOW) $(if $(SEEDS),--seeds '$(SEEDS)')
 
 .PHONY: help env env-test book page smoke gpu test test-colab test-all notebooks compare pdf lint clean
 

@@ -5,13 +5,17 @@ import os
 import sys
 
 sys.path.insert(0, workflow.basedir)  # a job on another machine has no variables of ours
-from workflow import ROOT, Run, book, sources
+from workflow import ROOT, TOKEN, Run, book, from_words, sources
 from workflow.costs import Costs
+from workflow.processes import Token
+
+if workflow.remote_exec:  # before Snakemake makes room for outputs: this job may have been queued by a dead run
+    Token(TOKEN, config["token"]).check()
 
 PROFILE, DEVICE = config["profile"], config["device"]
-RUNS = [Run.parse(words, PROFILE, DEVICE) for words in config["runs"].split()]
+RUNS = from_words(config["runs"], PROFILE, DEVICE)
 GPU = 1 if DEVICE == "cuda" else 0
-COSTS = Costs.of(PROFILE)
+COSTS = Costs.of(PROFILE, DEVICE)
 ANY = Run("{profile}", "{seed}", DEVICE)  # for the rules: its paths have Snakemake's wildcards in them
 HASHES = sources.hashes()
 PYTHON, RUN = sys.executable, os.getpid()

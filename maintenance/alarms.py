@@ -27,7 +27,9 @@ SHARE = 0.01  # of red runs, at most
 WANTED = {"smoke": 100, "book": 20}  # runs that decide
 CONFIDENCE = 0.95
 # A chapter's own code failed, or a training's. What was killed, or had no time or no room, says nothing of the chapter.
-RAISED = re.compile(r"(cell \[.* raised|of its trainings, \S+:) (?!TimeUp|Cancelled|OSError)\w+: ")
+RAISED = re.compile(
+    r"(cell \[.* raised|of its trainings, \S+:) (?!TimeUp|Cancelled|OSError)\w+: (?!device 'cuda' was asked for)"
+)
 
 Kept = dict[str, Any]
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -9,12 +10,15 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from conftest import ROOT, chapter, check, write_chapters
 
 from nbutils.claims.records import Record
-from workflow import execute, gpus, run, seeds
+from workflow import Run, execute, gpus, run, seeds, write
+from workflow.collect import NOT_STARTED, Collected
 from workflow.judge import Judgement, Problem
 from workflow.processes import CANCELLED, SUPERSEDED, last_words
 
@@ -22,22 +26,21 @@ from workflow.processes import CANCELLED, SUPERSEDED, last_words
 
 
 @pytest.mark.parametrize(
-    ("variable", "files", "names"),
+    ("variable", "count", "names"),
     [
-        (None, ["nvidia0", "nvidia2", "nvidia10", "nvidiactl", "nvidia-uvm"], ["0", "2", "10"]),
-        ("1,3", ["nvidia0", "nvidia1", "nvidia2", "nvidia3"], ["1", "3"]),  # what a scheduler gave
-        ("GPU-8f6a-11, GPU-8f6a-12", [], ["GPU-8f6a-11", "GPU-8f6a-12"]),
-        ("", ["nvidia0"], []),
+        (None, 3, ["0", "1", "2"]),
+        ("1,3", 4, ["1", "3"]),  # what a scheduler gave
+        ("GPU-8f6a-11, GPU-8f6a-12", 4, ["GPU-8f6a-11", "GPU-8f6a-12"]),
+        ("", 4, []),
     ],
 )
-def test_the_gpus_of_a_machine_are_its_device_files_or_what_was_given(tmp_path, monkeypatch, variable, files, names):
-    for name in files:
-        (tmp_path / name).touch()
+def test_the_gpus_of_a_job_are_what_it_was_given_or_all_of_the_machine(monkeypatch, variable, count, names):
+    monkeypatch.setattr("nbutils.devices.cuda_count", lambda: count)
     if variable is None:
         monkeypatch.delenv(gpus.VISIBLE, raising=False)
     else:
         monkeypatch.setenv(gpus.VISIBLE, variable)
-    assert gpus.visible(tmp_path) == names
+    assert gpus.visible() == names
 
 
 def _hold(names, folder, seconds, uses):
@@ -63,6 +66,12 @@ def test_six_jobs_share_four_gpus_and_no_two_have_the_same(tmp_path, monkeypatch
     by_gpu = {name: sorted(times for gpu, *times in held if gpu == name) for name in names}
     for times in by_gpu.values():
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(times)), "two at once"
+
+
+def test_a_gpu_that_is_alone_is_neither_chosen_nor_locked(tmp_path, monkeypatch):
+    monkeypatch.delenv(gpus.VISIBLE, raising=False)  # each job of a node may see its own as number 0
+    with gpus.one_of(["0"], tmp_path), gpus.one_of(["0"], tmp_path):
+        assert gpus.VISIBLE not in os.environ and not list(tmp_path.iterdir())
 
 
 def test_without_a_gpu_a_job_says_so():
@@ -112,15 +121,25 @@ def test_a_run_through_a_profile_asks_for_what_the_last_one_took(project, workfl
     assert done.returncode == 0, done.stdout[-3000:]
     stats = json.loads((project / "_build/smoke/seed-0/01-one.json").read_text())
     assert stats["threads"] == 2, "the profile sets them"
-    costs = json.loads((project / "_build/smoke/costs.json").read_text())
+    costs = json.loads((project / "_build/smoke/costs-cpu.json").read_text())
     assert costs["01-one"] == {"seconds": round(stats["seconds"], 1), "peak_mb": round(stats["peak_mb"])}
     words = [sys.executable, "-m", "snakemake", "notebooks", "--dry-run", "--forceall", "--nolock", "--cores", "2"]
-    words += ["--config", "profile=smoke", "device=cuda", "runs=0:01-one", "threads=1", "time_limit=60", "token=x"]
-    words = [*words, "--profile", "none"]
-    plan = subprocess.run(words, cwd=project, capture_output=True, text=True, check=True).stdout
+    settings = ["profile=smoke", "runs=0,1:01-one", "threads=1", "time_limit=60", "token=x"]
+    plan_of = {}
+    for device in ("cpu", "cuda"):
+        done = subprocess.run(
+            [*words, "--config", *settings, f"device={device}", "--profile", "none"],
+            cwd=project,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        plan_of[device] = done.stdout
     memory = -(-3 * round(stats["peak_mb"]) // 2) + 500
-    assert "gpu=1" in plan and f"mem_mb={memory}" in plan, plan
-    assert f"runtime={-(-round(stats['seconds'], 1) // 20) + 5:.0f}" in plan, plan
+    minutes = -(-round(stats["seconds"], 1) // 20) + 5
+    assert f"mem_mb={memory}" in plan_of["cpu"] and f"runtime={minutes:.0f}" in plan_of["cpu"], plan_of["cpu"]
+    assert plan_of["cpu"].count("rule execute") == 2, "one job a seed"
+    assert "gpu=1" in plan_of["cuda"] and "mem_mb=6500" in plan_of["cuda"], "on a GPU it did not run yet"
 
 
 # ---- jobs that end before their end ----
@@ -160,6 +179,7 @@ def test_a_job_that_outlives_its_run_counts_until_another_begins(project):
     assert start_job(project, "first").wait(timeout=300) == 0
     assert (project / "_build/smoke/seed-0/01-one.ipynb").exists()
     assert start_job(project, "older").wait(timeout=300) != 0
+    assert (project / "_build/smoke/seed-0/01-one.ipynb").exists()
     assert last_words(project / "job.log") == f"01-one: Cancelled: {SUPERSEDED}"
 
 
@@ -203,7 +223,44 @@ def test_room_is_the_least_distance_to_an_edge_in_standard_deviations():
     ]
     (spread,) = seeds.spreads(judgements)
     assert spread.room == pytest.approx(0.5 / 0.5)
-    assert spread.values == {0: 0.5, 1: 1.0, 2: 1.5} and not spread.red
+    assert {seed: record.measured for seed, record in spread.records.items()} == {0: 0.5, 1: 1.0, 2: 1.5}
+
+
+def test_room_is_to_the_band_of_the_same_seed_as_the_value():
+    measured = {0: (1.0, (0.0, 3.0)), 1: (1.9, (0.0, 2.0)), 2: (1.2, (0.0, 2.5))}
+    spread = seeds.Spread({seed: replace(_record(seed, value), band=band) for seed, (value, band) in measured.items()})
+    assert spread.room == pytest.approx(0.1 / np.std([1.0, 1.9, 1.2], ddof=1))
+    assert spread.band == "[0, 3], varies"
+    constant = seeds.Spread({seed: _record(seed, 0.1) for seed in range(3)})
+    assert constant.room == math.inf
+
+
+@pytest.mark.parametrize(
+    ("all_ended", "reasons", "ended"),
+    [
+        (True, {}, [True, True]),
+        (False, {1: "cell [3] x raised ValueError: y"}, [True, False]),  # of the other seed
+        (False, {1: NOT_STARTED}, [False, False]),  # Ctrl-C
+        (False, {}, [False, False]),
+    ],
+)
+def test_a_seed_is_stopped_by_its_own_jobs_or_with_the_whole_run(monkeypatch, all_ended, reasons, ended):
+    requests = [Run("smoke", seed, chapters=("t5",)) for seed in (0, 1)]
+    missing = {seed: {"t5": reason} for seed, reason in reasons.items()}
+    monkeypatch.setattr(execute, "chapters", lambda runs, options: all_ended)
+    monkeypatch.setattr(run, "collect", lambda request: Collected(request, missing=missing.get(request.seed, {})))
+    assert [result.ended for result in run.measured(requests, Namespace())] == ended
+
+
+def test_a_new_run_withdraws_what_an_older_one_said_of_its_seed_and_of_several(tmp_path, monkeypatch):
+    for module in ("workflow", "workflow.write"):
+        monkeypatch.setattr(f"{module}.BUILD", tmp_path)
+    older = [tmp_path / "smoke" / name for name in ("metrics.json", "seeds.json", "seed-0/metrics.json")]
+    older[-1].parent.mkdir(parents=True)
+    for file in older:
+        file.write_text("{}")
+    write.withdraw(Run("smoke", 0))
+    assert not any(file.exists() for file in older)
 
 
 @pytest.mark.parametrize("text", ["", "3-1", "1,1", "a", "0-", "-3", "1-2-3"])

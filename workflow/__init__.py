@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,19 +26,6 @@ class Run:
     seed: int = 0
     device: str = "cpu"
     chapters: tuple[str, ...] = ()
-
-    @classmethod
-    def parse(cls, words: str, profile: str, device: str) -> Run:
-        """The run that ``str`` wrote: its seed and chapters.
-
-        >>> Run.parse("7:t5,mask", "smoke", "cpu")
-        Run(profile='smoke', seed=7, device='cpu', chapters=('t5', 'mask'))
-        """
-        seed, _, chapters = words.partition(":")
-        return cls(profile, int(seed), device, tuple(chapters.split(",")))
-
-    def __str__(self) -> str:
-        return f"{self.seed}:{','.join(self.chapters)}"
 
     @property
     def folder(self) -> Path:
@@ -108,6 +96,32 @@ class Run:
         second_seed = (self.seed + 2_000_006) % 2**31
         chapters = chapters or self.chapters
         return replace(self, seed=first_seed, chapters=chapters), replace(self, seed=second_seed, chapters=chapters)
+
+
+def in_words(runs: Iterable[Run]) -> str:
+    """Seeds and chapters of runs, in as few words as a command line has room for.
+
+    >>> in_words([Run("smoke", 7, chapters=("t5", "mask")), Run("smoke", 8, chapters=("t5", "mask"))])
+    '7,8:t5,mask'
+    """
+    seeds: dict[tuple[str, ...], list[int]] = {}
+    for run in runs:
+        seeds.setdefault(run.chapters, []).append(run.seed)
+    return " ".join(f"{','.join(map(str, of_same))}:{','.join(chapters)}" for chapters, of_same in seeds.items())
+
+
+def from_words(words: str, profile: str, device: str) -> list[Run]:
+    """The runs that ``in_words`` wrote.
+
+    >>> from_words("7:t5", "smoke", "cpu")
+    [Run(profile='smoke', seed=7, device='cpu', chapters=('t5',))]
+    """
+    groups = [word.split(":") for word in words.split()]
+    return [
+        Run(profile, int(seed), device, tuple(chapters.split(",")))
+        for seeds, chapters in groups
+        for seed in seeds.split(",")
+    ]
 
 
 def commit() -> str | None:

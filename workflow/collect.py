@@ -19,6 +19,7 @@ from nbutils.claims.records import Record
 from workflow import Run, sources
 from workflow.processes import last_words
 
+NOT_STARTED = "no result: its job did not start"
 EDITED = "it, or a module of it, was edited after it began to run: run it again"
 
 
@@ -120,7 +121,7 @@ def _why_missing(run: Run, chapter: str, outdated: set[str]) -> str:
         log = run.log(family[0])
         if untrained & set(family) and log.exists():
             return f"not run: in the job of its trainings, {last_words(log)}"
-    return EDITED if chapter in outdated else "no result: its job did not start"
+    return EDITED if chapter in outdated else NOT_STARTED
 
 
 def _failed_cell(notebook: Path) -> str:

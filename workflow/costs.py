@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from nbutils import shared_runs
@@ -29,11 +30,10 @@ class Costs(NamedTuple):
     taken: Mapping[str, Cost]
 
     @classmethod
-    def of(cls, profile: str) -> Costs:
-        """Of the last run of a profile here; what did not run here, as profile ``book`` took it where that was kept."""
-        kept = _read(KEPT.read_text(encoding="utf-8")) if KEPT.exists() and profile != "gpu" else {}
-        here = BUILD / profile / "costs.json"
-        return cls(kept | (_read(here.read_text(encoding="utf-8")) if here.exists() else {}))
+    def of(cls, profile: str, device: str) -> Costs:
+        """Of the last run of a profile on a device here; what did not run here, as profile ``book`` took it."""
+        kept = _read(KEPT) if profile != "gpu" else {}
+        return cls(kept | _read(_file(profile, device)))
 
     def mem_mb(self, names: Iterable[str], attempt: int = 1) -> int:
         """Megabytes for one job that makes ``names``: half more than the largest took; at each attempt twice that.
@@ -54,35 +54,42 @@ class Costs(NamedTuple):
         return math.ceil(3 * seconds / 60 + 5) * 2 ** (attempt - 1)
 
 
-def remember(runs: Iterable[Run]) -> None:
-    """Keep what the jobs of runs took, beside their results: an edit removes a result, and not what it had cost."""
+def remember(runs: Sequence[Run]) -> None:
+    """Keep the most that each job of runs took: an edit removes a result, and not what it had cost."""
+    taken: dict[str, Cost] = {}
     for run in runs:
-        file = run.reports / "costs.json"
-        taken = _read(file.read_text(encoding="utf-8")) if file.exists() else {}
         stats = {name: run.stats(name) for name in run.chapters}
         stats |= {name: run.training_stats(name) for name in shared_runs.names()}
         for name, path in stats.items():
             if path.exists():
-                taken[name] = _cost(json.loads(path.read_text(encoding="utf-8")))
-        if taken:
-            write_atomically(file, _text(taken))
+                cost = _cost(json.loads(path.read_text(encoding="utf-8")))
+                before = taken.get(name, cost)
+                taken[name] = Cost(max(cost.seconds, before.seconds), max(cost.peak_mb, before.peak_mb))
+    if taken:
+        file = _file(runs[0].profile, runs[0].device)
+        write_atomically(file, _text(_read(file) | taken))
 
 
 def keep() -> None:
     """Keep in the checkout what the last run of profile ``book`` took here."""
-    here = BUILD / "book" / "costs.json"
-    if here.exists():
-        taken = _read(here.read_text(encoding="utf-8"))
+    taken = _read(_file("book", "cpu"))
+    if taken:
         existing = {*book.chapters(), *shared_runs.names()}
         write_atomically(KEPT, _text({name: cost for name, cost in taken.items() if name in existing}))
+
+
+def _file(profile: str, device: str) -> Path:
+    return BUILD / profile / f"costs-{device}.json"
 
 
 def _cost(entry: Mapping[str, float]) -> Cost:
     return Cost(round(entry["seconds"], 1), round(entry["peak_mb"]))
 
 
-def _read(text: str) -> dict[str, Cost]:
-    return {name: _cost(entry) for name, entry in json.loads(text).items()}
+def _read(file: Path) -> dict[str, Cost]:
+    """What a file keeps; nothing where there is none."""
+    entries = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return {name: _cost(entry) for name, entry in entries.items()}
 
 
 def _text(taken: Mapping[str, Cost]) -> str:

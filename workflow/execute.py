@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from workflow import BUILD, ROOT, TOKEN, Run, costs, gpus, processes, write_atomically
+from workflow import BUILD, ROOT, TOKEN, Run, costs, gpus, in_words, processes, write_atomically
 from workflow.collect import discard_outdated
 
 
@@ -37,6 +37,7 @@ def positive_int(text: str) -> int:
     return number
 
 
+ELSEWHERE = "elsewhere"  # begins the name of a run whose jobs are on other machines, and outlive it
 OPTIONS = argparse.ArgumentParser(add_help=False)  # for every command that executes chapters
 OPTIONS.add_argument("--device", default="", help="auto, cpu or cuda; cpu unless the profile is gpu")
 OPTIONS.add_argument("--jobs", type=positive_int, help="notebooks at once; 2 on this machine, or one for each GPU")
@@ -85,15 +86,17 @@ def _snakemake(target: str, runs: Sequence[Run], options: argparse.Namespace) ->
     settings = {
         "profile": runs[0].profile,
         "device": runs[0].device,
-        "runs": " ".join(map(str, runs)),
+        "runs": in_words(runs),
         "threads": threads,
         "time_limit": options.time_limit,
-        "token": uuid4().hex,
+        "token": f"{ELSEWHERE if on_other_machines() else 'here'}-{uuid4().hex}",
     }
     arguments = [target, "--snakefile", str(ROOT / "Snakefile"), "--directory", str(ROOT), *limits]
     # No lock of Snakemake's, since it outlives a killed process, unlike ours. A checksum for files of any usual size,
     # since otherwise Snakemake compares the dates of large ones.
     arguments += ["--keep-going", "--nolock", "--rerun-incomplete", "--max-checksum-file-size", "100MB"]
+    # A job moves whole results into place itself: what Snakemake would remove of one that fails is another's.
+    arguments += ["--keep-incomplete"]
     arguments += ["--quiet", "host", "reason", "rules"]
     arguments += ["--config", *(f"{name}={value}" for name, value in settings.items())]
     with _announced(str(settings["token"])):
@@ -106,14 +109,13 @@ def _snakemake(target: str, runs: Sequence[Run], options: argparse.Namespace) ->
 
 @contextmanager
 def _announced(name: str) -> Iterator[None]:
-    """Let jobs of an earlier run know that another has begun. A run that was killed did not take its name back.
+    """Let jobs of an earlier run know that another has begun; those on other machines get time to see it.
 
-    Where its jobs may still be on other machines they get time to see it: as they end, Snakemake removes what they
-    would have made.
+    A run that was killed did not take its name back.
     """
-    was_killed = TOKEN.exists()
+    was_killed = TOKEN.exists() and TOKEN.read_text(encoding="utf-8").startswith(ELSEWHERE)
     write_atomically(TOKEN, name)
-    if was_killed and on_other_machines():
+    if was_killed:
         seconds = 2 * processes.POLL
         print(f"the last run here was killed: {seconds:.0f} s for its jobs to end", flush=True)
         time.sleep(seconds)

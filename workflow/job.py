@@ -168,7 +168,8 @@ def main() -> None:
     name = options.names[0]
     try:
         options.token.watch()
-        with gpus.one_of(gpus.visible()) if options.device == "cuda" else nullcontext():
+        needs_gpu = options.device == "cuda" and options.kind != "pages"
+        with gpus.one_of(gpus.visible()) if needs_gpu else nullcontext():
             for name in options.names:
                 kinds[options.kind](name, run, options)
     except (Exception, TimeUp, Cancelled) as error:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +14,9 @@ from pathlib import Path
 STOPPED = "stopped: "  # begins the last line of a log that says why
 KILLED = "its job was killed before its end: by hand, or for want of memory"
 CANCELLED = "it was cancelled, by hand or by what scheduled it"
-SUPERSEDED = "another run of this checkout has begun since"
+SUPERSEDED = "another run of this checkout has begun since, or its _build was removed"
 POLL = 10.0  # seconds between two looks for another run
+LOOKS = 3  # a file system that several machines share may fail to show a file once
 
 
 class TimeUp(SystemExit):
@@ -70,10 +72,14 @@ class Token:
 
     def is_valid(self) -> bool:
         """Whether no other run has begun; a job without a name of a run belongs to none."""
-        try:
-            return not self.name or self.file.read_text(encoding="utf-8") == self.name
-        except OSError:
-            return False  # `make clean`, or the file system is gone
+        if not self.name:
+            return True
+        for _ in range(LOOKS):
+            try:
+                return self.file.read_text(encoding="utf-8") == self.name
+            except OSError:
+                time.sleep(1)
+        return False
 
     def check(self) -> None:
         """Raise ``Cancelled`` if another run has begun."""

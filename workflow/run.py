@@ -6,12 +6,12 @@ The first four are modules of these names; ``workflow.pages`` renders, and ``wor
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from nbutils import devices, profiles
 from workflow import Run, book, execute, seeds, write
-from workflow.collect import Collected, collect
+from workflow.collect import NOT_STARTED, Collected, collect
 from workflow.judge import Judgement, judge, stopped, to_rerun
 from workflow.processes import last_words
 
@@ -108,11 +108,9 @@ def measured(requests: Sequence[Run], options: argparse.Namespace, *, rerun_if_s
     """
     all_ended = execute.chapters(requests, options)
     results = {request: collect(request) for request in requests}
-    some_failed = any(collected.missing for collected in results.values())
+    ended = {request: all_ended or _failed_at_others_alone(request, results) for request in requests}
     others: dict[Run, tuple[Run, Run]] = {}
-    ended = {}
     for request, collected in results.items():
-        ended[request] = all_ended or (some_failed and not collected.missing)  # what stopped it was of another seed
         doubtful = to_rerun(collected)
         if doubtful and (ended[request] or rerun_if_stopped):
             print(f"rerun at two other seeds: {', '.join(doubtful)} (seed {request.seed})", flush=True)
@@ -126,3 +124,12 @@ def measured(requests: Sequence[Run], options: argparse.Namespace, *, rerun_if_s
         Measured(ended[request], results[request], [collect(other) for other in others.get(request, ())])
         for request in requests
     ]
+
+
+def _failed_at_others_alone(request: Run, results: Mapping[Run, Collected]) -> bool:
+    """Whether a run that did not succeed failed at other seeds than this: jobs failed there, and none was left out.
+
+    A job that did not start means that the run as a whole was stopped, as by Ctrl-C.
+    """
+    reasons = [reason for collected in results.values() for reason in collected.missing.values()]
+    return bool(reasons) and NOT_STARTED not in reasons and not results[request].missing

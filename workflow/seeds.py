@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,30 +41,51 @@ def parse(text: str) -> list[int]:
 class Spread(NamedTuple):
     """One check at several seeds."""
 
-    record: Record  # at the first seed that has it
-    values: dict[int, Value]  # by seed
-    red: list[int]  # seeds
-    noted: list[int]
+    records: dict[int, Record]  # by seed
+
+    @property
+    def first(self) -> Record:
+        return next(iter(self.records.values()))
+
+    @property
+    def red(self) -> list[int]:
+        """Seeds."""
+        return [seed for seed, record in self.records.items() if record.fails]
+
+    @property
+    def noted(self) -> list[int]:
+        """Seeds."""
+        return [seed for seed, record in self.records.items() if record.noted]
 
     @property
     def finite(self) -> np.ndarray:
         """What was measured where it is a finite number."""
-        numbers = [float(value) for value in self.values.values() if value is not None]
+        numbers = [_number(record.measured) for record in self.records.values()]
         return np.array([number for number in numbers if math.isfinite(number)])
 
     @property
     def room(self) -> float:
-        """Of the value nearest to an edge of its band: its distance to that edge, in standard deviations of the values.
+        """The least distance of a value to an edge of its own band, in standard deviations of the values.
 
         Infinite where nothing varies, or there is no band; negative outside.
         """
-        edges = [None if edge is None else float(edge) for edge in self.record.band or ()]
         values = self.finite
-        if len(edges) != 2 or len(values) < 2 or np.std(values) == 0:
+        if len(values) < 2 or np.ptp(values) == 0:
             return math.inf
-        low, high = edges
-        distances = [math.inf if low is None else values.min() - low, math.inf if high is None else high - values.max()]
-        return float(min(distances) / np.std(values, ddof=1))
+        distances = [
+            sign * (_number(record.measured) - _number(edge))
+            for record in self.records.values()
+            for sign, edge in zip((1, -1), record.band or (), strict=False)
+            if edge is not None
+        ]
+        finite = [distance for distance in distances if math.isfinite(distance)]
+        return float(min(finite) / np.std(values, ddof=1)) if finite else math.inf
+
+    @property
+    def band(self) -> str:
+        """The band in words; a derived one comes from each run's own sampling error."""
+        bands = {format_band(record) for record in self.records.values()}
+        return bands.pop() if len(bands) == 1 else f"{format_band(self.first)}, varies"
 
     @property
     def order(self) -> tuple[int, int, float]:
@@ -79,12 +99,7 @@ def spreads(judgements: Iterable[Judgement]) -> list[Spread]:
     for judgement in judgements:
         seed = judgement.run["seed"]
         for record in judgement.records:
-            spread = by_check.setdefault((record.chapter, *record.key), Spread(record, {}, [], []))
-            spread.values[seed] = record.measured
-            if record.fails:
-                spread.red.append(seed)
-            elif record.noted:
-                spread.noted.append(seed)
+            by_check.setdefault((record.chapter, *record.key), Spread({})).records[seed] = record
     return sorted(by_check.values(), key=lambda spread: spread.order)
 
 
@@ -95,16 +110,18 @@ def conclude(requests: Sequence[Run], judgements: Sequence[Judgement]) -> int:
         text = json.dumps(write.metrics(judgement), indent=1, ensure_ascii=False) + "\n"
         write_atomically(request.metrics_of_seed, text)
     checks = spreads(judgements)
-    file = requests[0].reports / "seeds.json"
+    file = requests[0].reports / write.SEEDS
     report = {"version": VERSION, "seeds": [_of_seed(j) for j in judgements], "checks": list(map(_of_check, checks))}
     write_atomically(file, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    print("\n".join(lines(checks, judgements)), f"All values: {_shown(file)}", sep="\n")
+    print("\n".join(lines(checks, judgements)), f"All values: {file.relative_to(ROOT)}", sep="\n")
     red = [judgement for judgement in judgements if judgement.problems]
     held = sum(record.holds is True for judgement in judgements for record in judgement.records)
     noted = sum(judgement.run["noted"] for judgement in judgements)
     if not red:
         print(f"GREEN: {len(judgements)} seeds, {held} checks hold, {noted} noted (held at two further seeds)")
         return 0
+    for judgement in red:
+        write.print_logs(judgement.run)
     listed = ", ".join(str(judgement.run["seed"]) for judgement in red)
     first = red[0].problems[0]
     chapters = sorted({name for problem in red[0].problems for name in write.shown_by(problem)})
@@ -117,7 +134,7 @@ def conclude(requests: Sequence[Run], judgements: Sequence[Judgement]) -> int:
 def lines(checks: Sequence[Spread], judgements: Sequence[Judgement]) -> list[str]:
     """The table for a terminal: what failed, then what chance brought nearest to an edge; below it other problems."""
     failed = [spread for spread in checks if spread.red or spread.noted]
-    held = [spread for spread in checks if not (spread.red or spread.noted) and spread.record.kind in OF_CHANCE]
+    held = [spread for spread in checks if not (spread.red or spread.noted) and spread.first.kind in OF_CHANCE]
     near = [spread for spread in held if math.isfinite(spread.room)]
     head = ("check", "red at", "noted at", "least", "median", "largest", "band", "room/sd")
     table = [head, *map(_row, [*failed, *near[:SHOWN]])]
@@ -135,14 +152,14 @@ def lines(checks: Sequence[Spread], judgements: Sequence[Judgement]) -> list[str
 def _row(spread: Spread) -> tuple[str, ...]:
     values = spread.finite
     numbers = (values.min(), float(np.median(values)), values.max()) if len(values) else (math.nan,) * 3
-    record = spread.record
+    record = spread.first
     room = f"{spread.room:.1f}" if math.isfinite(spread.room) else ""
     return (
         f"{record.chapter}: {record.claim}: {record.check}",
         ", ".join(map(str, spread.red)),
         ", ".join(map(str, spread.noted)),
         *(format_number(number) for number in numbers),
-        format_band(record),
+        spread.band,
         room,
     )
 
@@ -154,14 +171,12 @@ def _of_seed(judgement: Judgement) -> dict[str, Any]:
 
 
 def _of_check(spread: Spread) -> dict[str, Any]:
-    record = spread.record
-    facts: Mapping[str, Any] = {
-        field: getattr(record, field) for field in ("chapter", "claim", "check", "kind", "band")
-    }
-    values = {str(seed): value for seed, value in spread.values.items()}
+    facts: Mapping[str, Any] = {field: getattr(spread.first, field) for field in ("chapter", "claim", "check", "kind")}
+    values = {str(seed): record.measured for seed, record in spread.records.items()}
+    bands = {str(seed): record.band for seed, record in spread.records.items()}
     room = spread.room if math.isfinite(spread.room) else None
-    return {**facts, "values": values, "red": spread.red, "noted": spread.noted, "room": room}
+    return {**facts, "values": values, "bands": bands, "red": spread.red, "noted": spread.noted, "room": room}
 
 
-def _shown(file: Path) -> Path:
-    return file.relative_to(ROOT)
+def _number(value: Value) -> float:
+    return math.nan if value is None else float(value)

@@ -17,6 +17,7 @@ from workflow.judge import Judgement, Problem
 from workflow.pages.rendering import render
 
 VERSION = 1  # of metrics.json: book/_static/metrics.schema.json
+SEEDS = "seeds.json"  # of several seeds that ran together
 
 
 def reports(judgement: Judgement, run: Run) -> None:
@@ -34,7 +35,7 @@ def reports(judgement: Judgement, run: Run) -> None:
 
 def withdraw(run: Run) -> None:
     """Remove the reports of an earlier run, so that one which does not get to its end leaves none."""
-    for file in _files(run):
+    for file in [*_files(run), run.metrics_of_seed, run.reports / SEEDS]:
         file.unlink(missing_ok=True)
 
 
@@ -121,9 +122,7 @@ def conclude(judgement: Judgement, first_page: Path | None) -> int:
         print(f"GREEN: {hold} checks hold{noted}; {counts}", *to_read, sep="\n")
         return 0
     print(table(judgement.problems))
-    for log in sorted(Run(run["profile"], run["seed"]).logs.glob("*")):
-        if log.stat().st_size:
-            print(f"What failed, with its traceback: {log.relative_to(ROOT)}")
+    print_logs(run)
     chapters = sorted({name for problem in judgement.problems for name in shown_by(problem)})
     print(*to_read, f"to run it again: {rerun_command(run, chapters)}", sep="\n")
     first = judgement.problems[0]
@@ -132,6 +131,13 @@ def conclude(judgement: Judgement, first_page: Path | None) -> int:
     count = f"{len(judgement.problems)} problem(s) in profile {run['profile']}"
     print(f"RED: {count}; the first: {first.chapter}: {cause}{measured}")
     return 1
+
+
+def print_logs(run: Mapping[str, Any]) -> None:
+    """Where the jobs of a run that failed left notebook and traceback."""
+    for log in sorted(Run(run["profile"], run["seed"]).logs.glob("*")):
+        if log.stat().st_size:
+            print(f"What failed, with its traceback: {log.relative_to(ROOT)}")
 
 
 def table(problems: Sequence[Problem]) -> str:
