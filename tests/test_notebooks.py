@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import version
 from types import ModuleType, SimpleNamespace
 
@@ -73,6 +74,17 @@ def test_each_exercise_has_a_folded_solution_and_solutions_run(chapter):
     assert len(asked) == len(answers) >= 1 and asked == [str(number) for number in range(1, len(asked) + 1)]
     cells = re.findall(r"^```\{code-cell\}.*?^```", exercises, re.M | re.S)
     assert all("hide-cell" in cell for cell in cells), "the code of a solution is folded, too"
+
+
+def test_each_chapter_has_exercises_of_four_kinds(chapter):
+    """A warm-up, a main one, two that change a cell of the chapter, and an open one, each with a solution."""
+    exercises = book.source(chapter).read_text(encoding="utf-8").partition("## Exercises")[2]
+    first, *each = re.split(r"^\*\*\d+\.\*\* ", exercises, flags=re.M)
+    kinds = [re.match(r"\*(Warm-up|Main|Change a cell|Open)\b[^*]*\.\* ", exercise) for exercise in each]
+    assert not first.strip() and all(kinds), "each begins with its kind: *Warm-up.*, *Main.*, *Change a cell.*, *Open.*"
+    counts = Counter(kind[1] for kind in kinds)
+    assert counts["Warm-up"] >= 1 and counts["Main"] >= 1 and counts["Change a cell"] >= 2 and counts["Open"] == 1
+    assert all("```{admonition} Solution\n" in exercise for exercise in each)
 
 
 def test_errata_have_one_shape():

@@ -9,6 +9,7 @@ SHAPE = (
     rules.test_lines_of_code_fit_the_page,
     rules.test_chapter_has_the_shape_of_the_book,
     rules.test_each_exercise_has_a_folded_solution_and_solutions_run,
+    rules.test_each_chapter_has_exercises_of_four_kinds,
     rules.test_prose_is_plain_markdown,
     rules.test_committed_notebook_is_in_step_with_its_source,
     rules.test_first_cell_installs_from_the_configured_repository,

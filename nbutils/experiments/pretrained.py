@@ -169,7 +169,7 @@ def permute_entries(model: nn.Module, rng: torch.Generator) -> None:
     The rows of a matrix are permuted first, and then the entries within each piece of 65,536: an entry may come to any
     place, and a processor permutes pieces that fit its cache several times as fast. ``rng`` is a generator on the CPU.
 
-    Used in ``not-saturated``.
+    Used in ``not-saturated`` and ``your-own``.
 
     >>> layer = nn.Linear(2, 2)
     >>> before = layer.weight.detach().flatten().sort().values
@@ -178,6 +178,8 @@ def permute_entries(model: nn.Module, rng: torch.Generator) -> None:
     True
     """
     for parameter in model.parameters():
+        if parameter.ndim == 0:
+            continue
         rows = torch.randperm(len(parameter), generator=rng).to(parameter.device)
         entries = parameter.data[rows].flatten()
         for piece in entries.split(1 << 16):
