@@ -3,5 +3,4 @@
 Import the module that you need, as in ``from nbutils import training``; this file imports none of them.
 """
 
-from nbutils import moved as moved
 from normgrowth import __version__ as __version__

@@ -387,7 +387,7 @@ for cells in json.load(sys.stdin):
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, input=cells, cwd=ROOT, capture_output=True, text=True, check=True)
     for name, line in zip(book.chapters(), done.stdout.splitlines(), strict=True):
-        loaded = set(json.loads(line)) - {"nbutils", "nbutils.moved", "normgrowth"}
+        loaded = set(json.loads(line)) - {"nbutils", "normgrowth"}
         assert len(loaded) > 5 and loaded <= sources.used_by(name), name
 
 
