@@ -139,6 +139,22 @@ def test_auto_is_small_on_binder(gpus, binder, profile, monkeypatch):
     assert profiles.resolve("auto") == profile
 
 
+NOT_ON_A_GPU_MACHINE = (
+    "axe_playwright_python", "bs4", "cffconvert", "jsonschema", "jupyter_book", "jupytext", "myst_nb", "nbformat",
+    "papermill", "playwright", "pybtex", "snakemake", "sphinx",
+)  # fmt: skip
+
+
+def test_tests_on_a_gpu_are_collected_without_a_browser_and_what_makes_notebooks_and_pages():
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({NOT_ON_A_GPU_MACHINE})); import pytest; sys.exit(pytest.main())"
+    )
+    words = [sys.executable, "-c", code, "-q", "-p", "no:cacheprovider", "-m", "gpu and not slow", "--collect-only"]
+    done = subprocess.run([*words, "tests"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-1500:]
+    assert "test_training_on_cuda_is_that_on_the_cpu" in done.stdout
+
+
 def tiny_gpt2(folder, seed):
     """What a trainer leaves: weights, configuration and tokenizer."""
     import torch
