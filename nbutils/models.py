@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from nbutils.sublayers import apply_placement
 from normgrowth.heads import causal_mask, multiplicative_mask
 
+__all__ = ["BLOCK_PLACEMENTS", "MASKS", "Block", "CausalLM", "SelfAttention", "Transformer"]
+
 BLOCK_PLACEMENTS = ("post", "pre", "residual-post")
 MASKS = {"causal": causal_mask, "multiplicative": multiplicative_mask, "none": lambda scores: scores}
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+__all__ = ["LayerNorm", "apply_placement", "fixed_normal", "standardise"]
+
 
 class LayerNorm(nn.Module):
     """Layer normalisation over the last axis, with gain and shift.
