@@ -139,6 +139,12 @@ def test_each_chapter_that_fails_is_named_leaves_the_others_and_is_repaired(proj
     assert done.returncode == 1 and "no pages" in last_line(done) and "no_such_claim" in last_line(done)
     assert not metrics(project)["run"]["green"]
     (project / "book" / "errata.md").write_text("# Errata\n\nNone.\n")
+    extension = project / "workflow" / "pages" / "extension.py"
+    sound_setup, planted = '    app.connect("build-finished", tidy)\n', '    raise KeyError("planted")\n'
+    edit(extension, sound_setup, planted + sound_setup)
+    done = workflow(project, "--html")
+    assert done.returncode == 1 and "not rendered: KeyError: 'planted'" in last_line(done), done.stdout[-3000:]
+    edit(extension, planted, "")
     assert workflow(project, "--html").returncode == 0, "the next run repairs it"
 
 
