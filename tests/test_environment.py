@@ -127,7 +127,7 @@ def test_each_script_and_target_that_a_job_of_the_host_names_is_there():
         steps = "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
         for folder, target in re.findall(r"(?:^|\s)make (?:-C (\S+) )?([a-z-]+)", steps):
             assert re.search(rf"^{target}:", (ROOT / folder / "Makefile").read_text(), re.M), target
-        assert all((ROOT / script).exists() for script in re.findall(r"(?<![\w./])\.ci/[\w-]+", steps))
+        assert all((ROOT / script).exists() for script in re.findall(r"(?<![\w./])\.ci/[\w-]+(?:\.py)?", steps))
 
 
 @pytest.mark.parametrize(("gpus", "binder", "profile"), [(0, 0, "book"), (0, 1, "smoke"), (1, 0, "gpu")])

@@ -87,6 +87,23 @@ def test_an_import_loads_what_it_needs_and_no_more(statement):
     assert not {*LIGHT[statement]} & {*done.stdout.split()}
 
 
+OFFLINE = """
+import importlib, pkgutil, socket
+def connect(*words): raise SystemExit(f"an import connects to {words[1:]}")
+socket.socket.connect = socket.socket.connect_ex = connect
+import nbutils, normgrowth
+for package in (nbutils, normgrowth):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+print("done")
+"""
+
+
+def test_no_import_uses_the_network():
+    done = subprocess.run([sys.executable, "-c", OFFLINE], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.endswith("done\n"), done.stderr[-1500:]
+
+
 @pytest.mark.parametrize("package", [normgrowth, nbutils])
 def test_a_star_brings_all_parts(package):
     names = {}
