@@ -201,10 +201,11 @@ def cause(lines: Sequence[str]) -> str:
     """
     headings = [number for number, line in enumerate(lines) if HEADING.fullmatch(line)]
     if headings:
+        heading = lines[headings[-1]]
         below = takewhile(lambda line: not line.startswith(HOW_TO_REPORT), lines[headings[-1] + 1 :])
         message = [line for line in below if line.strip() and not line.startswith((" ", "Traceback "))]
         if message:
-            return " ".join(message)
+            return " ".join(message if heading.startswith("Exception") else [heading, *message])
     warnings = [number for number, line in enumerate(lines) if WARNING.search(line)]
     if not warnings:
         return ""
