@@ -22,13 +22,12 @@ def versions(root: Path) -> dict[str, str]:
         "CITATION.cff": r"^version: (.+)$",
         "CHANGELOG.md": r"^## ([^,\s]+)",
     }
-    found = {
-        "pyproject.toml": tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    }
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    stated = {"pyproject.toml": project["version"]}
     for place, pattern in places.items():
         match = re.search(pattern, (root / place).read_text(encoding="utf-8"), re.M)
-        found[place] = match[1] if match else "none"
-    return found
+        stated[place] = match[1] if match else "none"
+    return stated
 
 
 def first_section(changelog: str) -> tuple[str, str]:
