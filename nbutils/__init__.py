@@ -3,5 +3,9 @@
 Import the module that you need, as in ``from nbutils import training``; this file imports none of them.
 """
 
-from nbutils import moved as moved
-from normgrowth import __version__ as __version__
+from normgrowth import __version__
+
+__all__ = [
+    "__version__", "claims", "data", "devices", "ensembles", "experiments", "figures", "intervals", "models",
+    "notebook", "optimizers", "profiles", "shared_runs", "sublayers", "text", "training",
+]  # fmt: skip

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbutils import __version__
+from nbutils.claims import junit
 from nbutils.claims.check import judge
-
-MOVED = ("norms", "report", "saturation", "heads", "degree")  # now commands of normgrowth
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,18 +20,18 @@ def parser() -> argparse.ArgumentParser:
     text = "Judge chapters that papermill ran. The exit status is 1 if a chapter is incomplete or a check fails."
     check = commands.add_parser("check", help=text, description=text)
     check.add_argument("notebook", nargs="+", type=Path, metavar="NOTEBOOK", help="a notebook that papermill wrote")
+    check.add_argument("--strict", action="store_true", help="what is left open counts as failed")
+    check.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, for a page of CI")
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge the notebooks. Returns 0 if all are sound, 1 if a notebook is not, and 2 after an error."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and words[0] in MOVED:
-        print(f"nbutils {words[0]}: this is `normgrowth {words[0]}` now, with the same options", file=sys.stderr)
-        return 2
-    options = parser().parse_args(words)
+    options = parser().parse_args(arguments)
     try:
         judgements = [judge(notebook) for notebook in options.notebook]
+        if options.junit:
+            junit.write(options.junit, judgements, strict=options.strict)
     except (ValueError, OSError) as error:
         reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else error
         print(f"nbutils check: {reason}", file=sys.stderr)
@@ -40,9 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("nbutils check: stopped", file=sys.stderr)
         return 130
-    for _, lines in judgements:
-        print(*lines, sep="\n")
-    return 0 if all(sound for sound, _ in judgements) else 1
+    for judgement in judgements:
+        print(*judgement.lines(options.strict), sep="\n")
+    return 0 if all(judgement.is_sound(options.strict) for judgement in judgements) else 1
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
+__all__ = ["path", "published"]
+
 _PACKAGE = Path(__file__).resolve().parent
 _FOLDERS = (_PACKAGE.parent / "book", _PACKAGE / "_shipped")  # of a checkout; of a wheel, which has copies
 

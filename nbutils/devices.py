@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+__all__ = ["PACKAGES", "cuda_count", "generator", "hardware", "resolve", "versions"]
+
 PACKAGES = (
     "numpy", "scipy", "pandas", "numba", "torch", "safetensors", "tokenizers", "transformers", "matplotlib",
     "jupyter-book", "papermill", "norm-growth",

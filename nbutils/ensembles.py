@@ -13,6 +13,8 @@ from tqdm.auto import tqdm
 
 from nbutils.training import Batch, batch_loss, endless, to_device
 
+__all__ = ["Step", "loss_gradients", "stack", "stored_gradients", "train", "unstack"]
+
 
 class Step(NamedTuple):
     """One step of an ensemble. Lists have one tensor ``(networks, …)`` for each parameter."""

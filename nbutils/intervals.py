@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, betaincinv, stdtrit  # scipy.stats takes a second to import
 
+__all__ = ["CONFIDENCE", "FALSE_ALARM", "REPLICATES", "STATISTICS", "Estimate", "mean", "median", "rounding", "share"]
+
 REPLICATES = 8  # the least number for a statement on a population
 CONFIDENCE = 0.95  # of an interval for a population
 FALSE_ALARM = 1e-3  # two-sided probability that a correct law lies outside its sampling error

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+__all__ = ["glue", "in_notebook", "listing", "show"]
+
 
 def in_notebook() -> bool:
     """Whether the code runs in IPython, as in a notebook."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+__all__ = ["OPTIMIZERS", "Schedule", "inverse_sqrt", "optimizer"]
+
 OPTIMIZERS = ("sgd", "adamw", "adafactor")
 
 Schedule = Callable[[int], float]  # from the number of steps done to the learning rate

@@ -3,6 +3,8 @@
 import os
 from typing import TypeVar
 
+__all__ = ["PROFILES", "choose", "resolve"]
+
 T = TypeVar("T")
 
 PROFILES = ("smoke", "book", "gpu")

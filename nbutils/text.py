@@ -22,6 +22,8 @@ from torch.nn.functional import pad
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+__all__ = ["Corpus", "bpe", "corpus", "normalise", "random_windows", "span_batches", "tokens"]
+
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 # Tests and their data, tables, generated files, and files that belong to this machine
 _LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "encodings", "pydoc_data", "__pycache__"}

@@ -23,6 +23,8 @@ from tqdm.auto import tqdm
 from nbutils import devices, optimizers
 from normgrowth.norms import NormTracker
 
+__all__ = ["TrainingRun", "batch_loss", "endless", "noise_gradients", "to_device", "train"]
+
 Batch = Any  # tokens (B, T + 1), a pair (inputs, targets), or a mapping of tensors for a transformers model
 COLUMNS = ["step", "loss", "lr", "norm", "step_norm", "inner", "alignment", "projection", "grad_norm"]
 FILE = "run.pt"  # name of a saved training

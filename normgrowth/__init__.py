@@ -4,3 +4,18 @@ Import the part that you need, ``from normgrowth import norms``: this face loads
 """
 
 __version__ = "0.1.0"
+__all__ = [
+    "__version__",
+    "callbacks",
+    "checkpoints",
+    "fits",
+    "heads",
+    "homogeneity",
+    "layers",
+    "models",
+    "norms",
+    "precision",
+    "report",
+    "saturation",
+    "sentences",
+]

@@ -16,6 +16,8 @@ import torch
 
 from normgrowth.norms import NoiseGradients, NormTracker
 
+__all__ = ["for_lightning", "for_trainer", "noise_for_lightning", "noise_for_trainer"]
+
 
 def for_trainer(trainer: Any, **options: Any) -> Any:
     """Add norms to the logs of a ``transformers.Trainer``. Call it before ``train()``.

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+__all__ = ["FORMS", "Fit", "Form", "bootstrap", "fit", "local_exponents"]
+
 Array = NDArray[np.float64]
 P_NEAR_0 = 0.01  # for smaller p, a·tᵖ + b is (ap) ln t + (a + b), with an error of (p ln t)/2 of the growth
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 
+__all__ = ["layer_of", "layer_order", "layers", "type_of"]
+
 _BLOCK_NUMBER = re.compile(r"(?:^|\.)(?:h|\w*layers?|\w*blocks?)\.(\d+)(?:\.|$)")
 _EMBEDDING = re.compile(
     r"(?:^|\.)(?!un_?embed)(?:wte|wpe|shared|(?:\w+_)?embed(?!_out)(?:_\w+)?|\w*embeddings?(?:_(?:table|layer|matrix))?)"

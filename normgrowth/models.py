@@ -19,6 +19,23 @@ import torch
 from normgrowth import heads, homogeneity, precision, saturation
 from normgrowth.checkpoints import find, weights
 
+__all__ = [
+    "CAUSAL",
+    "ENCODER",
+    "ENCODER_DECODER",
+    "SavedModel",
+    "attention",
+    "by_layer",
+    "degree",
+    "first_sentence",
+    "from_config",
+    "kind_of",
+    "load",
+    "ray",
+    "similarity",
+    "untrained",
+]
+
 MAX_TOKENS = 512  # of a sentence
 BATCH_TOKENS = 512  # more are hardly faster, and take memory
 ATTENTION_BYTES = 1 << 27  # of the attention weights of a batch, all layers together

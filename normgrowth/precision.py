@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+__all__ = ["choose", "float64_throughout", "free_memory"]
+
 LOWER = (torch.float32, torch.bfloat16, torch.float16)
 ACTIVATIONS = 1 << 30  # bytes that a measurement takes beside the weights; its batches are bounded to fit
 

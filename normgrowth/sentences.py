@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+__all__ = ["first"]
+
 FILE = Path(__file__).with_suffix(".txt")  # comments at its beginning, after a #, say where the sentences come from
 
 

@@ -11,13 +11,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hub import Hub
-from playwright.sync_api import Browser, sync_playwright
 
-from workflow.pages import pdf
+from nbutils import devices
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -85,10 +88,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "colab: every notebook once more, as on Colab; `make test-colab`, and CI")
     config.addinivalue_line("markers", "whole: needs a whole run of the book, which the first of these tests makes")
     config.addinivalue_line("markers", "project: runs a small copy of the project, which needs git")
+    config.addinivalue_line(
+        "markers", "gpu: needs CUDA; `pytest -m gpu tests` runs these where there is no more than torch"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m gpu``, leave out files without such tests: they need packages that a machine with a GPU may lack."""
+    if config.option.markexpr.startswith("gpu") and collection_path.suffix == ".py":
+        return "mark.gpu" not in collection_path.read_text(encoding="utf-8") or None
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    no_cuda = pytest.mark.skip(reason="torch finds no CUDA device here")
     for item in items:
+        if item.get_closest_marker("gpu") and not devices.cuda_count():
+            item.add_marker(no_cuda)
         given = getattr(getattr(item, "callspec", None), "params", {})  # by parametrize: no fixtures
         for fixture, marker in (("smoke", "whole"), ("project", "project")):
             if fixture in getattr(item, "fixturenames", ()) and fixture not in given:
@@ -193,6 +209,8 @@ def smoke(whole_smoke: Callable[[], float]) -> Path:
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Path of a Chromium. Without one the test is skipped, except in CI, which skips none."""
+    from workflow.pages import pdf
+
     with contextlib.suppress(RuntimeError):
         return pdf.browser()
     if os.environ.get("CI"):
@@ -202,6 +220,8 @@ def chromium() -> str:
 
 @pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright  # here, so that tests without a browser need none to be collected
+
     off = ("no-sandbox", "disable-gpu", "disable-background-networking", "disable-component-update", "disable-sync")
     with sync_playwright() as play:
         opened = play.chromium.launch(executable_path=chromium, args=[f"--{each}" for each in off])

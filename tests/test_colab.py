@@ -21,6 +21,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from test_notebooks import committed_text
 
 from nbutils.claims.check import records_of
 from workflow import ROOT, book
@@ -89,7 +90,7 @@ def execute(chapter, wheel, base):
     words = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     (spec / "kernel.json").write_text(json.dumps({"argv": words, "display_name": "colab", "language": "python"}))
     address = f"git+{yaml.safe_load((ROOT / '_config.yml').read_text())['repository']['url']}"
-    text = (ROOT / "book" / "notebooks" / f"{chapter}.ipynb").read_text(encoding="utf-8")
+    text = committed_text(chapter)
     assert text.count(f'\\"{address}\\"') == 1
     source = place / f"{chapter}.ipynb"
     source.write_text(text.replace(address, str(wheel)), encoding="utf-8")

@@ -6,10 +6,8 @@ import sys
 
 import nbformat
 import pytest
-import torch
 from conftest import copy_project
 
-from nbutils import devices, models, training
 from nbutils.claims import verdict
 from nbutils.claims.check import records_of
 from workflow import book
@@ -21,8 +19,6 @@ from workflow.notebooks import glued
 # room to the edge of a band with one edge (`compare`). So small a move changes a verdict only where a check stands as
 # close as that to its edge; a value that is rounding has a band of rounding to move in.
 ACROSS_THREADS = 0.1
-# Float32 training on two devices: 20 steps, each with relative errors of some 1e-6, which do not grow much in 20 steps.
-ACROSS_DEVICES = 1e-4
 
 CHAPTER = "scale-invariance"  # draws, and trains networks in float64; one that is cheap
 
@@ -86,33 +82,3 @@ def test_the_whole_book_gives_the_same_bits(smoke, workflow, tmp_path, monkeypat
     for chapter in book.chapters():
         first, again = (build / "seed-0" / f"{chapter}.ipynb" for build in (smoke, tmp_path / "again/_build/smoke"))
         assert values(records_of(first)) == values(records_of(again)), chapter
-
-
-def needs_cuda():
-    if not devices.cuda_count():
-        pytest.skip("torch finds no CUDA device here: CPU against CUDA needs one")
-
-
-def test_training_on_cuda_is_that_on_the_cpu():
-    """Weights and batches are drawn on the CPU in both, so only rounding differs."""
-    needs_cuda()
-    runs = []
-    for where in ("cpu", "cuda"):
-        model = models.CausalLM(64, 32, depth=2, heads=2, length=16, generator=devices.generator(0, "cpu"))
-        drawn = devices.generator(1, "cpu")
-        batches = [torch.randint(64, (8, 17), generator=drawn) for _ in range(20)]
-        runs.append(training.train(model, batches, steps=20, device=where, progress=False).history)
-    for column in ("norm", "step_norm", "loss"):
-        a, b = (run[column].to_numpy()[1:] for run in runs)
-        assert abs(b / a - 1).max() < ACROSS_DEVICES, column
-
-
-@pytest.mark.slow
-def test_chapters_agree_between_cpu_and_cuda(tmp_path):
-    """CPU and CUDA draw other numbers from one seed: random checks agree as two seeds do, each within its band."""
-    needs_cuda()
-    for chapter in ("random-walk", CHAPTER):
-        folders = {where: tmp_path / f"{chapter}-{where}" for where in ("cpu", "cuda")}
-        a, b = (execute(folder, chapter=chapter, where=where)[0] for where, folder in folders.items())
-        found = compare(as_run(a), as_run(b))
-        assert not (found.verdicts or found.failing), (chapter, found)

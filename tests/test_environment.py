@@ -1,7 +1,5 @@
 """README, environment.yml, pyproject, constraints and CITATION agree."""
 
-import importlib
-import importlib.util
 import os
 import re
 import shlex
@@ -14,7 +12,6 @@ import pytest
 import yaml
 from cffconvert.cli.create_citation import create_citation
 
-from nbutils import __main__ as nbutils_command
 from nbutils import devices, profiles
 from nbutils.experiments import packaged
 from normgrowth.__main__ import main, parser
@@ -131,7 +128,7 @@ def test_each_script_and_target_that_a_job_of_the_host_names_is_there():
         steps = "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
         for folder, target in re.findall(r"(?:^|\s)make (?:-C (\S+) )?([a-z-]+)", steps):
             assert re.search(rf"^{target}:", (ROOT / folder / "Makefile").read_text(), re.M), target
-        assert all((ROOT / script).exists() for script in re.findall(r"(?<![\w./])\.ci/[\w-]+", steps))
+        assert all((ROOT / script).exists() for script in re.findall(r"(?<![\w./])\.ci/[\w-]+(?:\.py)?", steps))
 
 
 @pytest.mark.parametrize(("gpus", "binder", "profile"), [(0, 0, "book"), (0, 1, "smoke"), (1, 0, "gpu")])
@@ -141,6 +138,22 @@ def test_auto_is_small_on_binder(gpus, binder, profile, monkeypatch):
     if binder:
         monkeypatch.setenv("BINDER_LAUNCH_HOST", "https://mybinder.org/")
     assert profiles.resolve("auto") == profile
+
+
+NOT_ON_A_GPU_MACHINE = (
+    "axe_playwright_python", "bs4", "cffconvert", "jsonschema", "jupyter_book", "jupytext", "myst_nb", "nbformat",
+    "papermill", "playwright", "pybtex", "snakemake", "sphinx",
+)  # fmt: skip
+
+
+def test_tests_on_a_gpu_are_collected_without_a_browser_and_what_makes_notebooks_and_pages():
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({NOT_ON_A_GPU_MACHINE})); import pytest; sys.exit(pytest.main())"
+    )
+    words = [sys.executable, "-c", code, "-q", "-p", "no:cacheprovider", "-m", "gpu and not slow", "--collect-only"]
+    done = subprocess.run([*words, "tests"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-1500:]
+    assert "test_training_on_cuda_is_that_on_the_cpu" in done.stdout
 
 
 def tiny_gpt2(folder, seed):
@@ -178,52 +191,6 @@ def test_readme_examples_run(tmp_path, monkeypatch):
     sizes = [(tmp_path / name).stat().st_size for name in ("norms.png", "report.html")]
     assert len(commands) == 8 and min(sizes) > 10_000
     assert len((tmp_path / "norms.csv").read_text().splitlines()) > 8  # two steps, by layer
-
-
-OLD_IMPORTS = {
-    "from nbutils import norms": "nbutils.norms is normgrowth.norms now: import that",
-    "import nbutils.checkpoints": "nbutils.checkpoints is normgrowth.checkpoints "
-    "(normgrowth.models for saved, normgrowth.report for page and report) now: import that",
-    "from nbutils.norms.tracker import NormTracker": "nbutils.norms is normgrowth.norms now: import that",
-    "from nbutils.homogeneity import degree": "nbutils.homogeneity is normgrowth.homogeneity now: import that",
-    "from nbutils import saturation, training": "nbutils.saturation is normgrowth.saturation now: import that",
-    "from nbutils import heads": "nbutils.heads is normgrowth.heads now: import that",
-    "import nbutils.fits": "nbutils.fits is normgrowth.fits now: import that",
-    "from nbutils import callbacks": "nbutils.callbacks is normgrowth.callbacks now: import that",
-    "from nbutils.layers import layer_of": "nbutils.layers is normgrowth.layers now: import that",
-    "from nbutils.chapters import growth": "nbutils.chapters is nbutils.experiments now: import that",
-    "from nbutils import together": "nbutils.together is nbutils.ensembles now: import that",
-    "from nbutils import trainings": "nbutils.trainings is nbutils.shared_runs now: import that",
-}
-
-
-@pytest.mark.parametrize("statement", OLD_IMPORTS)
-def test_an_old_import_names_the_new_place_in_one_line(statement):
-    with pytest.raises(ImportError) as caught:
-        exec(statement, {})
-    assert str(caught.value) == OLD_IMPORTS[statement]
-    new_place = str(caught.value).split()[2]
-    assert importlib.util.find_spec(new_place)
-
-
-def test_the_table_of_old_imports_has_each_module_that_moved():
-    import nbutils
-
-    modules = {re.search(r"nbutils\.(\w+) is", line)[1] for line in OLD_IMPORTS.values()}
-    assert modules == set(nbutils.moved.PLACES)
-    with pytest.raises(ModuleNotFoundError, match="No module named"):
-        importlib.import_module("nbutils.nothing")
-
-
-@pytest.mark.parametrize("command", ["norms", "report", "saturation", "heads", "degree"])
-def test_an_old_command_names_the_new_one_in_one_line(command, capsys):
-    assert nbutils_command.main([command, "runs/mine", "--json"]) == 2
-    printed = capsys.readouterr()
-    assert printed.err == f"nbutils {command}: this is `normgrowth {command}` now, with the same options\n"
-    assert printed.out == ""
-    with pytest.raises(SystemExit) as ended:
-        parser().parse_args([command, "--help"])
-    assert ended.value.code == 0
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from scipy import integrate, stats
 
 from nbutils.devices import generator
 from nbutils.experiments import flows
-from nbutils.models import HomogeneousMLP
+from nbutils.experiments.homogeneous import HomogeneousMLP
 
 F64 = torch.float64
 

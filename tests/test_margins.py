@@ -9,7 +9,7 @@ from scipy.special import expit, logit
 
 from nbutils.devices import generator
 from nbutils.experiments import margins
-from nbutils.models import HomogeneousMLP
+from nbutils.experiments.homogeneous import HomogeneousMLP
 
 UNIT = st.lists(st.floats(-100, 100).filter(lambda m: abs(m) > 1e-3), min_size=1, max_size=12)
 

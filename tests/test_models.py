@@ -6,7 +6,8 @@ from torch.func import functional_call
 
 from nbutils.devices import generator
 from nbutils.experiments.counting import Classifier
-from nbutils.models import BLOCK_PLACEMENTS, CausalLM, HomogeneousMLP, SelfAttention
+from nbutils.experiments.homogeneous import HomogeneousMLP
+from nbutils.models import BLOCK_PLACEMENTS, CausalLM, SelfAttention
 from nbutils.shared_runs.recipes_t5 import small_t5
 from normgrowth.homogeneity import degree
 

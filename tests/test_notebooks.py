@@ -27,12 +27,20 @@ def code(notebook):
     return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
 
 
+def committed_text(chapter):
+    """The notebook of a chapter as text. The test fails with what an author is to do where there is none yet."""
+    path = ROOT / "book" / "notebooks" / f"{chapter}.ipynb"
+    if not path.exists():
+        pytest.fail(f"there is no book/notebooks/{chapter}.ipynb: run `make notebooks` and commit it", pytrace=False)
+    return path.read_text(encoding="utf-8")
+
+
 def committed(chapter):
-    return nbformat.read(ROOT / "book" / "notebooks" / f"{chapter}.ipynb", as_version=4)
+    return nbformat.reads(committed_text(chapter), as_version=4)
 
 
 def test_committed_notebook_is_in_step_with_its_source(chapter):
-    text = (ROOT / "book" / "notebooks" / f"{chapter}.ipynb").read_text(encoding="utf-8")
+    text = committed_text(chapter)
     assert text == nbformat.writes(notebooks.plain(book.source(chapter))) + "\n", "run `make notebooks` and commit"
 
 
@@ -102,6 +110,22 @@ def test_first_cell_installs_from_the_configured_repository(chapter):
     first = code(committed(chapter))[0]
     assert f"git+{url}" in first and "--no-deps" in first
     ast.parse(first)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        test_committed_notebook_is_in_step_with_its_source,
+        test_papermill_colab_and_the_hash_have_the_same_code,
+        test_prose_is_plain_markdown,
+        test_first_cell_installs_from_the_configured_repository,
+    ],
+)
+def test_a_chapter_without_its_notebook_is_told_to_make_it(rule, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "_config.yml").write_text((book.ROOT / "_config.yml").read_text())
+    with pytest.raises(pytest.fail.Exception, match=r"no book/notebooks/t5\.ipynb: run `make notebooks`"):
+        rule("t5")
 
 
 def test_runs_in_smoke_and_every_check_is_recorded(chapter, smoke):

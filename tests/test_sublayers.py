@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from nbutils import sublayers
 from nbutils.devices import generator
-from nbutils.sublayers import Sublayer
+from nbutils.experiments import encoder_sublayers
+from nbutils.experiments.encoder_sublayers import Sublayer
 from normgrowth.saturation import scaled
 
 
@@ -40,7 +41,7 @@ def test_attention_is_scaled_dot_product_attention(heads):
 
 def test_placements():
     outputs = {}
-    for placement in sublayers.SUBLAYER_PLACEMENTS:
+    for placement in encoder_sublayers.SUBLAYER_PLACEMENTS:
         layer, x = draw("feedforward", biases=("inner", "output"), placement=placement)
         outputs[placement] = layer(x)
     full, x = draw("feedforward", biases=("inner", "output"))
@@ -58,7 +59,7 @@ def test_placements():
 
 def test_switches_do_not_change_the_other_weights():
     bare, _ = draw("attention", seed=3)
-    full, _ = draw("attention", seed=3, biases=sublayers.BIASES["attention"], project=False)
+    full, _ = draw("attention", seed=3, biases=encoder_sublayers.BIASES["attention"], project=False)
     for name, value in bare.named_parameters():
         if name != "output_weight":
             assert torch.equal(value, dict(full.named_parameters())[name])

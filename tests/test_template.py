@@ -64,4 +64,5 @@ def test_names_that_are_taken_or_wrong_are_refused(project):
 
 
 def test_nothing_of_the_template_is_left_to_fill_in():
-    assert not unfilled(rules.ROOT)
+    left = [f"{file} still has {words!r} of the template" for file, words in sorted(unfilled(rules.ROOT))]
+    assert not left, "; ".join(["fill in, or take out", *left])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nbutils.sublayers import BIASES, Sublayer
+from nbutils.experiments.encoder_sublayers import BIASES, Sublayer
 
 SUBLAYERS = {  # the five of Fig. 1: kind, whether there are biases, placement of the layer norm
     "attention": ("attention", True, "post"),

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from nbutils import intervals
+from nbutils.experiments.homogeneous import HomogeneousMLP
 from nbutils.intervals import Estimate
-from nbutils.models import HomogeneousMLP
 
 Array = NDArray[np.float64]
 # From flat parameters of several networks, (networks, n), to the margins of their examples, (networks, examples).

@@ -73,13 +73,13 @@ def measured_projection(module: nn.Module, inputs: Tensor, labels: Tensor, scale
     Used in ``right-pulls``.
 
     Args:
-        module: has one output and only matrices as parameters, which broadcast as in ``models.HomogeneousMLP``. Scale 1
+        module: has one output and only matrices as parameters, which broadcast as in ``HomogeneousMLP``. Scale 1
             means these parameters.
         inputs: ``(n, n_in)``.
         labels: 0 or 1, ``(n,)``.
         scales: c, ``(n,)``.
 
-    >>> from nbutils.models import HomogeneousMLP
+    >>> from nbutils.experiments.homogeneous import HomogeneousMLP
     >>> net = HomogeneousMLP((3, 8, 1), generator=torch.Generator().manual_seed(0))
     >>> x = torch.ones(2, 3, dtype=torch.float64)
     >>> f, projection = measured_projection(net, x, torch.ones(2), torch.tensor([1.0, 3.0]))
@@ -127,7 +127,7 @@ def measured_equilibrium(module: nn.Module, inputs: Tensor, labels: Tensor) -> f
 
     Used in ``right-pulls``.
 
-    >>> from nbutils.models import HomogeneousMLP
+    >>> from nbutils.experiments.homogeneous import HomogeneousMLP
     >>> net = HomogeneousMLP((1, 1))
     >>> x = torch.full((4, 1), 2.0, dtype=torch.float64)
     >>> _ = nn.init.ones_(net.weights[0])
@@ -182,14 +182,14 @@ def descend(
     Used in ``training-turns``.
 
     Args:
-        modules: have the same shape, one output, and parameters that broadcast as in ``models.HomogeneousMLP``. They
+        modules: have the same shape, one output, and parameters that broadcast as in ``HomogeneousMLP``. They
             are left unchanged.
         inputs: ``(n, n_in)`` for all runs or ``(runs, n, n_in)``.
         labels: 0 or 1, ``(n,)`` for all runs or ``(runs, n)``.
         rate: learning rate.
         times: numbers of steps, from 0 on, after which norm and margins are recorded.
 
-    >>> from nbutils.models import HomogeneousMLP
+    >>> from nbutils.experiments.homogeneous import HomogeneousMLP
     >>> net = HomogeneousMLP((1, 1))
     >>> x = torch.full((4, 1), 2.0, dtype=torch.float64)
     >>> descend([net], x, torch.tensor([1, 1, 1, 0]), rate=1.0, times=[99]).norm.round(6)  # logit(¾) / 2

@@ -8,13 +8,15 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,9 @@ from workflow.processes import die_with
 
 BOOK, STATIC = ROOT / "book", ROOT / "book" / "_static"
 PARTS = '{% from "parts.html.j2" import badge, verdict, checks, judged, number, show, scope, hero with context %}'
+WARNING = re.compile(r"\b(?:WARNING|ERROR|CRITICAL|SEVERE): ")
+HEADING = re.compile(r"(?:Exception occurred|[A-Z][\w ]* error(?: \(.*\))?):")  # of what ended Sphinx
+HOW_TO_REPORT = ("The full traceback has been saved", "Please also report", "This can happen with very large")
 # Warnings that a page alone gives, since what it points at is not there.
 NOT_THERE = ["myst.xref_missing", "myst.xref_ambiguous", "ref.numref", "ref.ref", "toc.not_included"]
 
@@ -184,6 +189,32 @@ def write(folder: Path, content: Mapping[str, bytes]) -> None:
             path.write_bytes(data)
 
 
+def cause(lines: Sequence[str]) -> str:
+    """Why Sphinx did not render, from what it printed: the exception that ended it, or else its first warning.
+
+    "" if it printed neither. Sphinx prints an exception below a heading, after its traceback, and then how to report.
+
+    >>> cause(["x.md:1: WARNING: a", "Exception occurred:", '  File "x.py"', "KeyError: 'b'", "Please also report"])
+    "KeyError: 'b'"
+    >>> cause(["reading", "x.md:1: WARNING: a", "x.md:2: WARNING: b"])
+    'x.md:1: WARNING: a'
+    """
+    headings = [number for number, line in enumerate(lines) if HEADING.fullmatch(line)]
+    if headings:
+        heading = lines[headings[-1]]
+        below = takewhile(lambda line: not line.startswith(HOW_TO_REPORT), lines[headings[-1] + 1 :])
+        message = [line for line in below if line.strip() and not line.startswith((" ", "Traceback "))]
+        if message:
+            return " ".join(message if heading.startswith("Exception") else [heading, *message])
+    warnings = [number for number, line in enumerate(lines) if WARNING.search(line)]
+    if not warnings:
+        return ""
+    end = warnings[0] + 1
+    if lines[warnings[0]].endswith(":"):  # what is wrong stands in the next line
+        end += 1
+    return " ".join(lines[warnings[0] : end])
+
+
 def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
     """Render the sources of a folder beside their place, and put the pages there when they are whole.
 
@@ -197,12 +228,13 @@ def sphinx(folder: Path, target: Path, log: Path, *options: str) -> None:
     with open(log, "w", encoding="utf-8") as text:
         dies_too = partial(die_with, os.getpid())
         done = subprocess.run(command, cwd=ROOT, stdout=text, stderr=subprocess.STDOUT, preexec_fn=dies_too)
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    warnings = [line for line in lines if "WARNING" in line or "ERROR" in line]
+    text_of_log = log.read_text(encoding="utf-8", errors="replace").replace(f"{folder / 'source'}/", "")
+    lines = text_of_log.splitlines()
+    warnings = [line for line in lines if WARNING.search(line)]
     if done.returncode:
         shutil.rmtree(doctrees, ignore_errors=True)  # what was read with a warning would be taken as read without
-        print("\n".join(warnings or lines[-30:]), file=sys.stderr)
-        raise RuntimeError(f"not rendered: {(warnings or lines[-1:] or ['no message'])[0]}")
+        print("\n".join([*warnings, *lines[-30:]]), file=sys.stderr)
+        raise RuntimeError(f"not rendered: {cause(lines) or f'Sphinx ended with status {done.returncode}'}")
     print(*warnings, sep="\n", end="", file=sys.stderr)
     old = folder / "old"
     shutil.rmtree(old, ignore_errors=True)
