@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from torch.optim import _muon
 
 from nbutils import ensembles, training
 from nbutils.devices import generator
@@ -84,26 +85,45 @@ def test_gains_alone_bound_the_scores_of_qk_norm():
     assert llama_readings.caps(net_of(False)).isinf().all()
 
 
-def test_the_muon_of_an_ensemble_is_torchs_for_each_network():
-    shapes = [(24, 24), (12, 24), (72, 24), (24, 72)]
+SHAPES = [(24, 24), (12, 24), (72, 24), (24, 72), (96, 32)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_matrices_are_orthogonalised_as_torchs_muon_does(shape):
+    """To the bit, but where products of many matrices at once add in another order; that is bfloat16's rounding."""
+    matrices = torch.randn(100, *shape, generator=generator(2, "cpu"))
+    theirs = torch.stack(
+        [_muon._zeropower_via_newtonschulz(x, ensemble_muon.NEWTON_SCHULZ, 5, _muon.EPS) for x in matrices]
+    )
+    ours = ensemble_muon.orthogonalised(matrices)
+    equal = (ours == theirs).flatten(1).all(1)
+    assert equal.double().mean() > 0.95
+    assert (ours - theirs).float().norm() < 1e-2 * theirs.float().norm()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.95])
+def test_the_muon_of_an_ensemble_is_torchs_for_each_network(monkeypatch, momentum):
+    """Its momentum, iteration, length of a step and decay, to rounding in float64, in which both iterate here."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
     rng = generator(5, "cpu")
-    stacked = [torch.randn(3, *shape, generator=rng).requires_grad_() for shape in shapes]
-    alone = [[w[i].detach().clone().requires_grad_() for w in stacked] for i in range(3)]
+    stacked = [torch.randn(3, *shape, generator=rng).double().requires_grad_() for shape in SHAPES]
+    alone = [[w[number].detach().clone().requires_grad_() for w in stacked] for number in range(3)]
     first = [w.detach().clone() for w in stacked]
-    ours = ensemble_muon.EnsembleMuon(stacked, 0.01, 0.3)
-    torchs = [torch.optim.Muon(one, 0.01, 0.3, adjust_lr_fn="match_rms_adamw") for one in alone]
-    for _ in range(4):
-        for number, w in enumerate(stacked):
-            w.grad = torch.randn(w.shape, generator=rng)
-            for i, one in enumerate(alone):
-                one[number].grad = w.grad[i].clone()
+    ours = ensemble_muon.EnsembleMuon(stacked, 0.01, 0.3, momentum=momentum)
+    options = {"momentum": momentum, "adjust_lr_fn": "match_rms_adamw"}
+    torchs = [torch.optim.Muon(weights, 0.01, 0.3, **options) for weights in alone]
+    for _ in range(50):
+        for place, w in enumerate(stacked):
+            w.grad = torch.randn(w.shape, generator=rng).double()
+            for number, weights in enumerate(alone):
+                weights[place].grad = w.grad[number].clone()
         ours.step()
-        for one in torchs:
-            one.step()
-    for number, w in enumerate(stacked):
-        theirs = torch.stack([one[number] for one in alone])
-        moved = (theirs - first[number]).norm()
-        assert (w - theirs).norm() / moved < 0.02  # both round to bfloat16 on the way
+        for optimizer in torchs:
+            optimizer.step()
+    for place, w in enumerate(stacked):
+        theirs = torch.stack([weights[place] for weights in alone])
+        moved = (theirs - first[place]).norm()
+        assert (w - theirs).norm() / moved < 1e-9
 
 
 def test_decay_is_a_share_of_the_rate_and_spares_gains():

@@ -18,7 +18,7 @@ from normgrowth import saturation
 
 Array = NDArray[np.float64]
 
-SCALES = (1.25, 2.0, 1000.0)
+SCALES = (1.25, 1000.0)
 
 # ---- what is measured ----
 
