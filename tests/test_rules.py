@@ -91,15 +91,16 @@ x.logsumexp(-1); x.softmax(-1); x.tanh(); x.sigmoid(); torch.erf(x); x.clamp(-1,
 x + x**2; x.clamp(max=1); x.clamp(min=-1); x.clamp(max=-1); x.clamp(min=2); x.clamp_max(1); x.clone().clamp_(max=1)
 torch.minimum(x, torch.tensor(1.)); torch.maximum(torch.tensor(-1.), x); x.clamp(max=torch.tensor(1.))
 x.clamp(max=1) * x; x.clamp(max=1).tanh(); x.clamp(max=1).softmax(-1); x.clamp(max=1).min(); x.clamp(max=1).var(-1)
-x.clamp(max=1) + x**2; F.normalize(x.clamp(max=1), eps=0.0); x.clamp(max=1) * (2 * x.clamp(max=1)).sigmoid() + x; x.clamp(max=1).std(-1)
+x.clamp(max=1) + x**2; F.normalize(x.clamp(max=1), eps=0.0); x.clamp(max=1) * (2 * x.clamp(max=1)).sigmoid() + x
+x.clamp(max=1).std(-1)
 """
 # Values bounded on one side, of which nothing of the other side is left: the degree of the bound is not that of x.
 BOUNDED = """
 x.clamp(max=1).relu(); x.clamp(max=1).clamp(min=0); F.silu(x.clamp(max=1)); x.clamp(max=1).amax(-1)
-x.clamp(max=1).max(); x.clamp(max=1).max(-1)[0]; x.clamp(max=1).topk(2).values; x.clamp(max=1).sort(-1).values[:, -1]; x.abs().clamp(max=1)
-(x.clamp(max=1) / 2).relu(); F.max_pool1d(x.clamp(max=1), 2); x.clamp(max=1).logsumexp(-1); x.norm().clamp(max=1)
-x.clamp(max=1) * (2 * x.clamp(max=1)).sigmoid(); x.clamp(max=1)[x > 0]; (x.clamp(max=1)**3).relu()
-x.clamp(max=1).relu().add_(1)
+x.clamp(max=1).max(); x.clamp(max=1).max(-1)[0]; x.clamp(max=1).topk(2).values; x.clamp(max=1).sort(-1).values[:, -1]
+x.abs().clamp(max=1); (x.clamp(max=1) / 2).relu(); F.max_pool1d(x.clamp(max=1), 2); x.clamp(max=1).logsumexp(-1)
+x.norm().clamp(max=1); x.clamp(max=1) * (2 * x.clamp(max=1)).sigmoid(); x.clamp(max=1)[x > 0]
+(x.clamp(max=1)**3).relu(); x.clamp(max=1).relu().add_(1)
 """
 
 
