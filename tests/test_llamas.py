@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from torch.optim import _muon
 
 from nbutils import ensembles, training
 from nbutils.devices import generator
-from nbutils.experiments import llamas, rays
+from nbutils.experiments import ensemble_muon, llama_readings, llamas, rays
 
 OF = replace(llamas.size("smoke"), steps=60, draws=2)
 TOKENS = torch.randint(2, OF.vocab, (3, OF.length), generator=generator(1, "cpu"))
@@ -64,46 +65,65 @@ def test_scores_are_those_of_the_models_attention(qk_norm):
     with torch.no_grad():
         weights = net(input_ids=TOKENS, output_attentions=True).attentions
     past = torch.ones(OF.length, OF.length, dtype=torch.bool).tril()
-    ours = llamas.scores(net, TOKENS).masked_fill(~past, -torch.inf).softmax(-1)
+    ours = llama_readings.scores(net, TOKENS).masked_fill(~past, -torch.inf).softmax(-1)
     assert torch.allclose(ours, torch.stack(weights), atol=1e-6)
 
 
 def test_gains_alone_bound_the_scores_of_qk_norm():
     net = net_of(True)
-    first = llamas.scores(net, TOKENS)
+    first = llama_readings.scores(net, TOKENS)
     with torch.no_grad():
         for layer in net.model.layers:
             layer.self_attn.q_proj.weight.mul_(1000)
-    assert torch.allclose(llamas.scores(net, TOKENS), first, atol=1e-4)
+    assert torch.allclose(llama_readings.scores(net, TOKENS), first, atol=1e-4)
     with torch.no_grad():
         for layer in net.model.layers:
             layer.self_attn.q_norm.weight.normal_(0, 3, generator=generator(0, "cpu"))
-    large = llamas.scores(net, TOKENS).abs().amax((1, 2, 3, 4))
-    assert (large <= llamas.caps(net) * (1 + 1e-6)).all()
+    large = llama_readings.scores(net, TOKENS).abs().amax((1, 2, 3, 4))
+    assert (large <= llama_readings.caps(net) * (1 + 1e-6)).all()
     assert (large > first.abs().amax((1, 2, 3, 4))).all()
-    assert llamas.caps(net_of(False)).isinf().all()
+    assert llama_readings.caps(net_of(False)).isinf().all()
 
 
-def test_the_muon_of_an_ensemble_is_torchs_for_each_network():
-    shapes = [(24, 24), (12, 24), (72, 24), (24, 72)]
+SHAPES = [(24, 24), (12, 24), (72, 24), (24, 72), (96, 32)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_matrices_are_orthogonalised_as_torchs_muon_does(shape):
+    """To the bit, but where products of many matrices at once add in another order; that is bfloat16's rounding."""
+    matrices = torch.randn(100, *shape, generator=generator(2, "cpu"))
+    theirs = torch.stack(
+        [_muon._zeropower_via_newtonschulz(x, ensemble_muon.NEWTON_SCHULZ, 5, _muon.EPS) for x in matrices]
+    )
+    ours = ensemble_muon.orthogonalised(matrices)
+    equal = (ours == theirs).flatten(1).all(1)
+    assert equal.double().mean() > 0.95
+    assert (ours - theirs).float().norm() < 1e-2 * theirs.float().norm()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.95])
+def test_the_muon_of_an_ensemble_is_torchs_for_each_network(monkeypatch, momentum):
+    """Its momentum, iteration, length of a step and decay, to rounding in float64, in which both iterate here."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
     rng = generator(5, "cpu")
-    stacked = [torch.randn(3, *shape, generator=rng).requires_grad_() for shape in shapes]
-    alone = [[w[i].detach().clone().requires_grad_() for w in stacked] for i in range(3)]
+    stacked = [torch.randn(3, *shape, generator=rng).double().requires_grad_() for shape in SHAPES]
+    alone = [[w[number].detach().clone().requires_grad_() for w in stacked] for number in range(3)]
     first = [w.detach().clone() for w in stacked]
-    ours = llamas.EnsembleMuon(stacked, 0.01, 0.3)
-    torchs = [torch.optim.Muon(one, 0.01, 0.3, adjust_lr_fn="match_rms_adamw") for one in alone]
-    for _ in range(4):
-        for number, w in enumerate(stacked):
-            w.grad = torch.randn(w.shape, generator=rng)
-            for i, one in enumerate(alone):
-                one[number].grad = w.grad[i].clone()
+    ours = ensemble_muon.EnsembleMuon(stacked, 0.01, 0.3, momentum=momentum)
+    options = {"momentum": momentum, "adjust_lr_fn": "match_rms_adamw"}
+    torchs = [torch.optim.Muon(weights, 0.01, 0.3, **options) for weights in alone]
+    for _ in range(50):
+        for place, w in enumerate(stacked):
+            w.grad = torch.randn(w.shape, generator=rng).double()
+            for number, weights in enumerate(alone):
+                weights[place].grad = w.grad[number].clone()
         ours.step()
-        for one in torchs:
-            one.step()
-    for number, w in enumerate(stacked):
-        theirs = torch.stack([one[number] for one in alone])
-        moved = (theirs - first[number]).norm()
-        assert (w - theirs).norm() / moved < 0.02  # both round to bfloat16 on the way
+        for optimizer in torchs:
+            optimizer.step()
+    for place, w in enumerate(stacked):
+        theirs = torch.stack([weights[place] for weights in alone])
+        moved = (theirs - first[place]).norm()
+        assert (w - theirs).norm() / moved < 1e-9
 
 
 def test_decay_is_a_share_of_the_rate_and_spares_gains():
@@ -135,7 +155,7 @@ def test_noise_has_the_squares_of_its_law(name, decay):
     make = partial(llamas.optimizer, name, kinds=["matrix"] * len(theta), rate=llamas.RATE, decay=decay)
     steps = list(ensembles.train(theta, noise, make, OF.steps, rate=llamas.schedule(OF)))
     end = sum(w.double().square().flatten(1).sum(1) for w in steps[-1].after).numpy()
-    low, high = llamas.noise_squares(OF, name, decay, start, generator=generator(1, "cpu"))[:, -1].mean(-1)
+    low, high = llama_readings.noise_squares(OF, name, decay, start, generator=generator(1, "cpu"))[:, -1].mean(-1)
     assert low <= high
     room = 0.1 if name == "adamw" else 0.03  # AdamW's size of the gradient is a mean over 20 steps, and not a constant
     assert low * (1 - room) < end.mean() < high * (1 + room)
@@ -145,7 +165,9 @@ def test_a_population_is_paired_over_sources_and_measures_at_its_marks():
     of = replace(OF, steps=20, dev=2)
     read = llamas.texts(of, seed=0)
     common = {"qk_norm": True, "optimizer_name": "muon", "decay": 0.1, "seed": 0, "device": "cpu"}
-    text, noise = (llamas.population(of, read, source=source, **common) for source in ("text", "noise"))
+    text, noise = (
+        llamas.population(of, read, llama_readings.measure, source=source, **common) for source in ("text", "noise")
+    )
     assert set(text.measures["step"]) == set(llamas.marks(of))
     assert len(text.measures) == of.draws * len(llamas.marks(of))
     assert all(torch.equal(w, noise.snapshots[0][name]) for name, w in text.snapshots[0].items())
@@ -157,7 +179,7 @@ def test_a_population_is_paired_over_sources_and_measures_at_its_marks():
 
 def test_along_the_ray_a_network_is_itself_at_one():
     net = net_of(False).double()
-    values = llamas.reading_along(net, TOKENS, scales=(1.0,))
+    values = llama_readings.reading_along(net, TOKENS, scales=(1.0,))
     assert values["stay 1"] == 1 and values["raw"] == pytest.approx(1) and values["centred"] == pytest.approx(1)
     reading = rays.read(net, TOKENS)
     assert values["positions"] == pytest.approx(float(reading.positions.mean(0).median()))

@@ -88,7 +88,19 @@ F.scaled_dot_product_attention(F.normalize(x, eps=0.0)[None], F.normalize(x, eps
 SATURATING = """
 F.gelu(x); F.silu(x); F.mish(x); F.softplus(x); F.hardswish(x); F.elu(x); F.glu(x); F.log_softmax(x, -1)
 x.logsumexp(-1); x.softmax(-1); x.tanh(); x.sigmoid(); torch.erf(x); x.clamp(-1, 1); F.hardtanh(x); F.prelu(x, x[0])
-x + x**2
+x + x**2; x.clamp(max=1); x.clamp(min=-1); x.clamp(max=-1); x.clamp(min=2); x.clamp_max(1); x.clone().clamp_(max=1)
+torch.minimum(x, torch.tensor(1.)); torch.maximum(torch.tensor(-1.), x); x.clamp(max=torch.tensor(1.))
+x.clamp(max=1) * x; x.clamp(max=1).tanh(); x.clamp(max=1).softmax(-1); x.clamp(max=1).min(); x.clamp(max=1).var(-1)
+x.clamp(max=1) + x**2; F.normalize(x.clamp(max=1), eps=0.0); x.clamp(max=1) * (2 * x.clamp(max=1)).sigmoid() + x
+x.clamp(max=1).std(-1)
+"""
+# Values bounded on one side, of which nothing of the other side is left: the degree of the bound is not that of x.
+BOUNDED = """
+x.clamp(max=1).relu(); x.clamp(max=1).clamp(min=0); F.silu(x.clamp(max=1)); x.clamp(max=1).amax(-1)
+x.clamp(max=1).max(); x.clamp(max=1).max(-1)[0]; x.clamp(max=1).topk(2).values; x.clamp(max=1).sort(-1).values[:, -1]
+x.abs().clamp(max=1); (x.clamp(max=1) / 2).relu(); F.max_pool1d(x.clamp(max=1), 2); x.clamp(max=1).logsumexp(-1)
+x.norm().clamp(max=1); x.clamp(max=1) * (2 * x.clamp(max=1)).sigmoid(); x.clamp(max=1)[x > 0]
+(x.clamp(max=1)**3).relu(); x.clamp(max=1).relu().add_(1)
 """
 
 
@@ -117,6 +129,15 @@ def test_asymptotic_rules_of_operations(text):
         degree(net, x, 2)
     measured = measure_degree(net, x, [1e3, 1e5], input_degree=2)
     assert measured.log_ratio[0] == pytest.approx(float(degree(net, x, 2, approximate=True)), abs=0.01)
+
+
+@pytest.mark.parametrize("text", expressions(BOUNDED))
+def test_a_bound_is_not_given_the_degree_of_what_it_bounds(text):
+    net = net_of_expression(text)
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    assert abs(measure_degree(net, x, [1e3, 1e5], input_degree=2).log_ratio[0]) < 0.01
+    with pytest.raises(NotHomogeneous, match="is 0 here, and what is left has another degree"):
+        degree(net, x, 2, approximate=True)
 
 
 # --- Generated networks: a random program over values of shape (4 tokens, 4 features), with its degrees ---------------

@@ -298,7 +298,8 @@ def gated_clamp(algebra: homogeneity.Algebra, x: Any, min: Any = None, max: Any 
     """The rule of ``clamp`` where a bound above makes the gate x·σ(αx) bounded, as in gpt-oss.
 
     With x ≤ 7 the gate is 7σ(7α) where it opens, and exponentially small where it closes: its degree is 0. The rules
-    go from operation to operation, so this is said of x, whose degree no other operation of gpt-oss reads.
+    go from operation to operation. They give x the degree of its side without a bound, which σ closes, and refuse the
+    product. So its degree is said of x, which no other operation of gpt-oss reads.
 
     Used in ``today``.
     """

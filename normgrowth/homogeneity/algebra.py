@@ -285,6 +285,18 @@ class Algebra:
             return Fraction(self.degree_of(x))
         return self.continuous(x)
 
+    def bounded(self, x: Any, *bounds: Any) -> Any:
+        """The larger or the smaller of x and constants. On one side of 0 it keeps a positive degree, asymptotically.
+
+        On the other side it is the bound, of degree 0: its leading part is that of x beside a bound of 0.
+        """
+        distinct = self._distinct_degrees((x, *bounds))
+        are_constant = all(self.is_constant(bound) for bound in bounds)
+        if len(distinct) > 1 and self.approximate and are_constant and self.degree_of(x) > 0:
+            self.note("asymptotic: bounded on one side", leading=True, largest=Fraction(self.degree_of(x)))
+            return Fraction(self.degree_of(x))
+        return self.equal_degrees(x, *bounds)
+
     def affine(self, x: Any, weight: Any = None, bias: Any = None) -> Any:
         """x · weight + bias. An absent weight is 1 and an absent bias is 0."""
         product = self.degree_of(x) if weight is None else self.mul(x, weight)

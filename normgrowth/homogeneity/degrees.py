@@ -44,9 +44,9 @@ def degree(
             similar functions keep a positive degree, and a sum has the largest degree of its terms. This is
             bookkeeping, not a proof: it fails where leading terms cancel, or vanish on a region, as that of
             ``elu(-abs(x))`` does. Division by such a value and rounding it are refused, and so are ``maximum`` and
-            ``minimum`` of values with different degrees. Division by its norm or standard deviation is allowed; the
-            degree is wrong if leading terms add nothing to a standard deviation. Signs and comparisons are those of
-            this run.
+            ``minimum`` of values with different degrees, unless one is a constant, or a bound of ``clamp``. Division by
+            its norm or standard deviation is allowed; the degree is wrong if leading terms add nothing to a standard
+            deviation. Signs and comparisons are those of this run.
         check: also run the module at several scales, in float64 throughout, and raise if the output does not have the
             degree. An exact degree must hold from scale 1 to 10 and from 10 to 100; an asymptotic one from 10³ to 10⁴,
             or further up, as long as nothing overflows.

@@ -19,7 +19,7 @@ from normgrowth.homogeneity.algebra import EVERY
 
 __all__ = ["KEEP_ZEROS", "LIMITS", "TERMS", "LeadingParts", "lower_terms"]
 
-# The terms of operations that add, as places of their factors in the arguments.
+# The terms of operations that add, or take the larger or smaller, as places of their factors in the arguments.
 TERMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "add": ((0,), (1,)),
     "sub": ((0,), (1,)),
@@ -31,18 +31,25 @@ TERMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "index_add": ((0,), (3,)),
     "scatter_add": ((0,), (3,)),
     "native_batch_norm": ((0, 1), (2,), (3, 1)),
+    "clamp": ((0,), (1,), (2,)),
+    "clamp_max": ((0,), (1,)),
+    "clamp_min": ((0,), (1,)),
+    "maximum": ((0,), (1,)),
+    "minimum": ((0,), (1,)),
 }
 # Operations that make the leading part of a result of the leading parts of operands.
 KEEP_ZEROS = {
-    "abs", "bmm", "cat", "clone", "constant_pad_nd", "contiguous", "copy", "cumsum", "dot", "elu", "embedding",
-    "expand", "flip", "gather", "gelu", "hardswish", "index", "index_select", "leaky_relu", "linalg_vector_norm",
-    "masked_fill", "mean", "mm", "mul", "mv", "neg", "permute", "relu", "repeat", "reshape", "roll", "silu", "sqrt",
-    "square", "stack", "std", "sum", "to_copy", "tril", "triu", "where", *TERMS,
+    "abs", "adaptive_avg_pool2d", "amax", "avg_pool2d", "bmm", "cat", "clone", "constant_pad_nd", "contiguous", "copy",
+    "cumsum", "div", "dot", "elu", "embedding", "expand", "flip", "gather", "gelu", "hardswish", "index",
+    "index_select", "leaky_relu", "linalg_vector_norm", "masked_fill", "max", "max_pool2d_with_indices", "mean", "min",
+    "mm", "mul", "mv", "neg", "permute", "pow", "prelu_kernel", "relu", "repeat", "reshape", "roll", "silu", "sort",
+    "sqrt", "square", "stack", "std", "sum", "to_copy", "topk", "tril", "triu", "var", "where", *TERMS,
 }  # fmt: skip
 # Functions with a positive degree in the limit of large arguments, and what is 0 where the limit is.
-LIMITS: dict[str, Callable[[Tensor], Tensor]] = {
-    **dict.fromkeys(("elu", "gelu", "hardswish", "mish", "silu", "softplus", "sigmoid"), torch.relu),
-    **dict.fromkeys(("glu", "log_softmax", "logsumexp"), torch.clone),
+LIMITS: dict[str, Callable[..., Tensor]] = {
+    **dict.fromkeys(("elu", "gelu", "hardswish", "mish", "silu", "softplus", "sigmoid"), lambda x, *_: x.relu()),
+    **dict.fromkeys(("glu", "log_softmax"), lambda x, *_: x.clone()),
+    "logsumexp": lambda x, dim, keepdim=False: x.amax(dim, keepdim),
 }
 
 
@@ -100,11 +107,10 @@ class LeadingParts:
             x = operands[place]
             operands[place] = torch.zeros_like(x) if isinstance(x, Tensor) else 0
         if name in LIMITS:
-            operands[0] = LIMITS[name](self.of(operands[0]))
-            return operands[0]
-        if func._schema.is_mutable:
-            operands[0] = operands[0].clone()
+            return LIMITS[name](self.of(operands[0]), *operands[1:])
         operands, kwargs = tree_map_only(Tensor, self.of, (operands, kwargs))
+        if func._schema.is_mutable:
+            operands[0] = operands[0].clone()  # after ``of``, which knows a tensor by its memory
         return tree_leaves(func(*operands, **kwargs))[0]
 
 

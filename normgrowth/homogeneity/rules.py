@@ -74,7 +74,8 @@ def finite_bound(bound: Any) -> Any:
 def clamp(a: Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
     """``clamp`` keeps the degree of x if the bounds have the same one; 0 and ∞ have every degree.
 
-    Between two finite bounds the degree is 0 asymptotically, since the values then lie on the bounds.
+    Between two finite bounds the degree is 0 asymptotically, since the values then lie on the bounds. For one bound see
+    ``Algebra.bounded``.
     """
     lower = finite_bound(min)
     upper = finite_bound(max)
@@ -82,7 +83,12 @@ def clamp(a: Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
         return a.add(x, lower)
     if all(isinstance(bound, int | float) and math.isfinite(bound) for bound in (lower, upper)):
         return a.saturating(x)
-    return a.equal_degrees(x, lower, upper)
+    return a.bounded(x, lower, upper)
+
+
+def larger_or_smaller(a: Algebra, x: Any, y: Any) -> Any:
+    """``maximum`` and ``minimum``, of which a constant is a bound."""
+    return a.bounded(y, x) if a.is_constant(x) else a.bounded(x, y)
 
 
 def layer_norm(a: Algebra, x: Any, weight: Any, bias: Any, eps: float) -> Any:
@@ -157,8 +163,9 @@ register("convolution", lambda a, x, weight, bias, *_: a.affine(x, weight, bias)
 register("prelu_kernel", lambda a, x, weight: a.add(x, a.mul(x, weight)))  # max(0, x) + weight · min(0, x)
 register("div", Algebra.div)
 register("eq ne lt le gt ge", comparison)
-register("maximum minimum", lambda a, x, y: a.equal_degrees(x, y))
+register("maximum minimum", larger_or_smaller)
 register("clamp clamp_min", clamp)
+register("clamp_max", lambda a, x, max: clamp(a, x, None, max))
 register("hardtanh", lambda a, x, min_val=-1, max_val=1: clamp(a, x, min_val, max_val))
 register("constant_pad_nd", lambda a, x, _pad, value=0: a.equal_degrees(x, value))
 register("cat", lambda a, tensors, *_, **__: a.side_by_side(*tensors))
