@@ -40,7 +40,9 @@ EQUAL = {
     "of the repository's tables, and one word or number of the sentence fails there": (
         "t5-alignment t5-step-size t5-sqrt-whole t5-layers-sqrt"
     ),
-    "of the repository's curves, and they have what the sentence says": "t5-sqrt t5-neighbour-cosine lm-saturation",
+    "of the repository's curves, and they have what the sentence says": (
+        "t5-sqrt t5-neighbour-cosine lm-saturation t5-misaligned"
+    ),
     "of each of a few that are named, and one or two are exceptions": "lm-curves pretrained-level t5-layers-sqrt",
     "the repository's code does not do what its name says": "t5-encoder-only lm-causal lm-pplx fig4-switch",
     "right by the measure that the sentence names": "lm-saturation saturated-exchange fig4-values",
@@ -98,6 +100,7 @@ BESIDE = {
     "lm-growth": ("lm-usual-decay", "at every rate, where that is *probable*, and allows for other hyperparameters"),
     "optimizer-sqrt": ("misaligned", "of noise under another optimizer"),
     "encoder-null": ("t5-sqrt", "a curve of growth, whatever its cause"),
+    "embedding-tied": ("embedding-obscures", "of T5's, where that is of embeddings that are updated infrequently"),
     "t5-own": ("t5-sqrt", "small networks, not T5-base"),
     "lm-over-noise": ("lm-growth-four", "growth, whatever its cause"),
     "lm-threshold": ("lm-lr-wd", "a formula for the same decay; its runs are judged there as well"),
