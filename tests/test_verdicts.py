@@ -47,9 +47,10 @@ EQUAL = {
     "the repository's code does not do what its name says": "t5-encoder-only lm-causal lm-pplx fig4-switch",
     "right by the measure that the sentence names": "lm-saturation saturated-exchange fig4-values",
     "of pretrained models, of which no series and no population is at hand": (
-        "pretrained-saturated longer-saturates small-saturate-more"
+        "pretrained-saturated longer-saturates small-saturate-more growth-guides"
     ),
-    "false at a positive share of inputs, draws or batches": "step-functions theorem6 equilibrium-grows",
+    "false at a positive share of inputs or draws": "step-functions theorem6",
+    "right on each ray or at given margins, and between them not on an open set": "f-monotone equilibrium-grows",
     "the repository does not tell what was printed": "t5-printed-encoder fig4-printed lm-growth-four lm-lookahead",
 }
 
@@ -83,6 +84,7 @@ NARROWS = {
 # Claims of ours that leave the paper's claim nearest to them as it is, with the reason.
 BESIDE = {
     "exchange-predicts": ("saturated-exchange", "of predictions, where that is of cosines"),
+    "growth-against-turning": ("growth-guides", "small models, where that is of pretrained ones"),
     "small-early": ("longer-saturates", "small models, where that is of pretrained ones"),
     "saturated-or-collapsed": ("lm-saturation", "what a level of 1.00 means"),
     "walk-general-steps": ("walk-sqrt", "Eq. 5 is of Gaussian steps"),
