@@ -79,7 +79,7 @@ NARROWS = {
     "aligned-log": "assumption1",
     "fig1-ray": "equilibrium-grows",
     "stack-sign": "larger-networks",
-    "mpnet-unsaturated": "pretrained-general",
+    "mpnet-unsaturated": "pretrained-level",
 }
 # Claims of ours that leave the paper's claim nearest to them as it is, with the reason.
 BESIDE = {
