@@ -26,7 +26,15 @@ from normgrowth.homogeneity.algebra import (
     kind_of,
     readable,
 )
-from normgrowth.homogeneity.leading import KEEP_ZEROS, LIMITS, TERMS, LeadingParts, lower_terms
+from normgrowth.homogeneity.leading import (
+    KEEP_ZEROS,
+    KEEP_ZEROS_OF_DEGREE_0,
+    LIMITS,
+    TERMS,
+    LeadingParts,
+    divisor_of,
+    lower_terms,
+)
 from normgrowth.homogeneity.measure import (
     Selection,
     arguments,
@@ -162,6 +170,11 @@ class Forward(Algebra, TorchDispatchMode):
         if row["largest"] is not None and name == "cat":
             tensors = [x if self.degree_of(x) in (row["largest"], EVERY) else torch.zeros_like(x) for x in args[0]]
             return parts.result(name, func, (tensors, *args[1:]), kwargs, [])
+        if row["largest"] is not None and name == "prelu_kernel":
+            leading = parts.of(args[0]).clamp(max=0) * parts.of(args[1])
+            if not leading.any():
+                self._fail_at_zero(f"its leading term, of degree {readable(row['largest'])},", args)
+            return leading
         if row["largest"] is not None and name in TERMS:
             lower, factors = lower_terms(name, args, row["largest"], self.degree_of)
             leading = parts.result(name, func, args, kwargs, lower)
@@ -169,11 +182,17 @@ class Forward(Algebra, TorchDispatchMode):
                 self._fail_at_zero(f"its leading term, of degree {readable(row['largest'])},", factors)
             return leading
         if row["has_limit"] and name in LIMITS:
-            leading = parts.result(name, func, args, kwargs, [])
+            leading = parts.result(name, func, args, kwargs, [], has_limit=True)
             if not leading.any() and name != "sigmoid":
                 self._fail_at_zero("its limit far from 0", args[:1])
-            return leading if name == "sigmoid" and not leading.any() else None
-        if parts.has_mask((args, kwargs)) and name in KEEP_ZEROS:
+            return leading
+        if not parts.has_mask((args, kwargs)):
+            return None
+        divisor = divisor_of(name, args)
+        if divisor is not None and bool(((parts.of(divisor) == 0) & (divisor != 0)).any()):
+            self.fail("the leading term of the divisor is 0 somewhere", divisor)
+        keeps_zeros = name in KEEP_ZEROS or (name in KEEP_ZEROS_OF_DEGREE_0 and self.degree_of(args[0]) == 0)
+        if keeps_zeros and not row["has_limit"]:
             return parts.result(name, func, args, kwargs, [])
         return None
 
@@ -202,7 +221,8 @@ class Forward(Algebra, TorchDispatchMode):
         written: list[Tensor],
     ) -> None:
         """Remember where the leading part of a new value is 0, and the parameter that makes all of the value 0."""
-        memory = {x.untyped_storage().data_ptr() for x in operands if all(x is not other for other in written)}
+        memory = {x.untyped_storage().data_ptr() for x in operands}
+        memory -= {x.untyped_storage().data_ptr() for x in written}
         new = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and is_real_valued(x)]
         new = [x for x in new if x.untyped_storage().data_ptr() not in memory]
         if new and leading is not None and leading.shape == new[0].shape:

@@ -7,7 +7,7 @@ decides, unless a later operation takes just these channels; so they are remembe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from normgrowth.homogeneity.algebra import EVERY
+from normgrowth.homogeneity.algebra import EVERY, INFINITE
 
-__all__ = ["KEEP_ZEROS", "LIMITS", "TERMS", "LeadingParts", "lower_terms"]
+__all__ = ["KEEP_ZEROS", "KEEP_ZEROS_OF_DEGREE_0", "LIMITS", "TERMS", "LeadingParts", "divisor_of", "lower_terms"]
 
 # The terms of operations that add, or take the larger or smaller, as places of their factors in the arguments.
 TERMS: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -41,16 +41,33 @@ TERMS: dict[str, tuple[tuple[int, ...], ...]] = {
 KEEP_ZEROS = {
     "abs", "adaptive_avg_pool2d", "amax", "avg_pool2d", "bmm", "cat", "clone", "constant_pad_nd", "contiguous", "copy",
     "cumsum", "div", "dot", "elu", "embedding", "expand", "flip", "gather", "gelu", "hardswish", "index",
+    "fft_c2c", "fft_r2c", "im2col", "index_put", "norm", "scatter", "upsample_bilinear2d", "upsample_nearest1d",
+    "upsample_nearest2d", "vdot",
     "index_select", "leaky_relu", "linalg_vector_norm", "masked_fill", "max", "max_pool2d_with_indices", "mean", "min",
     "mm", "mul", "mv", "neg", "permute", "pow", "prelu_kernel", "relu", "repeat", "reshape", "roll", "silu", "sort",
     "sqrt", "square", "stack", "std", "sum", "to_copy", "topk", "tril", "triu", "var", "where", *TERMS,
 }  # fmt: skip
 # Functions with a positive degree in the limit of large arguments, and what is 0 where the limit is.
 LIMITS: dict[str, Callable[..., Tensor]] = {
-    **dict.fromkeys(("elu", "gelu", "hardswish", "mish", "silu", "softplus", "sigmoid"), lambda x, *_: x.relu()),
-    **dict.fromkeys(("glu", "log_softmax"), lambda x, *_: x.clone()),
+    **dict.fromkeys(("elu", "gelu", "hardswish", "mish", "silu", "softplus"), lambda x, *_: x.relu()),
+    "sigmoid": lambda x: (x >= 0).to(x.dtype),
+    "glu": lambda x, dim=-1: x.chunk(2, dim)[0] * (x.chunk(2, dim)[1] >= 0),
+    "log_softmax": lambda x, dim, *_: x - x.amax(dim, keepdim=True),
     "logsumexp": lambda x, dim, keepdim=False: x.amax(dim, keepdim),
 }
+
+
+# Those that keep them only where nothing grows: of a larger argument they are a limit.
+KEEP_ZEROS_OF_DEGREE_0 = {"tanh", "erf", "native_layer_norm", "native_group_norm", *LIMITS}
+
+
+def divisor_of(name: str, args: Sequence[Any]) -> Tensor | None:
+    """What an operation divides by, if that is a tensor; None where it does not divide."""
+    divides_by_first = name in ("rsqrt", "reciprocal") or (
+        name == "pow" and isinstance(args[1], int | float) and args[1] < 0
+    )
+    divisor = args[1] if name == "div" else args[0] if divides_by_first else None
+    return divisor if isinstance(divisor, Tensor) else None
 
 
 class LeadingParts:
@@ -63,6 +80,8 @@ class LeadingParts:
 
     def of(self, x: Tensor) -> Tensor:
         """A value with zeros where its leading part is 0."""
+        if x.is_complex() and not x.is_conj():
+            return torch.view_as_complex(self.of(torch.view_as_real(x)).contiguous())
         mask = self.masks.get(x.untyped_storage())
         if mask is None or mask.numel() != _entries(x):
             return x
@@ -70,6 +89,9 @@ class LeadingParts:
 
     def keep(self, x: Tensor, leading: Tensor) -> None:
         """Remember where the leading part of x, of the same shape, is 0."""
+        if x.is_complex() and not x.is_conj():
+            self.keep(torch.view_as_real(x), torch.view_as_real(leading.resolve_conj()))
+            return
         zero = leading == 0
         storage = x.untyped_storage()
         if storage not in self.masks:
@@ -97,7 +119,7 @@ class LeadingParts:
         tensors = [x for x in tree_leaves(values) if isinstance(x, Tensor)]
         return bool(self.masks) and any(x.untyped_storage() in self.masks for x in tensors)
 
-    def result(self, name: str, func: Any, args: Any, kwargs: Any, lower: list[int]) -> Tensor:
+    def result(self, name: str, func: Any, args: Any, kwargs: Any, lower: list[int], has_limit: bool = False) -> Tensor:
         """The leading part of the first result of an operation that has not run yet.
 
         ``lower``: places of arguments in whose place a 0 leaves the leading terms.
@@ -105,8 +127,8 @@ class LeadingParts:
         operands = list(args)
         for place in lower:
             x = operands[place]
-            operands[place] = torch.zeros_like(x) if isinstance(x, Tensor) else 0
-        if name in LIMITS:
+            operands[place] = x.masked_fill(x.abs() < INFINITE, 0) if isinstance(x, Tensor) else 0
+        if name in LIMITS and has_limit:
             return LIMITS[name](self.of(operands[0]), *operands[1:])
         operands, kwargs = tree_map_only(Tensor, self.of, (operands, kwargs))
         if func._schema.is_mutable:

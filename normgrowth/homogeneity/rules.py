@@ -9,7 +9,6 @@ An operation on values that do not change with scale needs no rule. Where the re
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -81,9 +80,21 @@ def clamp(a: Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
     upper = finite_bound(max)
     if upper is None and a.is_guarded_size(x, lower):
         return a.add(x, lower)
-    if all(isinstance(bound, int | float) and math.isfinite(bound) for bound in (lower, upper)):
+    if all(_is_finite_constant(a, bound) for bound in (lower, upper)):
         return a.saturating(x)
     return a.bounded(x, lower, upper)
+
+
+def _is_finite_constant(a: Algebra, bound: Any) -> bool:
+    return bound is not None and a.is_constant(bound) and bool((torch.as_tensor(bound).abs() < INFINITE).all())
+
+
+def hardtanh(a: Algebra, x: Any, min_val: Any = -1, max_val: Any = 1) -> Any:
+    """``clamp`` by two numbers; if just one of them is finite it is refused, unless it is 0: write ``clamp``."""
+    bounds = finite_bound(min_val), finite_bound(max_val)
+    if all(_is_finite_constant(a, bound) for bound in bounds):
+        return clamp(a, x, *bounds)
+    return a.equal_degrees(x, *bounds)
 
 
 def larger_or_smaller(a: Algebra, x: Any, y: Any) -> Any:
@@ -166,7 +177,7 @@ register("eq ne lt le gt ge", comparison)
 register("maximum minimum", larger_or_smaller)
 register("clamp clamp_min", clamp)
 register("clamp_max", lambda a, x, max: clamp(a, x, None, max))
-register("hardtanh", lambda a, x, min_val=-1, max_val=1: clamp(a, x, min_val, max_val))
+register("hardtanh", hardtanh)
 register("constant_pad_nd", lambda a, x, _pad, value=0: a.equal_degrees(x, value))
 register("cat", lambda a, tensors, *_, **__: a.side_by_side(*tensors))
 register("stack", lambda a, tensors, *_, **__: a.equal_degrees(*tensors))
