@@ -54,7 +54,7 @@ def codes():
         yield chapter, "\n".join(book.code_cells(chapter))
 
 
-@pytest.mark.parametrize(("place", "code"), codes(), ids=lambda text: text if len(text) < 40 else "code")
+@pytest.mark.parametrize(("place", "code"), list(codes()), ids=lambda text: text if len(text) < 40 else "code")
 def test_what_readers_copy_is_public(place, code):
     tree = ast.parse(code)
     parts = {}  # local name of a part → its full name
