@@ -52,19 +52,20 @@ def compare(a: Judgement, b: Judgement) -> Comparison:
 
 def _distance(a: Record, b: Record) -> float:
     """How far a check moved; infinite where it has no scale, or where one run alone has a number."""
-    before = _number(a.measured)
-    after = _number(b.measured)
+    before = number(a.measured)
+    after = number(b.measured)
     if before == after or (math.isnan(before) and math.isnan(after)):
         return 0.0
     low, high = a.band or (None, None)
     if low is None or high is None:
-        scale = abs(before - _number(high if low is None else low))
+        scale = abs(before - number(high if low is None else low))
     else:
-        scale = (_number(high) - _number(low)) / 2
+        scale = (number(high) - number(low)) / 2
     return abs(after - before) / scale if math.isfinite(after - before) and scale > 0 else math.inf
 
 
-def _number(value: Value) -> float:
+def number(value: Value) -> float:
+    """A measured value, or an edge, as a number; NaN where there is none."""
     return math.nan if value is None else float(value)  # what is not finite is text in JSON
 
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nbutils.claims import OF_CHANCE
-from nbutils.claims.records import Record, Value, format_band, format_number
+from nbutils.claims.records import Record, format_band, format_number
 from workflow import ROOT, Run, write, write_atomically
+from workflow.compare import number
 from workflow.judge import Judgement
 
 SHOWN = 15  # checks of the table that held at all seeds: those nearest to an edge
@@ -60,8 +61,8 @@ class Spread(NamedTuple):
     @property
     def finite(self) -> np.ndarray:
         """What was measured where it is a finite number."""
-        numbers = [_number(record.measured) for record in self.records.values()]
-        return np.array([number for number in numbers if math.isfinite(number)])
+        numbers = [number(record.measured) for record in self.records.values()]
+        return np.array([value for value in numbers if math.isfinite(value)])
 
     @property
     def room(self) -> float:
@@ -73,7 +74,7 @@ class Spread(NamedTuple):
         if len(values) < 2 or np.ptp(values) == 0:
             return math.inf
         distances = [
-            sign * (_number(record.measured) - _number(edge))
+            sign * (number(record.measured) - number(edge))
             for record in self.records.values()
             for sign, edge in zip((1, -1), record.band or (), strict=False)
             if edge is not None
@@ -158,7 +159,7 @@ def _row(spread: Spread) -> tuple[str, ...]:
         f"{record.chapter}: {record.claim}: {record.check}",
         ", ".join(map(str, spread.red)),
         ", ".join(map(str, spread.noted)),
-        *(format_number(number) for number in numbers),
+        *(format_number(value) for value in numbers),
         spread.band,
         room,
     )
@@ -176,7 +177,3 @@ def _of_check(spread: Spread) -> dict[str, Any]:
     bands = {str(seed): record.band for seed, record in spread.records.items()}
     room = spread.room if math.isfinite(spread.room) else None
     return {**facts, "values": values, "bands": bands, "red": spread.red, "noted": spread.noted, "room": room}
-
-
-def _number(value: Value) -> float:
-    return math.nan if value is None else float(value)
