@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT, chapter, check, write_chapters
 
 from nbutils.claims.records import Record
-from workflow import Run, execute, gpus, run, seeds, write
+from workflow import Run, costs, execute, gpus, run, seeds, write
 from workflow.collect import NOT_STARTED, Collected
 from workflow.judge import Judgement, Problem
 from workflow.processes import CANCELLED, SUPERSEDED, last_words
@@ -121,8 +121,8 @@ def test_a_run_through_a_profile_asks_for_what_the_last_one_took(project, workfl
     assert done.returncode == 0, done.stdout[-3000:]
     stats = json.loads((project / "_build/smoke/seed-0/01-one.json").read_text())
     assert stats["threads"] == 2, "the profile sets them"
-    costs = json.loads((project / "_build/smoke/costs-cpu.json").read_text())
-    assert costs["01-one"] == {"seconds": round(stats["seconds"], 1), "peak_mb": round(stats["peak_mb"])}
+    taken = json.loads((project / "_build/smoke/costs-cpu.json").read_text())
+    assert taken["01-one"] == {"seconds": round(stats["seconds"], 1), "peak_mb": round(stats["peak_mb"])}
     words = [sys.executable, "-m", "snakemake", "notebooks", "--dry-run", "--forceall", "--nolock", "--cores", "2"]
     settings = ["profile=smoke", "runs=0,1:01-one", "threads=1", "time_limit=60", "token=x"]
     plan_of = {}
@@ -140,6 +140,26 @@ def test_a_run_through_a_profile_asks_for_what_the_last_one_took(project, workfl
     assert f"mem_mb={memory}" in plan_of["cpu"] and f"runtime={minutes:.0f}" in plan_of["cpu"], plan_of["cpu"]
     assert plan_of["cpu"].count("rule execute") == 2, "one job a seed"
     assert "gpu=1" in plan_of["cuda"] and "mem_mb=6500" in plan_of["cuda"], "on a GPU it did not run yet"
+
+
+@pytest.mark.parametrize(
+    ("name", "taken", "changes"),
+    [
+        ("t5", costs.Cost(seconds=85, peak_mb=1010), False),  # three times as long, on a busy machine
+        ("t5", costs.Cost(seconds=30, peak_mb=2500), True),  # more memory than a job would get
+        ("t5", costs.Cost(seconds=5, peak_mb=1000), True),  # the work is another
+        ("aligned", costs.Cost(seconds=30, peak_mb=1000), True),  # a new job
+    ],
+)
+def test_kept_costs_change_only_where_they_no_longer_serve(monkeypatch, tmp_path, name, taken, changes):
+    monkeypatch.setattr(costs, "KEPT", tmp_path / "costs.json")
+    monkeypatch.setattr(costs, "BUILD", tmp_path)
+    before = {"t5": costs.Cost(seconds=30, peak_mb=1000)}
+    costs.KEPT.write_text(costs._text(before))
+    (tmp_path / "book").mkdir()
+    (tmp_path / "book/costs-cpu.json").write_text(costs._text({name: taken}))
+    costs.keep()
+    assert costs._read(costs.KEPT) == (before | {name: taken} if changes else before)
 
 
 # ---- jobs that end before their end ----

@@ -71,11 +71,24 @@ def remember(runs: Sequence[Run]) -> None:
 
 
 def keep() -> None:
-    """Keep in the checkout what the last run of profile ``book`` took here."""
+    """Keep in the checkout what the last run of profile ``book`` took here, where what was kept no longer serves.
+
+    The same job takes longer on a busy machine, and then a file of the checkout would change with nothing else.
+    """
+    kept = _read(KEPT)
     taken = _read(_file("book", "cpu"))
-    if taken:
-        existing = {*book.chapters(), *shared_runs.names()}
-        write_atomically(KEPT, _text({name: cost for name, cost in taken.items() if name in existing}))
+    new = {name: cost for name, cost in taken.items() if name not in kept or not _serves(kept[name], cost)}
+    existing = {*book.chapters(), *shared_runs.names()}
+    costs = {name: cost for name, cost in (kept | new).items() if name in existing}
+    if taken and costs != kept:
+        write_atomically(KEPT, _text(costs))
+
+
+def _serves(kept: Cost, taken: Cost) -> bool:
+    """Whether a job gets what it takes, and at most three times as much again, if ``kept`` says what it needs."""
+    asked = Costs({"job": kept})
+    enough = taken.seconds <= 60 * asked.minutes(["job"]) and taken.peak_mb <= asked.mem_mb(["job"])
+    return enough and kept.seconds <= 3 * taken.seconds and kept.peak_mb <= 3 * taken.peak_mb
 
 
 def _file(profile: str, device: str) -> Path:
