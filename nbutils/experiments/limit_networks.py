@@ -1,4 +1,4 @@
-"""Networks written once, for numbers and for leading terms: a feed-forward network, an LSTM and a transformer.
+"""Networks written once, for numbers and for leading terms: a feed-forward network, an LSTM and two transformers.
 
 Each returns the logits of a batch, ``(batch,)``; the sigmoid that would follow is left to the caller.
 """
@@ -69,7 +69,30 @@ def transformer(theta: Theta, x: Any, act: Activations) -> Any:
     >>> limit(transformer, theta, x).degree  # gain and readout, after a norm of degree 0
     array([2., 2.])
     """
-    e = x @ theta["E"].mT
+    z = _layer(theta, x @ theta["E"].mT, act)
+    return (z[:, 0] @ theta["W"].mT + theta["b"])[:, 0]
+
+
+def two_layers(theta: Theta, x: Any, act: Activations) -> Any:
+    """Two layers as that of ``transformer``, one on the other, and a readout of the first token.
+
+    Used in ``settled-direction``.
+
+    >>> from nbutils.experiments.limits import limit
+    >>> generator = np.random.default_rng(0)
+    >>> theta = draw("two_layers", generator)
+    >>> x = generator.normal(size=(100, 5, 3))
+    >>> bool(limit(two_layers, theta, x).tied.any())  # tokens that took the same from layer 1 tie as keys in layer 2
+    True
+    """
+    first = {name: theta[f"{name} 1"] for name in _LAYER}
+    second = {name: theta[f"{name} 2"] for name in _LAYER}
+    z = _layer(second, _layer(first, x @ theta["E"].mT, act), act)
+    return (z[:, 0] @ theta["W"].mT + theta["b"])[:, 0]
+
+
+def _layer(theta: Theta, e: Any, act: Activations) -> Any:
+    """Attention of one head, then a feed-forward network, each with a residual and a norm behind: ``(batch, T, 8)``."""
     q = e @ theta["Q"].mT
     k = e @ theta["K"].mT
     v = e @ theta["V"].mT
@@ -77,8 +100,7 @@ def transformer(theta: Theta, x: Any, act: Activations) -> Any:
     y = act.layer_norm(e + attention) * theta["gain1"] + theta["shift1"]
     inner = act.relu(y @ theta["W1"].mT + theta["b1"])
     z = y + inner @ theta["W2"].mT + theta["b2"]
-    z = act.layer_norm(z) * theta["gain2"] + theta["shift2"]
-    return (z[:, 0] @ theta["W"].mT + theta["b"])[:, 0]
+    return act.layer_norm(z) * theta["gain2"] + theta["shift2"]
 
 
 # Shapes of the parameters, for 3 inputs and 8 units a layer, in the order in which they are drawn.
@@ -94,8 +116,8 @@ _FEEDFORWARD: dict[str, tuple[int, ...]] = {
 _LSTM: dict[str, tuple[int, ...]] = {}
 for _gate in ("i", "f", "o", "g"):
     _LSTM |= {f"W{_gate}": (8, 8), f"U{_gate}": (8, 3), f"b{_gate}": (8,)}
-_TRANSFORMER: dict[str, tuple[int, ...]] = {
-    "E": (8, 3),
+_EMBEDDING: dict[str, tuple[int, ...]] = {"E": (8, 3)}
+_LAYER: dict[str, tuple[int, ...]] = {
     "Q": (8, 8),
     "K": (8, 8),
     "V": (8, 8),
@@ -109,11 +131,17 @@ _TRANSFORMER: dict[str, tuple[int, ...]] = {
     "gain2": (8,),
     "shift2": (8,),
 }
-SHAPES = {"feedforward": _FEEDFORWARD, "lstm": _LSTM | _READOUT, "transformer": _TRANSFORMER | _READOUT}
+_TWO_LAYERS = {f"{name} {layer}": shape for layer in (1, 2) for name, shape in _LAYER.items()}
+SHAPES = {
+    "feedforward": _FEEDFORWARD,
+    "lstm": _LSTM | _READOUT,
+    "transformer": _EMBEDDING | _LAYER | _READOUT,
+    "two_layers": _EMBEDDING | _TWO_LAYERS | _READOUT,
+}
 
 
 def draw(network: str, generator: np.random.Generator) -> dict[str, Array]:
-    """Standard normal parameters of ``feedforward``, ``lstm`` or ``transformer``, by name.
+    """Standard normal parameters of ``feedforward``, ``lstm``, ``transformer`` or ``two_layers``, by name.
 
     Used in ``settled-direction``.
     """
