@@ -214,11 +214,13 @@ def test_to_markdown():
     text = (
         "See {eq}`eq-a`, {numref}`fig-b` and {cite:t}`raffel2020exploring`: {glue:text}`x`.\n"
         "```{math}\n:label: eq-a\na = b\n```\n"
-        "```{admonition} Solution\n:class: dropdown\nTwo\nlines\n```\n[next](t5.md)\n"
+        "```{admonition} Solution\n:class: dropdown\nTwo\nlines\n```\n[next](t5.md), [words](notation.md#words)\n"
     )
+    address = yaml.safe_load((ROOT / "_config.yml").read_text())["html"]["baseurl"]
     assert notebooks.to_markdown(text, {"eq-a": "4"}, {"fig-b": "2"}, {"x": "0.5"}) == (
         "See (4), Figure 2 and [Raffel et al., 2020](https://arxiv.org/abs/1910.10683): 0.5.\n"
-        "$$\na = b \\tag{4}\n$$\n> **Solution.**\n> Two\n> lines\n[next](t5.ipynb)\n"
+        "$$\na = b \\tag{4}\n$$\n> **Solution.**\n> Two\n> lines\n"
+        f"[next](t5.ipynb), [words]({address}notation.html#words)\n"
     )
     with pytest.raises(ValueError, match=r"no plain form for '\{tip2\}`x`'|no plain form for"):
         notebooks.to_markdown("{unknown}`x`", {}, {}, {})

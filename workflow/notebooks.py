@@ -25,6 +25,7 @@ ON_GPU = ROOT / "book" / "gpu.json"  # what profile gpu measured on a GPU: pages
 # sentences that pages show only for the verdict they belong to: claims, each with "=verdict" or the expected one; text
 OF_ANOTHER = re.compile(r"\{glue:text\}`([a-z0-9-]+)/(\w+)`")  # a number that another chapter keeps: chapter, name
 FINDING = re.compile(r"^:::\{finding\}[ ]+([^\n]+)\n(.*?)^:::$", re.M | re.S)
+PAGE = re.compile(r"\]\(([\w-]+)\.md(#[\w-]+)?\)")  # a link to a page that is no chapter, and so has no notebook
 ADMONITION = re.compile(r"```\{(admonition|note|tip|warning|danger)\}[ ]?([^\n]*)\n(?::\w+:[^\n]*\n)*(.*?)\n```", re.S)
 
 
@@ -127,7 +128,8 @@ def _card(source: Path, run: str, numbers: Mapping[str, str]) -> str:
         del words["because"]
     texts = {name: to_markdown(" ".join(card[name].split()), {}, {}, numbers) for name in words if card}
     lines = [f"> **{words[name]}.** {text}" for name, text in texts.items()]
-    where = f"> [The page of this chapter]({address}{source.stem}.html) has its verdicts and figures."
+    where = f"> [The page of this chapter]({address}{source.stem}.html) has its verdicts and figures,"
+    where += f" [Notation]({address}notation.html) its symbols and words."
     where += f" Numbers in the text are those of a green run ({run}); yours print their own." if numbers else ""
     return "\n>\n".join([*lines, where])
 
@@ -169,7 +171,8 @@ def numbered(notebook: NotebookNode) -> NotebookNode:
 def to_markdown(text: str, labels: Mapping[str, str], figures: Mapping[str, str], values: Mapping[str, str]) -> str:
     """MyST prose as plain Markdown: equations with \\tag, quotes for admonitions, links for citations.
 
-    A number of the run that is not among ``values`` stands by its name, in code.
+    A link to a chapter leads to its notebook, one to another page to that page on the web. A number of the run that is
+    not among ``values`` stands by its name, in code.
     """
     text = re.sub(r"```\{math\}\n(?::label: (\S+)\n)?(.*?)\n```", lambda m: _equation(m, labels), text, flags=re.S)
     text = ADMONITION.sub(_quote, text)
@@ -179,7 +182,8 @@ def to_markdown(text: str, labels: Mapping[str, str], figures: Mapping[str, str]
     text = with_numbers_of_others(text, {})
     text = re.sub(r"\{glue:text\}`([^`]+)`", lambda m: values.get(m[1], f"`{m[1]}`"), text)
     text = re.sub(r"\{cite:([pt])\}`([^`]+)`", _cite, text)
-    text = book.with_numbers(text)
+    address = book.configuration()["html"]["baseurl"]
+    text = PAGE.sub(lambda m: f"]({address}{m[1]}.html{m[2] or ''})", book.with_numbers(text))
     left = re.search(r"```\{[^}]*\}|\{[a-z][a-z:]*\}`[^`]*`", text)
     if left:
         raise ValueError(f"no plain form for {left[0]!r}: add a rule to workflow/notebooks.py")
