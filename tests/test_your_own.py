@@ -149,7 +149,7 @@ def test_readers_own_encoder_with_a_falling_norm(tmp_path, records, capsys):
     save(tmp_path / "run" / "step0", bert, 0, words=False)
     save(tmp_path / "run" / "step500", bert, 0, size=0.5, words=False)
     tokenizer().save_pretrained(tmp_path / "words")
-    space = run(tmp_path / "run", tokenizer_from=str(tmp_path / "words"), lr=1e-3)
+    space = run(tmp_path / "run", tokenizer_from=str(tmp_path / "words"), lr=1e-3, decay=0.0)
     printed = capsys.readouterr().out
     assert "own_slope = –" in printed and "own_share = –" in printed and "nan" not in printed
     assert "without decay this norm would not grow" in printed and "λ/λ*" not in space["decays"]
@@ -158,6 +158,17 @@ def test_readers_own_encoder_with_a_falling_norm(tmp_path, records, capsys):
     assert space["by_head"].query("model == 'trained' and c == 1").positions.min() > 1.5
     assert space["measured"].euler.iloc[-1] == pytest.approx(1, abs=1e-2)  # it ends in a LayerNorm
     assert space["critical_decay"] == pytest.approx((1 / 4 - 1) / (2 * 1e-3 * 500), rel=1e-3)  # G/(2ηTρ₀²)
+
+
+def test_the_decay_that_would_have_held_a_norm_that_grew_is_that_of_the_last_doubling(tmp_path, records, capsys):
+    for step, size in ((100, 1), (200, 2), (400, 4)):
+        save(tmp_path / "run" / f"step{step}", llama, 0, size=size)
+    space = run(tmp_path / "run", lr=1e-3, decay=0.1)
+    mean_square = (4 + 16) / 2  # over the last doubling, in units of the first square
+    assert space["holding_decay"] == pytest.approx(0.1 + (16 - 4) / (2 * 1e-3 * 200 * mean_square), rel=1e-3)
+    unknown = run(tmp_path / "run", decay=0.1)
+    assert "set lr and decay" in unknown["part"].reasons["weight decay"], "rates are not guessed"
+    assert "own_threshold = –" in capsys.readouterr().out
 
 
 def test_readers_own_encoder_and_decoder(tmp_path, records):
@@ -196,7 +207,7 @@ def test_a_part_that_fails_says_why_and_the_next_one_runs(tmp_path, records, dra
     for step in (1, 2):
         save(tmp_path / "words" / f"step{step}", llama, step, words=False)
         save(tmp_path / "heads" / f"step{step}", fnet, step)
-    space = run(tmp_path / "words")
+    space = run(tmp_path / "words", lr=1e-3, decay=0.0)
     printed = capsys.readouterr().out
     failed = space["part"].reasons
     assert {"saturation", "heads", "degree"} <= set(failed) and not {"norms", "growth", "weight decay"} & set(failed)

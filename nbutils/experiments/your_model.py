@@ -42,6 +42,8 @@ class Refused(ValueError):
 def check_parameters(*, mine: Any, match: Any, tokenizer_from: Any, lr: Any, decay: Any) -> None:
     """Raise ``Refused`` with one line for the first of the reader's parameters that cannot be used.
 
+    ``lr`` and ``decay`` may be None: then nothing is said of weight decay (``require_rates``).
+
     Used in ``your-own``.
 
     >>> check_parameters(mine=None, match="*", tokenizer_from=None, lr="fast", decay=0.0)
@@ -55,10 +57,19 @@ def check_parameters(*, mine: Any, match: Any, tokenizer_from: Any, lr: Any, dec
         raise Refused(f"match = {match!r}: give a pattern for names of folders or revisions, such as 'stage1-*'")
     if tokenizer_from is not None and not is_place["tokenizer_from"]:
         raise Refused(f"tokenizer_from = {tokenizer_from!r}: give a folder, a repository org/name of the Hub, or None")
-    if not _is_number(lr) or lr <= 0:
+    if lr is not None and (not _is_number(lr) or lr <= 0):
         raise Refused(f"lr = {lr!r}: give a number above 0, the mean learning rate of the run")
-    if not _is_number(decay) or decay < 0:
+    if decay is not None and (not _is_number(decay) or decay < 0):
         raise Refused(f"decay = {decay!r}: give a number, 0 or above, the weight decay of the run")
+
+
+def require_rates(lr: float | None, decay: float | None) -> None:
+    """Raise ValueError where the reader has not said the mean learning rate and the weight decay of the run.
+
+    Used in ``your-own``.
+    """
+    if lr is None or decay is None:
+        raise ValueError("set lr and decay, your run's mean learning rate and weight decay: checkpoints do not say them")
 
 
 def _is_text(value: Any) -> bool:
