@@ -143,15 +143,22 @@ def _counts(reference: Reference, series: Sequence[ByTensor]) -> dict[str, str]:
 def _notes_on_several(reference: Reference, moved: Collection[str]) -> list[str]:
     """What a series does not say of its tensors: more of them move than the optimizer trains."""
     count = len(reference.trained.shapes)
-    if reference.model_class or not 0 < count < len(moved):
+    if reference.model_class or not 0 < count < len(moved) or _is_flat(reference, moved):
         return []
     return [f"the optimizer trains {count} tensors; {len(moved)} move, and which of them is not said: all are counted"]
+
+
+def _is_flat(reference: Reference, names: Collection[str]) -> bool:
+    """Whether the optimizer trains all values of these tensors in flat buffers, as those of half precision do."""
+    flat = [shape[0] for shape in reference.trained.shapes if shape is not None and len(shape) == 1]
+    size = sum(math.prod(reference.shapes[name]) for name in names)
+    return len(flat) == len(reference.trained.shapes) and sum(flat) == size
 
 
 def _notes_on_one(reference: Reference, counted: Sequence[str]) -> list[str]:
     """What one checkpoint alone does not say of its tensors."""
     trained = len(reference.trained.shapes or reference.trained.names)
-    if reference.model_class or trained == len(counted):
+    if reference.model_class or trained == len(counted) or _is_flat(reference, counted):
         return []
     odd = [name for name in counted if not name.endswith(("weight", "bias"))]
     which = f", such as {', '.join(odd[:3])}" if odd else ""
