@@ -20,6 +20,7 @@ from normgrowth.checkpoints.tensors import Tensor
 from normgrowth.checkpoints.weights import Weights
 
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")  # beside the weights: the Trainer's, accelerate's
+_IS_WEIGHT = re.compile(r"weight|bias|kernel|lora")
 ByTensor = Mapping[str, Sums]
 
 
@@ -141,8 +142,12 @@ def _counts(reference: Reference, series: Sequence[ByTensor]) -> dict[str, str]:
 
 
 def _notes_on_several(reference: Reference, moved: Collection[str]) -> list[str]:
-    """What a series does not say of its tensors: more of them move than the optimizer trains."""
+    """What a series does not say of its tensors: which of those that move are buffers, if nothing else tells."""
     count = len(reference.trained.shapes)
+    odd = [name for name in reference.shapes if name in moved and not _IS_WEIGHT.search(name)]
+    if odd and not reference.model_class and not reference.trained:
+        which = f"{', '.join(odd[:3])} ({len(odd)} in all)" if len(odd) > 3 else ", ".join(odd)
+        return [f"no class and no optimizer says whether these are parameters or buffers that move, and count: {which}"]
     if reference.model_class or not 0 < count < len(moved) or _is_flat(reference, moved):
         return []
     return [f"the optimizer trains {count} tensors; {len(moved)} move, and which of them is not said: all are counted"]

@@ -54,7 +54,8 @@ def read(path: Path) -> Contents:
         if not chosen.tensors and _has_arrays(tree):
             raise ReadError("holds arrays of numpy or JAX, no tensors: save them with safetensors.numpy.save_file")
         tensors = {name: _plain(name, value) for name, value in chosen.tensors.items()}
-        return Contents(tensors, chosen.buffers, chosen.left_out, optimizers.trained(tree), chosen.notes)
+        notes = [*chosen.notes, *optimizers.notes(tree)]
+        return Contents(tensors, chosen.buffers, chosen.left_out, optimizers.trained(tree), notes)
 
 
 def may_hold_weights(path: Path) -> bool:

@@ -77,6 +77,7 @@ def entries(source: Path, match: str, step_of: StepOf) -> Iterator[Entry]:
     candidates = [(name, place) for name, place in _candidates(source, step_of) if fnmatch.fnmatch(name, match)]
     averages = {place for _, place in candidates if AVERAGE.search(place.name)}
     with_step = [place for name, place in candidates if step_of(name) is not None]
+    is_empty = True
     is_series_of_averages = averages.issuperset(with_step or [place for _, place in candidates])
     for name, place in candidates:
         if not place.is_dir() and place.suffix in _OTHER_FORMATS:
@@ -92,8 +93,9 @@ def entries(source: Path, match: str, step_of: StepOf) -> Iterator[Entry]:
             else:
                 entry = Skip(str(entry.place), f"{_AVERAGES}, beside weights: give it alone to measure it")
         if entry:
+            is_empty = False
             yield entry
-    if not candidates and source.is_dir():
+    if is_empty and source.is_dir():
         yield from _of_no_known_format(source, step_of)
 
 

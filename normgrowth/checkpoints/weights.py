@@ -91,7 +91,7 @@ def _contents(part: Part) -> Contents:
     if begin.startswith(b"GGUF") or part.path.suffix == ".gguf":
         from normgrowth.checkpoints import gguf_files
 
-        return Contents(gguf_files.tensors(part.path), notes=[gguf_files.NOTE])
+        return gguf_files.read(part.path)
     if part.path.suffix == ".safetensors" or files.is_safetensors(begin):
         return Contents(mapped.tensors(part.path))
     from normgrowth.checkpoints import pickles
