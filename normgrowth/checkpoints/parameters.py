@@ -17,10 +17,10 @@ from normgrowth.checkpoints import optimizers
 from normgrowth.checkpoints.comparisons import Sums, same, tied
 from normgrowth.checkpoints.store import Reference
 from normgrowth.checkpoints.tensors import Tensor
-from normgrowth.checkpoints.weights import Weights
+from normgrowth.checkpoints.weights import ADAPTER_ALONE, Weights
 
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")  # beside the weights: the Trainer's, accelerate's
-_IS_WEIGHT = re.compile(r"weight|bias|kernel|lora")
+_IS_WEIGHT = re.compile(r"weight|bias|kernel")
 ByTensor = Mapping[str, Sums]
 
 
@@ -145,7 +145,8 @@ def _notes_on_several(reference: Reference, moved: Collection[str]) -> list[str]
     """What a series does not say of its tensors: which of those that move are buffers, if nothing else tells."""
     count = len(reference.trained.shapes)
     odd = [name for name in reference.shapes if name in moved and not _IS_WEIGHT.search(name)]
-    if odd and not reference.model_class and not reference.trained:
+    is_told = reference.model_class or reference.trained or ADAPTER_ALONE in reference.notes
+    if odd and not is_told:
         which = f"{', '.join(odd[:3])} ({len(odd)} in all)" if len(odd) > 3 else ", ".join(odd)
         return [f"no class and no optimizer says whether these are parameters or buffers that move, and count: {which}"]
     if reference.model_class or not 0 < count < len(moved) or _is_flat(reference, moved):
