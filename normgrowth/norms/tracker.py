@@ -148,7 +148,8 @@ class NormTracker:
         family = optimizers.family(optimizer)
         remove = self._parts.add(optimizer, family)
         trained = [parameter for member in family for parameter in optimizers.trained(member)]
-        if {id(parameter) for parameter in trained}.isdisjoint(map(id, self._pieces.parameters)):
+        is_foreign = {id(parameter) for parameter in trained}.isdisjoint(map(id, self._pieces.parameters))
+        if is_foreign and _memories(trained).isdisjoint(_memories(self._pieces.parameters)):
             text = "the optimizer has none of the tracked parameters: give the tracker the model that it trains"
             warnings.warn(text, stacklevel=2)
         forget = self._membership.watch(family)
@@ -540,6 +541,11 @@ def _refuse_untrackable(tracked: Sequence[tuple[str, Tensor]], every: int) -> No
             f"give trainable parameters on one device, and every ≥ 1; got {len(tracked)} of them on "
             f"{sorted(map(str, devices))}, every = {every}"
         )
+
+
+def _memories(parameters: Iterable[Tensor]) -> set[int]:
+    """The memory of parameters: that of a flat buffer is also that of the parameters which are views of it."""
+    return {shards.local(parameter).untyped_storage().data_ptr() for parameter in parameters}
 
 
 def _warn_of_shared_memory(tracked: Sequence[tuple[str, Tensor]]) -> None:
