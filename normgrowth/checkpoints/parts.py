@@ -124,7 +124,7 @@ def _is_all_of_training(folder: Path) -> bool:
     """Whether no file of a folder has a matrix, as those of ranks with a trainer's counts have none."""
     names = files.listing(folder)
     stored = [folder / name for name in names if not name.endswith("/") and files.is_weights(folder / name)]
-    is_pickled = all(file.name.endswith(files.PICKLES) for file in stored)
+    is_pickled = bool(stored) and all(file.name.endswith(files.PICKLES) for file in stored)
     return is_pickled and not distributed.is_distributed(names) and all(map(_is_of_training, stored))
 
 
