@@ -8,7 +8,8 @@ code of a folder is run, neither pickled code nor files beside the weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,10 +78,11 @@ def load(source: str | Path, sentences: Sequence[str], *, tokenizer: str | Path 
     with _one_line_errors(source):
         config = tf.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kind = kind_of(config)
-        model, info = _auto_class(kind).from_pretrained(folder, **LOAD_OPTIONS, output_loading_info=True)
-    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)  # BERT's pooler is not used here
-    if missing:
-        raise ValueError(f"{source}: {type(model).__name__} needs {missing[0]}, which is not among the saved weights")
+        model, info = _auto_class(kind).from_pretrained(
+            folder, **LOAD_OPTIONS, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    if why := _why_other(model, info):
+        raise ValueError(f"{source}: {type(model).__name__} {why}")
     tokenizer_folder = folder if tokenizer is None else find.model_folder(str(tokenizer), weights=False)
     with _one_line_errors(f"{tokenizer or source}, its tokenizer, if it has one (give another: --tokenizer)"):
         encode = tf.AutoTokenizer.from_pretrained(tokenizer_folder, trust_remote_code=False)
@@ -90,6 +92,29 @@ def load(source: str | Path, sentences: Sequence[str], *, tokenizer: str | Path 
     ids = encode(list(sentences), truncation=True, max_length=min(limits))["input_ids"]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return SavedModel(model.eval().to(device), ids, kind)
+
+
+def _why_other(model: Any, info: Mapping[str, Any]) -> str | None:
+    """Why the saved weights are not those of a model, by what ``from_pretrained`` says of its loading; or None.
+
+    Heads that it leaves out, and BERT's pooler, are not used here. Blocks are: a file that has more of them than the
+    configuration is another model.
+    """
+    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
+    unknown = sorted(info["unexpected_keys"])
+    if info["mismatched_keys"]:
+        name, saved, needed = min(info["mismatched_keys"])
+        return f"needs {name} of shape {tuple(needed)}, and the saved one has {tuple(saved)}"
+    if missing:
+        instead = f"; {unknown[0]} is, which it does not know" if unknown else ""
+        return f"needs {missing[0]}, which is not among the saved weights{instead}"
+    kinds = {_without_numbers(name) for name in model.state_dict()}
+    beyond = next((name for name in unknown if _without_numbers(name) in kinds), None)
+    return f"has no {beyond}, which is among the saved weights: its configuration has fewer layers" if beyond else None
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
 
 
 def _positions(model: Any) -> int | None:

@@ -130,6 +130,9 @@ def broken(folders, tmp_path, monkeypatch):
     (copied(folders, tmp_path / "beside", *ALL) / "adapter_config.json").write_text("{}")
     state = {name: x for name, x in tiny("gpt2").state_dict().items() if name not in ("lm_head.weight", GONE)}
     save(state, copied(folders, tmp_path / "part", *ALL))
+    copied(folders, tmp_path / "fewer", *ALL, n_layer=1)
+    copied(folders, tmp_path / "wider", *ALL, n_inner=48)
+    save({f"_orig_mod.{name}": x for name, x in state.items()}, copied(folders, tmp_path / "compiled", *ALL))
     (tmp_path / "empty.txt").write_text("\n \n")
     return tmp_path
 
@@ -143,6 +146,9 @@ def broken(folders, tmp_path, monkeypatch):
         (["runs/step1/model.safetensors"], "model.safetensors: a file: give its folder"),
         (["beside"], "beside: an adapter that is not merged: merge it into its model first"),
         (["part"], f"GPT2LMHeadModel needs {GONE}, which is not among the saved weights"),
+        (["fewer"], "among the saved weights: its configuration has fewer layers"),
+        (["wider"], "c_fc.bias of shape (48,), and the saved one has (64,)"),
+        (["compiled"], "among the saved weights; _orig_mod.transformer.h.0.attn."),
         (["runs/step1", "--text", "empty.txt"], "empty.txt: no sentence in it"),
         (["runs/step1", "--c", "inf"], "c = inf: give a positive number"),
         (["runs/step1", "--c", "nan"], "c = nan: give a positive number"),

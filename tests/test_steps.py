@@ -843,3 +843,40 @@ def test_embeddings_of_transformers_that_are_resized_or_tied_warn():
         optimizer.step()
         tracker.latest()
         tracker.latest()
+
+
+def test_a_loop_that_writes_new_tensors_warns():
+    """As with torch.func: what is tracked stays as it was."""
+    weights = {"w": torch.ones(3)}
+    tracker = NormTracker(weights.items(), frozen=True)
+    for _ in range(8):
+        with tracker.step():
+            weights = {name: value * 0.9 for name, value in weights.items()}
+    with pytest.warns(UserWarning, match="8 steps have ended and no tracked parameter has been written"):
+        tracker.latest()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_parameters_that_are_views_of_a_flat_buffer_are_those_that_the_optimizer_trains(recwarn, fused):
+    """As in optimizers that keep all parameters in one vector: steps and gradients are those of whole vectors."""
+    model = Model()
+    parameters = list(model.parameters())
+    buffer = nn.Parameter(torch.cat([p.detach().flatten() for p in parameters]))
+    for p, part in zip(parameters, buffer.data.split([p.numel() for p in parameters]), strict=True):
+        p.data = part.view_as(p)
+    optimizer = torch.optim.AdamW([buffer], LR, fused=fused)
+    tracker = NormTracker(model, gradients=True)
+    tracker.attach(optimizer)
+    wanted = []
+    for ids in batches():
+        model.zero_grad()
+        model(ids).backward()
+        gradient = torch.cat([p.grad.flatten() for p in parameters])
+        buffer.grad = gradient.clone()
+        theta = flat(parameters)
+        optimizer.step()
+        delta = flat(parameters) - theta
+        wanted.append([np.linalg.norm(delta), theta @ delta, theta @ flat([gradient])])
+    rows = tracker.history().query("layer == 'total' and step > 0")
+    np.testing.assert_allclose(rows[["step_norm", "inner", "projection"]], wanted, rtol=1e-9, atol=1e-12)
+    assert not [warning for warning in recwarn if "optimizer" in str(warning.message)]

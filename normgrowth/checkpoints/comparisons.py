@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from normgrowth.checkpoints.layouts import ReadError
 from normgrowth.checkpoints.tensors import Tensor, blocks
 from normgrowth.layers import layer_of, originals_first
 
@@ -27,7 +28,13 @@ def tied(parameters: Mapping[str, Tensor]) -> dict[str, str]:
             aliases[name] = original
         else:
             originals.append(name)
-    return aliases
+    return {alias: _last(alias, aliases) for alias in aliases}
+
+
+def _last(name: str, aliases: Mapping[str, str]) -> str:
+    while name in aliases:
+        name = aliases[name]
+    return name
 
 
 def _original(name: str, originals: Sequence[str], parameters: Mapping[str, Tensor]) -> str | None:
@@ -36,6 +43,37 @@ def _original(name: str, originals: Sequence[str], parameters: Mapping[str, Tens
     if len(tensor.shape) < 2:  # biases are zero at the start of training: only a known pair may be tied
         originals = [original for original in originals if original == name.replace(".decoder.bias", ".bias")]
     return next((original for original in originals if same(parameters[original], tensor)), None)
+
+
+def in_one_memory(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Tensors of one file whose values are all values of another one as well: ``{alias: original}``.
+
+    Such are tied weights, transposed ones too, and the parts of a matrix or of a flat buffer that is stored with them.
+
+    Raises:
+        ReadError: two share some values only.
+    """
+    places = {name: tensor.memory for name, tensor in tensors.items() if tensor.memory}
+    aliases: dict[str, str] = {}
+    originals: list[str] = []  # that reach beyond the beginning of the next one
+    for name in sorted(places, key=lambda name: (places[name].begin, -places[name].end, originals_first(name))):
+        place = places[name]
+        originals = [other for other in originals if places[other].end > place.begin]
+        for other in list(originals):
+            whole = places[other]
+            if whole == place or (whole.is_dense and place.end <= whole.end):
+                aliases[name] = other
+                break
+            if place.is_dense and (place.begin, place.end) == (whole.begin, whole.end):
+                aliases[other] = name
+                originals.remove(other)
+            elif not np.isin(place.addresses(), whole.addresses()).any():
+                continue
+            else:
+                raise ReadError(f"{name} and {other} share a part of their memory: save clones, each parameter once")
+        else:
+            originals.append(name)
+    return aliases
 
 
 def same(x: Tensor, y: Tensor) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
 from normgrowth.checkpoints.layouts import ReadError, megatron
-from normgrowth.checkpoints.optimizers import Trained
+from normgrowth.checkpoints.optimizers import Trained, trained
 from normgrowth.checkpoints.tensors import Tensor
 from normgrowth.checkpoints.unpickler import Inert
 
@@ -61,6 +62,11 @@ def weights(tree: Any) -> Chosen:
     left_out: dict[str, str] = {}
     notes: list[str] = []
     path = ""  # keys of the dictionaries around ``tree``, each with a dot after it
+    if isinstance(tree, list | tuple):
+        has_dictionaries = any(isinstance(value, dict) for value in tree)
+        tree = dict(enumerate(tree)) if has_dictionaries else {"the list": tree}
+    elif is_tensor(tree):
+        raise ReadError(f"holds one tensor without a name, which may be anything; {ALONE}")
     while isinstance(tree, dict) and path.count(".") < _DEPTH:
         if _is_module(tree):
             return _of_module(tree, left_out, notes)
@@ -84,6 +90,10 @@ def weights(tree: Any) -> Chosen:
             likely = {key: value for key, value in containers.items() if key in copies and _has_names_of_weights(value)}
             notes += [f"{path}{key}: an average of the weights (EMA), by its name" for key in likely]
             copies -= likely.keys()
+        if not path and _are_all_trained(likely, tree):
+            notes.append(f"{', '.join(likely)}: trained by one optimizer, and counted together")
+            parts = {f"{key}.{name}": value for key, part in likely.items() for name, value in part.items()}
+            return Chosen(parts, set(), left_out, notes)
         chosen = _key_of_weights(tensors, containers, likely, path)
         for key in [*tensors, *containers]:
             if key in copies:
@@ -95,6 +105,17 @@ def weights(tree: Any) -> Chosen:
         tree = containers[chosen]
         path = f"{path}{chosen}."
     return Chosen({}, set(), left_out, notes)
+
+
+def _are_all_trained(dictionaries: Mapping[str, Any], tree: Mapping[str, Any]) -> bool:
+    """Whether the one optimizer in a file trains the tensors of several dictionaries, and no others."""
+    if len(dictionaries) < 2 or not all(isinstance(value, dict) for value in dictionaries.values()):
+        return False
+    tensors = [tensor for dictionary in dictionaries.values() for tensor in dictionary.values()]
+    evidence = trained(tree)
+    if not evidence.is_ordered or not all(map(is_tensor, tensors)):
+        return False
+    return Counter(evidence.shapes) == Counter(tuple(tensor.shape) for tensor in tensors)
 
 
 def _is_of_training(key: str, value: Any) -> bool:
@@ -182,6 +203,8 @@ def _key_of_weights(
         raise ReadError(
             f"{packed} holds matrices of integers: a quantised model; its norm cannot be read from the file"
         )
+    if not likely and not beside:
+        raise ReadError(f"{', '.join([*containers][:4])}: what a trainer needs to go on, and no weights; {ALONE}")
     names = ", ".join([*containers][:4])
     place = f" in {path.rstrip('.')}" if path else ""
     hold = "holds" if len(containers) == 1 else "hold"

@@ -24,7 +24,7 @@ from normgrowth.checkpoints.unpickler import Unpickler, Wrapped
 
 METADATA = ".metadata"
 _SAFETENSORS = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
-_OF_TRAINING = re.compile(r"(?:\w*optim\w*|\w*sched\w*|dataloader|train_state|rng\w*)(?:\.|$)", re.I)
+_OF_TRAINING = re.compile(r"(?:(?:chained_\d+\.)?\w*optim\w*|\w*sched\w*|dataloader|train_state|rng\w*)(?:\.|$)", re.I)
 _SHARDING = "DCP_SHARDING_INFO"  # where torch keeps, in a header of safetensors, the place of each part
 
 

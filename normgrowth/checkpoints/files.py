@@ -115,7 +115,7 @@ def weight_files(names: Collection[str], odd: Collection[str] = ()) -> list[str]
     if chosen := _only([name for name in candidates if name in odd]):
         return chosen
     adapters = [name for name in usable if ADAPTER.search(name) and name.endswith(SUFFIXES)]
-    preferred = [name for name in adapters if name.startswith("adapter_model.")] or adapters
+    preferred = [name for name in adapters if name.startswith(("adapter_model.", "adapters."))] or _only(adapters)
     if preferred:
         return preferred[:1]
     raise ReadError(f"no .safetensors, {', '.join(PICKLES[:3])} or {PICKLES[3]} file in it")
@@ -130,10 +130,12 @@ def _only(names: list[str]) -> list[str]:
     return originals
 
 
-def shards_of(index: Path) -> list[str]:
-    """Names of the shards in an index; raises ReadError unless all are files of its folder."""
+def shards_of(index: Path) -> dict[str, list[str]]:
+    """The shards in an index, each with its tensors; raises ReadError unless all are files of its folder."""
     with suppress(ValueError, TypeError, KeyError, AttributeError):
-        shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        shards: dict[str, list[str]] = {}
+        for name, shard in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items():
+            shards.setdefault(shard, []).append(name)
         if shards and all(shard == Path(shard).name for shard in shards):
-            return shards
+            return dict(sorted(shards.items()))
     raise ReadError(f"{index.name} is corrupt: its weight_map does not name files of the same folder")

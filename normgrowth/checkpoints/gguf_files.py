@@ -7,14 +7,18 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from normgrowth.checkpoints.containers import Contents
 from normgrowth.checkpoints.layouts import ReadError
 from normgrowth.checkpoints.tensors import Tensor
 
 NOTE = "dequantised from GGUF, whose converters also fold and reorder weights: near the norm of the model, not equal"
 
 
-def tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, as float32.
+_BUFFERS = ("ROPE_FREQS", "ROPE_FACTORS_LONG", "ROPE_FACTORS_SHORT", "ATTN_ROT_EMBD", "FFN_EXP_PROBS_B")  # of gguf
+
+
+def read(path: Path) -> Contents:
+    """The tensors of a file by name, as float32, and those that are buffers in every architecture of GGUF.
 
     Raises:
         ReadError: the package is missing, or the file is damaged.
@@ -30,7 +34,17 @@ def tensors(path: Path) -> dict[str, Tensor]:
         entries = gguf.GGUFReader(path).tensors
     except Exception as error:  # its reader raises many kinds
         raise ReadError(f"GGUF, damaged ({error})") from error
-    return {str(entry.name): _tensor(entry) for entry in entries}
+    tensors = {str(entry.name): _tensor(entry) for entry in entries}
+    buffers = {name for name in tensors if name.rpartition(".")[0].rpartition(".")[2] in _buffers()}
+    return Contents(tensors, buffers, notes=[NOTE])
+
+
+def _buffers() -> set[str]:
+    """The last words of the names that gguf gives to tables of rotary embeddings and to biases of routers."""
+    import gguf
+
+    kinds = [getattr(gguf.MODEL_TENSOR, kind) for kind in _BUFFERS if hasattr(gguf.MODEL_TENSOR, kind)]
+    return {gguf.TENSOR_NAMES[kind].rpartition(".")[2] for kind in kinds}
 
 
 def _tensor(entry: Any) -> Tensor:

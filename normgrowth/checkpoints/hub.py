@@ -86,5 +86,5 @@ def download(label: str, commit: str, scratch: str | None = None) -> Path:
 
         names = weight_files(HfApi().list_repo_files(repo, revision=commit))
         if names[0].endswith(".index.json"):
-            names = shards_of(folder_with(names) / names[0])
+            names = list(shards_of(folder_with(names) / names[0]))
         return folder_with(names)

@@ -18,6 +18,9 @@ _RANK = (  # model_rank0.pt; not Composer's file of rank 0, which is whole, and 
     r"(?!ep\d+-ba\d+-rank0\.|mp_rank_\d+_model_states)(?!.*(?:optim|scheduler|rng|random|lora|adapter))"
     rf".*(?<![a-z])rank[-_.]?\d+.*{_SUFFIX}"
 )
+_OTHER_RANK = (  # model_tp1_pp0.pt, tp_rank_world_size=0_2: not the first of a kind, or one of several
+    rf"(?!.*(?:optim|scheduler|rng|random)).*(?<![a-z])(?:(?:tp|pp|sdp)[-_=]?0*[1-9]|world_size=\d+_(?!1(?!\d))).*{_SUFFIX}"
+)
 _LAYOUTS = (  # a pattern for names in a folder, how many names must match it, and the refusal
     (r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt", 1, f"DeepSpeed's ZeRO-3, weights in parts: {_ZERO_3}"),
     (r"mp_rank_\d+_model_states\.pt", 2, "Megatron-DeepSpeed's, in parts: use its deepspeed_to_transformers.py"),
@@ -34,6 +37,7 @@ _LAYOUTS = (  # a pattern for names in a folder, how many names must match it, a
      "vLLM's sharded state, weights in parts, a rank each: give the model from which vLLM has made it"),
     (r".*pp-rank-\d+-of-\d+.*\.safetensors", 1,
      "nanotron's, weights in parts: convert it with examples/llama/convert_nanotron_to_hf.py of nanotron"),
+    (_OTHER_RANK, 1, "the file of one rank of several, by its name: join them with the tools of their library"),
     (_RANK, 1,
      "the file of one rank, which may hold a part of the weights: save them whole, or rename it if it does"),
 )  # fmt: skip

@@ -19,6 +19,10 @@ _MOMENTS = re.compile(
     r"(?:^|\.)(?:(?:max_)?exp_(?:avg|inf)(?:_sq)?(?:_row|_col)?|momentum_buffer|fp32_param)(?:\.|$)"
     r"|(?:^|\.)optim\w*\.(?:.*\.)?(?:state|param_groups)\."
 )
+SCHEDULE_FREE = (
+    "saved in the optimizer's train mode: of schedule-free optimizers these are the weights at which gradients are "
+    "taken, and not the averages that are evaluated"
+)
 _DEPTH = 4  # of containers in which an optimizer's state may lie
 
 
@@ -48,6 +52,12 @@ def trained(tree: Any) -> Trained:
     for state in states:
         _add(total, state)
     return total
+
+
+def notes(tree: Any) -> list[str]:
+    """What the optimizers in a file say of the weights beside them."""
+    groups = (group for state in _states(tree, _DEPTH) for group in state["param_groups"] if isinstance(group, dict))
+    return [SCHEDULE_FREE] if any(group.get("train_mode") is True for group in groups) else []
 
 
 def _buffers(tree: Any) -> Iterator[str]:

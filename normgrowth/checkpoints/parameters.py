@@ -17,9 +17,10 @@ from normgrowth.checkpoints import optimizers
 from normgrowth.checkpoints.comparisons import Sums, same, tied
 from normgrowth.checkpoints.store import Reference
 from normgrowth.checkpoints.tensors import Tensor
-from normgrowth.checkpoints.weights import Weights
+from normgrowth.checkpoints.weights import ADAPTER_ALONE, Weights
 
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")  # beside the weights: the Trainer's, accelerate's
+_IS_WEIGHT = re.compile(r"weight|bias|kernel")
 ByTensor = Mapping[str, Sums]
 
 
@@ -141,17 +142,29 @@ def _counts(reference: Reference, series: Sequence[ByTensor]) -> dict[str, str]:
 
 
 def _notes_on_several(reference: Reference, moved: Collection[str]) -> list[str]:
-    """What a series does not say of its tensors: more of them move than the optimizer trains."""
+    """What a series does not say of its tensors: which of those that move are buffers, if nothing else tells."""
     count = len(reference.trained.shapes)
-    if reference.model_class or not 0 < count < len(moved):
+    odd = [name for name in reference.shapes if name in moved and not _IS_WEIGHT.search(name)]
+    is_told = reference.model_class or reference.trained or ADAPTER_ALONE in reference.notes
+    if odd and not is_told:
+        which = f"{', '.join(odd[:3])} ({len(odd)} in all)" if len(odd) > 3 else ", ".join(odd)
+        return [f"no class and no optimizer says whether these are parameters or buffers that move, and count: {which}"]
+    if reference.model_class or not 0 < count < len(moved) or _is_flat(reference, moved):
         return []
     return [f"the optimizer trains {count} tensors; {len(moved)} move, and which of them is not said: all are counted"]
+
+
+def _is_flat(reference: Reference, names: Collection[str]) -> bool:
+    """Whether the optimizer trains all values of these tensors in flat buffers, as those of half precision do."""
+    flat = [shape[0] for shape in reference.trained.shapes if shape is not None and len(shape) == 1]
+    size = sum(math.prod(reference.shapes[name]) for name in names)
+    return len(flat) == len(reference.trained.shapes) and sum(flat) == size
 
 
 def _notes_on_one(reference: Reference, counted: Sequence[str]) -> list[str]:
     """What one checkpoint alone does not say of its tensors."""
     trained = len(reference.trained.shapes or reference.trained.names)
-    if reference.model_class or trained == len(counted):
+    if reference.model_class or trained == len(counted) or _is_flat(reference, counted):
         return []
     odd = [name for name in counted if not name.endswith(("weight", "bias"))]
     which = f", such as {', '.join(odd[:3])}" if odd else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ class Part:
 
     path: Path
     prefix: str = ""
+    indexed: Sequence[str] = ()  # tensors that an index says are in it
 
 
 @dataclass
@@ -86,14 +87,17 @@ def _at_top(place: Path, names: list[str]) -> Parts:
             candidates = others
     chosen = files.weight_files(candidates, odd=[name for name in candidates if not name.endswith((".json", "/"))])
     left_out = {}
+    indexed: dict[str, list[str]] = {}
     if chosen[0].endswith(".index.json"):
         index = chosen[0]
-        chosen = files.shards_of(place / index)
+        indexed = files.shards_of(place / index)
+        chosen = list(indexed)
         missing = [shard for shard in chosen if not (place / shard).is_file()]
         if missing:
             count = f"{len(missing)} of {len(chosen)} missing"
             raise ReadError(f"{index} names {missing[0]}, which is not there ({count})")
-    found = Parts([Part(place / name) for name in chosen], is_adapter=bool(files.ADAPTER.search(chosen[0])))
+    found = Parts([Part(place / name, "", indexed.get(name, ())) for name in chosen])
+    found.is_adapter = bool(files.ADAPTER.search(chosen[0]))
     beside = [name for name in candidates if name not in chosen and not name.endswith(("/", ".json"))]
     for name in beside:
         if files.SECOND.fullmatch(name):
@@ -116,11 +120,21 @@ def _is_of_training(file: Path) -> bool:
     return not pickles.may_hold_weights(file)
 
 
+def _is_all_of_training(folder: Path) -> bool:
+    """Whether no file of a folder has a matrix, as those of ranks with a trainer's counts have none."""
+    names = files.listing(folder)
+    stored = [folder / name for name in names if not name.endswith("/") and files.is_weights(folder / name)]
+    is_pickled = bool(stored) and all(file.name.endswith(files.PICKLES) for file in stored)
+    return is_pickled and not distributed.is_distributed(names) and all(map(_is_of_training, stored))
+
+
 def _in_folders(place: Path, modules: list[str], declared: Collection[str]) -> Parts:
     """The one folder with weights, or all modules that the checkpoint declares."""
     averages = [name for name in modules if AVERAGE.search(name)]
     originals = [name for name in modules if name not in averages] or averages
     left_out = {f"{name}/": "an average of the weights, not counted" for name in modules if name not in originals}
+    if len(originals) > 1 and not declared:
+        originals = [name for name in originals if not _is_all_of_training(place / name)] or originals
     chosen = [name for name in originals if name in declared] or originals
     if len(chosen) > 1 and not declared:
         raise ReadError(f"{len(chosen)} folders with weights, {', '.join(chosen[:3])}: give one of them")

@@ -34,10 +34,12 @@ def _is_own(tree: Any) -> bool:
     return isinstance(tree, dict) and set(tree) >= _OWN
 
 
-def _has_arrays(tree: Any, depth: int = 3) -> bool:
-    if isinstance(tree, Inert) and type(tree).__name__ == "_reconstruct":
+def _has_arrays(tree: Any, depth: int = 5) -> bool:
+    """Whether containers have objects of numpy, or of JAX, which keeps arrays of numpy."""
+    if isinstance(tree, Inert) and tree.module.partition(".")[0] in ("numpy", "jax", "jaxlib"):
         return True
-    return isinstance(tree, dict) and depth > 0 and any(_has_arrays(value, depth - 1) for value in tree.values())
+    inner = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list | tuple) else ()
+    return depth > 0 and any(_has_arrays(value, depth - 1) for value in inner)
 
 
 def read(path: Path) -> Contents:
@@ -50,9 +52,10 @@ def read(path: Path) -> Contents:
             raise ReadError(why)
         chosen = containers.weights(tree)
         if not chosen.tensors and _has_arrays(tree):
-            raise ReadError("holds arrays of numpy, no tensors: save them with safetensors.numpy.save_file")
+            raise ReadError("holds arrays of numpy or JAX, no tensors: save them with safetensors.numpy.save_file")
         tensors = {name: _plain(name, value) for name, value in chosen.tensors.items()}
-        return Contents(tensors, chosen.buffers, chosen.left_out, optimizers.trained(tree), chosen.notes)
+        notes = [*chosen.notes, *optimizers.notes(tree)]
+        return Contents(tensors, chosen.buffers, chosen.left_out, optimizers.trained(tree), notes)
 
 
 def may_hold_weights(path: Path) -> bool:

@@ -77,6 +77,7 @@ def entries(source: Path, match: str, step_of: StepOf) -> Iterator[Entry]:
     candidates = [(name, place) for name, place in _candidates(source, step_of) if fnmatch.fnmatch(name, match)]
     averages = {place for _, place in candidates if AVERAGE.search(place.name)}
     with_step = [place for name, place in candidates if step_of(name) is not None]
+    is_empty = True
     is_series_of_averages = averages.issuperset(with_step or [place for _, place in candidates])
     for name, place in candidates:
         if not place.is_dir() and place.suffix in _OTHER_FORMATS:
@@ -92,7 +93,17 @@ def entries(source: Path, match: str, step_of: StepOf) -> Iterator[Entry]:
             else:
                 entry = Skip(str(entry.place), f"{_AVERAGES}, beside weights: give it alone to measure it")
         if entry:
+            is_empty = False
             yield entry
+    if is_empty and source.is_dir():
+        yield from _of_no_known_format(source, step_of)
+
+
+def _of_no_known_format(source: Path, step_of: StepOf) -> Iterator[Skip]:
+    """Files that are called checkpoints, such as those of Flax and TensorFlow, where there are no others."""
+    for file in sorted(source.iterdir()):
+        if file.is_file() and step_of(file.name) is not None and not files.is_text(file):
+            yield Skip(str(file), "of no format that is read here: save the weights as safetensors")
 
 
 def _with_note(entry: Checkpoint | Numbered, note: str) -> Checkpoint | Numbered:
@@ -124,6 +135,7 @@ def placed(numbered: Sequence[Numbered]) -> list[Checkpoint | Unplaced]:
 def _candidates(source: Path, step_of: StepOf) -> list[tuple[str, Path]]:
     """Places that may be checkpoints, each with the name that may hold its step."""
     inside = sorted(place for place in source.iterdir() if place.name[0] != ".") if source.is_dir() else []
+    inside = [place for place in inside if step_of(_stem(place)) is not None or not _is_link_beside(place)]
     folders = [(place.name, place) for place in inside if place.is_dir()]
     stored = [
         place
@@ -151,6 +163,11 @@ def _candidates(source: Path, step_of: StepOf) -> list[tuple[str, Path]]:
     if holds_weights(source) or is_step_folder:
         return [(name, source)]
     return folders
+
+
+def _is_link_beside(place: Path) -> bool:
+    """Whether a place is another name of one in its own folder, such as ``latest.pt``."""
+    return place.is_symlink() and place.exists() and place.resolve().parent == place.parent.resolve()
 
 
 def _stem(file: Path) -> str:

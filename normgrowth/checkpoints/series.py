@@ -15,6 +15,7 @@ from normgrowth.checkpoints.comparisons import Sums, is_infinite_constant, same,
 from normgrowth.checkpoints.find import grouped
 from normgrowth.checkpoints.layouts import ReadError
 from normgrowth.checkpoints.places import Checkpoint, Skip
+from normgrowth.checkpoints.steps import step_of
 from normgrowth.checkpoints.store import Reference, Store
 from normgrowth.checkpoints.table import Grouping
 from normgrowth.checkpoints.tensors import Tensor
@@ -110,6 +111,8 @@ def _why_empty(skipped: Sequence[Skip], match: str, step: str | None) -> str:
     """Why there is no checkpoint in the sources."""
     if step:
         reasons = [f"no name in which {step!r} finds a step"]
+    elif any(step_of(Path(skip.label).name) is not None for skip in skipped):
+        reasons = ["no checkpoint that can be read"]
     else:
         reasons = ["no checkpoint with a step in its name, such as step1000, checkpoint-1000 or step_20k"]
     reasons += grouped(skipped)

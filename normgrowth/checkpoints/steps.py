@@ -14,7 +14,9 @@ _MARKERS = [re.compile(rf"(?<![A-Za-z])(?i:{words})s?[-_= ]?{_AMOUNT}{_END}") fo
 _MARKERS.insert(1, re.compile(rf"(?<![A-Za-z0-9.,]){_AMOUNT}(?i:[-_ ]?steps|step)(?![A-Za-z0-9])"))  # 1000steps
 _FAIRSEQ = re.compile(r"checkpoint_\d+_([1-9]\d*)()")  # epoch and update: the update is the step
 _PLAIN = re.compile(rf"(?i:model(?:[-_](?=\d+$)|(?=\d{{3,}}$)))?{_AMOUNT}")
-_PADDED = re.compile(r"[A-Za-z][A-Za-z_-]*[-_](0\d{5,})()")  # g_00005000: a number of six digits or more, with zeros
+_PADDED = re.compile(  # g_00005000, 0000100_adapters: a number of six digits or more, with zeros
+    r"(?:[A-Za-z][A-Za-z_-]*[-_])?(0\d{5,})(?:[-_][A-Za-z][A-Za-z_-]*)?()"
+)
 _LABELLED = re.compile(r"step|iter|(?<![A-Za-z])(?:it|ba)[-_= ]?\d", re.I)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,32 @@ from numpy.typing import NDArray
 BLOCK = 1 << 15  # values converted to float64 at a time: blocks of two tensors fit into the processor's cache
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 Shape = tuple[int, ...]
+
+
+class Memory(NamedTuple):
+    """Where the values of a tensor lie: the address of its first byte, and the bytes from one value to the next."""
+
+    begin: int
+    shape: Shape
+    strides: Shape
+    width: int  # of a value, in bytes
+
+    @property
+    def end(self) -> int:
+        steps = ((length - 1) * stride for length, stride in zip(self.shape, self.strides, strict=True))
+        return self.begin + sum(steps) + self.width
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether there is no gap between the values, in whatever order they lie."""
+        return math.prod(self.shape) * self.width == self.end - self.begin
+
+    def addresses(self) -> NDArray[np.int64]:
+        """The address of each value, flat."""
+        places = np.array([self.begin])
+        for length, stride in zip(self.shape, self.strides, strict=True):
+            places = np.add.outer(places, np.arange(length) * stride).ravel()
+        return places
 
 
 class Joined:
@@ -47,7 +73,7 @@ class Tensor:
     shape: Shape
     dtype: str  # as torch names it
     load: Callable[[], NDArray[Any] | Joined]
-    identity: object = None  # equal for tensors of one file that are the same memory
+    memory: Memory | None = None  # which tensors of one file may share
     is_mapped: bool = True  # whether ``load`` costs nothing; otherwise it reads the whole tensor
 
     @property
@@ -72,7 +98,7 @@ def of_torch(tensor: Any) -> Tensor:
     """A dense tensor of torch, whose memory is shared."""
     import torch
 
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_neg()
 
     def load() -> NDArray[Any]:
         flat = tensor.reshape(-1)
@@ -80,8 +106,10 @@ def of_torch(tensor: Any) -> Tensor:
             return flat.view(torch.int16).numpy().view(np.uint16)
         return flat.numpy()
 
-    identity = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride()) if tensor.numel() else None
-    return Tensor(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), load, identity)
+    shape = tuple(tensor.shape)
+    strides = tuple(stride * tensor.element_size() for stride in tensor.stride())
+    memory = Memory(tensor.data_ptr(), shape, strides, tensor.element_size()) if tensor.numel() else None
+    return Tensor(shape, str(tensor.dtype).removeprefix("torch."), load, memory)
 
 
 def blocks(*tensors: Tensor) -> Iterator[NDArray[np.float64]]:

@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 from normgrowth.checkpoints.layouts import ReadError
 
 _REBUILDERS = (  # of torch._utils; what else they call is torch's own, with the arguments of the pickle
-    "_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter", "_rebuild_parameter_with_state",
-    "_rebuild_sparse_tensor", "_rebuild_qtensor", "_rebuild_meta_tensor_no_storage",
+    "_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter",
+    "_rebuild_parameter_with_state", "_rebuild_sparse_tensor", "_rebuild_qtensor", "_rebuild_meta_tensor_no_storage",
 )  # fmt: skip
 
 
@@ -146,6 +146,8 @@ def _of_torch(module: str, name: str) -> Any:
 
     if (module, name) == ("torch.storage", "_load_from_bytes"):
         return Wrapped(_storage)
+    if (module, name) == ("torch.storage", "UntypedStorage"):  # of dtypes younger than typed storages, such as float8
+        return torch.serialization.StorageType("ByteStorage")
     if module == "torch._utils" and name in _REBUILDERS:
         return Wrapped(getattr(torch._utils, name))
     if (module, name) == ("torch._tensor", "_rebuild_from_type_v2"):

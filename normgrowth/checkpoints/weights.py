@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from normgrowth.checkpoints import conventions, copies, files, layouts, mapped, parts, quantised
+from normgrowth.checkpoints.comparisons import in_one_memory
 from normgrowth.checkpoints.containers import Contents
 from normgrowth.checkpoints.files import MERGE
 from normgrowth.checkpoints.layouts import ReadError
 from normgrowth.checkpoints.optimizers import Trained
 from normgrowth.checkpoints.parts import Part
 from normgrowth.checkpoints.tensors import FLOATS, Shape, Tensor
-from normgrowth.layers import originals_first
+from normgrowth.layers import layer_of
 
 _WRAPPER = re.compile(
     r"^(?:module\.)+|(?:(?<=^)|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
@@ -90,7 +91,7 @@ def _contents(part: Part) -> Contents:
     if begin.startswith(b"GGUF") or part.path.suffix == ".gguf":
         from normgrowth.checkpoints import gguf_files
 
-        return Contents(gguf_files.tensors(part.path), notes=[gguf_files.NOTE])
+        return gguf_files.read(part.path)
     if part.path.suffix == ".safetensors" or files.is_safetensors(begin):
         return Contents(mapped.tensors(part.path))
     from normgrowth.checkpoints import pickles
@@ -104,13 +105,12 @@ def _add(weights: Weights, part: Part, contents: Contents, is_adapter: bool) -> 
     weights.notes += [note for note in contents.notes if note not in weights.notes]
     if contents.trained:
         weights.trained = contents.trained
-    names: dict[object, str] = {}  # of this file alone: another one may use the memory of one that is closed again
-    ordered = sorted(contents.tensors, key=originals_first)
-    originals = {}
-    for name in ordered:
-        tensor = contents.tensors[name]
-        if tensor.size and tensor.identity is not None:
-            originals[name] = names.setdefault(tensor.identity, name)
+    for name in part.indexed:
+        if name not in contents.tensors and name not in contents.left_out:
+            if layer_of(name) not in ("embeddings", "head"):  # converters drop those of them that are tied
+                raise ReadError(f"the index says that {name} is in it, and it is not")
+            weights.left_out[name] = "in the index and in no file, as tied weights are"
+    originals = in_one_memory(contents.tensors)  # of this file: another one may use memory that is free again
     for stored, tensor in contents.tensors.items():
         name = part.prefix + _without_wrappers(stored)
         if name in weights.parameters or name in weights.left_out:
@@ -146,6 +146,10 @@ def _judge(weights: Weights, contents: Mapping[Path, Contents], is_adapter: bool
     named = conventions.by_name(all_names)
     integers = {}
     for name, tensor in list(stored.items()):
+        if name.endswith("_extra_state"):  # torch's name for what get_extra_state() of a module gives
+            weights.left_out[name] = "extra state of a module"
+            del stored[name]
+            continue
         if tensor.dtype in FLOATS:
             continue
         if tensor.dtype.startswith(("int", "uint", "bool")):

@@ -26,6 +26,7 @@ from normgrowth.norms.pieces import Pieces
 
 CHECK_FIRST = 3  # steps before which all parameters are compared with their copies …
 CHECK_EVERY = 32  # … and then at every such step
+IDLE = 8  # steps that write nothing at the beginning, before they are told: a GradScaler may skip some
 SAME = 1e-4  # relative difference of norms up to which a history ends at the parameters that were loaded
 RECORDING = torch.inference_mode(False)  # tensors that are kept have to be written later, also outside of that mode
 # Sums by layer of a measured step: ‖θ'‖², ‖δ‖², θ·δ, ‖θ‖², θ'·s and ‖s‖² with the snapshot s, θ·∇L, ‖∇L‖².
@@ -116,6 +117,7 @@ class NormTracker:
         self._parts = Parts(self._pieces)
         self._moves = Moves(self._pieces)
         self._calls: list[_Call] = []  # that have begun and not ended, the outermost first
+        self._idle = 0  # contexts of ``step`` that have ended, while none has written a tracked parameter
         self._has_stepped: bool | None = None  # the outermost call; None where only its writes can tell
         self._round: _Round | None = None
         self._order: list[int] = []  # ids of optimizers, as they step one after another in a round
@@ -146,7 +148,8 @@ class NormTracker:
         family = optimizers.family(optimizer)
         remove = self._parts.add(optimizer, family)
         trained = [parameter for member in family for parameter in optimizers.trained(member)]
-        if {id(parameter) for parameter in trained}.isdisjoint(map(id, self._pieces.parameters)):
+        is_foreign = {id(parameter) for parameter in trained}.isdisjoint(map(id, self._pieces.parameters))
+        if is_foreign and _memories(trained).isdisjoint(_memories(self._pieces.parameters)):
             text = "the optimizer has none of the tracked parameters: give the tracker the model that it trains"
             warnings.warn(text, stacklevel=2)
         forget = self._membership.watch(family)
@@ -323,6 +326,7 @@ class NormTracker:
             sums = self._measured(part)
             row = self._pieces.by_layer(sums)
             if stepped is None and not was_written and not row[STEP].any():
+                self._idle += owner is self
                 return  # gradients were only accumulated, or GradScaler has skipped the step
             self._sums = sums
             self._count(owner, part)
@@ -511,6 +515,11 @@ class NormTracker:
                 f"{unread} moved without gradients in .grad when the step began, so θ·∇L and ‖∇L‖ are unknown: attach "
                 "the tracker to the optimizer that reads them, before they are freed"
             )
+        if self._idle >= IDLE and not self.steps:
+            yield (
+                f"{self._idle} steps have ended and no tracked parameter has been written: a loop that makes new "
+                "tensors in place of these has to copy them into the model, with load_state_dict()"
+            )
         resized = self._membership.names(self._pieces.resized)
         self._pieces.resized.clear()
         if resized:
@@ -532,6 +541,11 @@ def _refuse_untrackable(tracked: Sequence[tuple[str, Tensor]], every: int) -> No
             f"give trainable parameters on one device, and every ≥ 1; got {len(tracked)} of them on "
             f"{sorted(map(str, devices))}, every = {every}"
         )
+
+
+def _memories(parameters: Iterable[Tensor]) -> set[int]:
+    """The memory of parameters: that of a flat buffer is also that of the parameters which are views of it."""
+    return {shards.local(parameter).untyped_storage().data_ptr() for parameter in parameters}
 
 
 def _warn_of_shared_memory(tracked: Sequence[tuple[str, Tensor]]) -> None:
