@@ -371,7 +371,9 @@ def _one_line_errors(source: object) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # transformers raises errors of many classes
-        reason = str(error).strip().partition("\n")[0]
+        reason, *rest = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        while reason.endswith((":", ",", " or", " and")) and rest:  # a list of what would have been needed
+            reason = f"{reason} {rest.pop(0)}"
         if "trust_remote_code" in str(error):
             reason = "needs code of its own, which is not run here"
         raise ValueError(f"{source}: {reason}") from error

@@ -69,7 +69,9 @@ def require_rates(lr: float | None, decay: float | None) -> None:
     Used in ``your-own``.
     """
     if lr is None or decay is None:
-        raise ValueError("set lr and decay, your run's mean learning rate and weight decay: checkpoints do not say them")
+        raise ValueError(
+            "set lr and decay, the mean learning rate and weight decay of your run: no checkpoint says them"
+        )
 
 
 def _is_text(value: Any) -> bool:
