@@ -6,6 +6,7 @@ and keeps the degree of its result.
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -27,9 +28,6 @@ from normgrowth.homogeneity.algebra import (
     readable,
 )
 from normgrowth.homogeneity.leading import (
-    KEEP_ZEROS,
-    KEEP_ZEROS_OF_DEGREE_0,
-    LIMITS,
     TERMS,
     LeadingParts,
     divisor_of,
@@ -81,11 +79,11 @@ class Forward(Algebra, TorchDispatchMode):
             self.fail("changes a parameter in place", *written)
         k = self._degree_by_rule(name, row, operands, args, kwargs)
         degrees_before = {id(x): self.degree_of(_whole_storage(x)) for x in written}
-        leading = self._leading_part(name, row, func, args, kwargs)
+        leading = self._leading_parts(name, row, func, args, kwargs)
         zero_parameter = self.leading_parts.parameter_in(operands)
         outputs = func(*args, **kwargs)
         self._keep_degrees(name, row, k, outputs, operands, degrees_before)
-        self._keep_zeros(leading, zero_parameter, outputs, operands, written)
+        self._keep_leading_parts(leading, zero_parameter, outputs, operands, written)
         return outputs
 
     def _run_on_constants(self, name: str, func: Any, args: Any, kwargs: Any, written: list[Tensor]) -> Any:
@@ -160,41 +158,34 @@ class Forward(Algebra, TorchDispatchMode):
             self.set_degree(x, annotated(degree, kind, row["leading"]))
         row["out"] = k
 
-    def _leading_part(self, name: str, row: dict[str, Any], func: Any, args: Any, kwargs: Any) -> Tensor | None:
-        """The leading part of the result, or None where it is 0 at zeros of the result only.
+    def _leading_parts(self, name: str, row: dict[str, Any], func: Any, args: Any, kwargs: Any) -> list[Any]:
+        """The leading parts of the results, in order; none where they are the results themselves.
 
         Raises:
-            NotHomogeneous: it is 0 as a whole, so that the result has the degree of lower terms.
+            NotHomogeneous: that of the first is 0 as a whole, so that it has the degree of lower terms.
         """
         parts = self.leading_parts
+        if row["has_limit"]:
+            return [parts.limit(name, func, args, kwargs)]
         if row["largest"] is not None and name == "cat":
             tensors = [x if self.degree_of(x) in (row["largest"], EVERY) else torch.zeros_like(x) for x in args[0]]
-            return parts.result(name, func, (tensors, *args[1:]), kwargs, [])
+            return parts.result(name, func, (tensors, *args[1:]), kwargs)
+        factors: Any = args
         if row["largest"] is not None and name == "prelu_kernel":
-            leading = parts.of(args[0]).clamp(max=0) * parts.of(args[1])
-            if not leading.any():
-                self._fail_at_zero(f"its leading term, of degree {readable(row['largest'])},", args)
-            return leading
-        if row["largest"] is not None and name in TERMS:
+            results: list[Any] = [parts.of(args[0]).clamp(max=0) * parts.of(args[1])]
+        elif row["largest"] is not None and name in TERMS:
             lower, factors = lower_terms(name, args, row["largest"], self.degree_of)
-            leading = parts.result(name, func, args, kwargs, lower)
-            if not leading.any():
-                self._fail_at_zero(f"its leading term, of degree {readable(row['largest'])},", factors)
-            return leading
-        if row["has_limit"] and name in LIMITS:
-            leading = parts.result(name, func, args, kwargs, [], has_limit=True)
-            if not leading.any() and name != "sigmoid":
-                self._fail_at_zero("its limit far from 0", args[:1])
-            return leading
-        if not parts.has_mask((args, kwargs)):
-            return None
-        divisor = divisor_of(name, args)
-        if divisor is not None and bool(((parts.of(divisor) == 0) & (divisor != 0)).any()):
-            self.fail("the leading term of the divisor is 0 somewhere", divisor)
-        keeps_zeros = name in KEEP_ZEROS or (name in KEEP_ZEROS_OF_DEGREE_0 and self.degree_of(args[0]) == 0)
-        if keeps_zeros and not row["has_limit"]:
-            return parts.result(name, func, args, kwargs, [])
-        return None
+            results = parts.result(name, func, args, kwargs, lower)
+        elif parts.differ((args, kwargs)):
+            divisor = divisor_of(name, args)
+            if divisor is not None and bool(((parts.of(divisor) == 0) & (divisor != 0)).any()):
+                self.fail("the leading term of the divisor is 0 somewhere", divisor)
+            return parts.result(name, func, args, kwargs)
+        else:
+            return []
+        if not results[0].any():
+            self._fail_at_zero(f"its leading term, of degree {readable(row['largest'])},", factors)
+        return results
 
     def _fail_at_zero(self, what: str, values: Any) -> None:
         """Refuse a degree of which the values show nothing, and name the parameter that makes them 0."""
@@ -212,22 +203,22 @@ class Forward(Algebra, TorchDispatchMode):
         if is_real_valued(output) and self.leading_parts.is_zero(output):
             self._fail_at_zero("the leading part of the output", output)
 
-    def _keep_zeros(
+    def _keep_leading_parts(
         self,
-        leading: Tensor | None,
+        leading: list[Any],
         zero_parameter: str,
         outputs: Any,
         operands: list[Tensor],
         written: list[Tensor],
     ) -> None:
-        """Remember where the leading part of a new value is 0, and the parameter that makes all of the value 0."""
+        """Remember the leading parts of new values, and the parameter that makes all of such a value 0."""
         memory = {x.untyped_storage().data_ptr() for x in operands}
         memory -= {x.untyped_storage().data_ptr() for x in written}
-        new = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and is_real_valued(x)]
-        new = [x for x in new if x.untyped_storage().data_ptr() not in memory]
-        if new and leading is not None and leading.shape == new[0].shape:
-            self.leading_parts.keep(new[0], leading)
-        for x in new:
+        for x, part in zip_longest(tree_leaves(outputs), leading):
+            if not isinstance(x, Tensor) or not is_real_valued(x) or x.untyped_storage().data_ptr() in memory:
+                continue
+            has_part = isinstance(part, Tensor) and part.shape == x.shape
+            self.leading_parts.keep(x, part if has_part else x)
             if zero_parameter and not x.any():
                 self.leading_parts.zero_parameters[x.untyped_storage()] = zero_parameter
 
