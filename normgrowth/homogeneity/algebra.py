@@ -33,7 +33,6 @@ class Degree(Fraction):
     - ``"size"``: a norm, which is 0 only for the zero vector, or a standard deviation, which is 0 only for a constant
       vector;
     - ``"masked"``: scores with −3.4e38 in place of −∞ at some entries;
-    - ``"uneven"``: scores of this degree beside others of a lower one, which a softmax may read and nothing else;
     - ``"closing"``: not negative, but it may fall to 0 exponentially, as a sigmoid does;
     - empty: none of these is known.
     """
@@ -118,6 +117,7 @@ class Algebra:
     def __init__(self, approximate: bool = False):
         super().__init__()
         self.approximate = approximate
+        self.training = False  # whether a part of the module is in train mode
         self.module_tracker = ModuleTracker()
         # The keys of these three dictionaries are storages, the memory of tensors, so that all views of a tensor share
         # its entry.
@@ -165,6 +165,10 @@ class Algebra:
             return EVERY if all_zero_or_infinite(x) else ZERO
         return self.degrees[x.untyped_storage()]
 
+    def leading_part(self, x: Any) -> Any:
+        """What is left of an operand far out. ``Forward`` carries it along; here nothing is known of lower terms."""
+        return x
+
     def _distinct_degrees(self, operands: tuple[Any, ...]) -> set[Fraction]:
         """The distinct degrees of the operands of one operation, without ``EVERY``.
 
@@ -186,32 +190,28 @@ class Algebra:
 
     def add(self, x: Any, y: Any) -> Any:
         """A sum: degrees must be equal. Asymptotically it has the larger degree, unless its leading terms cancel."""
-        distinct = self._distinct_degrees((x, y))
-        if len(distinct) > 1:
-            if not self.approximate:
-                self.fail("a sum needs equal degrees", x, y)
-            largest = max(distinct)
-            self.note(f"asymptotic: of {readable(tuple(sorted(distinct)))} the largest", leading=True, largest=largest)
-        return annotated(max(distinct, default=EVERY), "size" if self.is_guarded_size(x, y) else "")
-
-    def equal_degrees(self, *parts: Any) -> Any:
-        """Parts side by side, as in ``cat`` and ``where``: degrees must be equal, even where they are asymptotic."""
-        distinct = self._distinct_degrees(parts)
-        if len(distinct) > 1:
-            self.fail("parts side by side need equal degrees", *parts)
-        return max(distinct, default=EVERY)
+        k = self._common_or_largest("a sum needs equal degrees", x, y)
+        return annotated(k, "size" if self.is_guarded_size(x, y) else "")
 
     def side_by_side(self, *parts: Any) -> Any:
-        """Parts in one tensor: degrees must be equal, or asymptotically positive where a softmax will read them."""
-        distinct = self._distinct_degrees(parts)
-        if len(distinct) > 1 and self.approximate and min(distinct) >= 0:
+        """Parts in one tensor, as in ``cat`` and ``where``: a sum of the parts with zeros in place of the others."""
+        return self._common_or_largest("parts side by side need equal degrees", *parts)
+
+    def _common_or_largest(self, reason: str, *operands: Any) -> Any:
+        distinct = self._distinct_degrees(operands)
+        if len(distinct) > 1:
+            if not self.approximate:
+                self.fail(reason, *operands)
             degrees = readable(tuple(sorted(distinct)))
-            largest = max(distinct)
-            self.note(
-                f"asymptotic: of {degrees} the largest, before a softmax", leading=True, kind="uneven", largest=largest
-            )
-            return largest
-        return self.equal_degrees(*parts)
+            self.note(f"asymptotic: of {degrees} the largest", leading=True, has_lower_terms=True)
+        return max(distinct, default=EVERY)
+
+    def equal_degrees(self, *operands: Any) -> Any:
+        """Values that are compared, or of which each entry is one or the other: degrees must be equal."""
+        distinct = self._distinct_degrees(operands)
+        if len(distinct) > 1:
+            self.fail("parts side by side need equal degrees", *operands)
+        return max(distinct, default=EVERY)
 
     def mul(self, x: Any, y: Any) -> Any:
         """A product: degrees add."""
@@ -293,7 +293,7 @@ class Algebra:
         distinct = self._distinct_degrees((x, *bounds))
         are_constant = all(self.is_constant(bound) for bound in bounds)
         if len(distinct) > 1 and self.approximate and are_constant and self.degree_of(x) > 0:
-            self.note("asymptotic: bounded on one side", leading=True, largest=Fraction(self.degree_of(x)))
+            self.note("asymptotic: bounded on one side", leading=True, has_lower_terms=True)
             return Fraction(self.degree_of(x))
         return self.equal_degrees(x, *bounds)
 
@@ -314,7 +314,7 @@ class Algebra:
             "note": [],
             "leading": False,
             "kind": "",
-            "largest": None,  # degree of the leading terms of a sum that has others
+            "has_lower_terms": False,  # beside the leading ones
             "has_limit": False,  # for large arguments only
         }
         self.rows.append(row)

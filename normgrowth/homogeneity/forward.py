@@ -41,7 +41,7 @@ from normgrowth.homogeneity.measure import (
     selection,
     without_fused_kernels,
 )
-from normgrowth.homogeneity.rules import ACCEPT_MASKED_SCORES, ACCEPT_UNEVEN_SCORES, RETURN_INDICES, RULES
+from normgrowth.homogeneity.rules import ACCEPT_MASKED_SCORES, RETURN_INDICES, RULES
 
 __all__ = ["Forward", "carry"]
 
@@ -51,7 +51,6 @@ LEAVE_TORCH = (
 )  # fmt: skip
 FACTORIES = ("empty", "zeros", "ones", "full", "new_")
 MASK_OUTSIDE_SOFTMAX = "the lowest number of a type stands for −∞ before a softmax only"
-SIDE_BY_SIDE = "parts side by side need equal degrees, but before a softmax"
 
 
 class Forward(Algebra, TorchDispatchMode):
@@ -61,6 +60,9 @@ class Forward(Algebra, TorchDispatchMode):
         super().__init__(approximate)
         self.leading_parts = LeadingParts()
 
+    def leading_part(self, x: Any) -> Any:
+        return self.leading_parts.of(x) if isinstance(x, Tensor) else x
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__.strip("_")
@@ -68,7 +70,7 @@ class Forward(Algebra, TorchDispatchMode):
             name = f"{func.namespace}::{name}"
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.begin(name)
-            self.fail("is random: call eval()")
+            self.fail("is random: call eval()" if self.training else "is random, in eval mode too")
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         operands = [x for x in tensors if not self.is_constant(x)]
         written = _written_arguments(func._schema.arguments, args, kwargs)
@@ -79,7 +81,7 @@ class Forward(Algebra, TorchDispatchMode):
             self.fail("changes a parameter in place", *written)
         k = self._degree_by_rule(name, row, operands, args, kwargs)
         degrees_before = {id(x): self.degree_of(_whole_storage(x)) for x in written}
-        leading = self._leading_parts(name, row, func, args, kwargs)
+        leading = self._leading_parts(name, row, k, func, args, kwargs)
         zero_parameter = self.leading_parts.parameter_in(operands)
         outputs = func(*args, **kwargs)
         self._keep_degrees(name, row, k, outputs, operands, degrees_before)
@@ -103,11 +105,7 @@ class Forward(Algebra, TorchDispatchMode):
         """The degree of the result. An operation without a rule has degree 0 if no operand changes with scale."""
         row["leading"] = any(is_leading(k) for k in row["in"])
         kinds = [kind_of(k) for k in row["in"]]
-        if "uneven" in kinds:
-            if name not in ACCEPT_UNEVEN_SCORES:
-                self.fail(SIDE_BY_SIDE)
-            row["kind"] = "" if "softmax" in name else "uneven"
-        elif "masked" in kinds:
+        if "masked" in kinds:
             if name not in ACCEPT_MASKED_SCORES:
                 self.fail(MASK_OUTSIDE_SOFTMAX)
             row["kind"] = "" if "softmax" in name else "masked"
@@ -148,33 +146,34 @@ class Forward(Algebra, TorchDispatchMode):
                 degree = ZERO
             kind = row["kind"] or kind_of(degree)
             degree_before = degrees_before.get(id(x))
-            if degree_before is not None:
+            if degree_before is not None and not _fills_memory(x):
                 if degree_before != EVERY and degree not in (degree_before, EVERY):
                     self.fail("changes the degree of a value in place; write it out of place", degree_before, degree)
                 if degree == EVERY:
                     degree = degree_before
-                if kind not in ("masked", "uneven"):
+                if kind != "masked":
                     kind = ""  # the memory may hold more than the part that was written
             self.set_degree(x, annotated(degree, kind, row["leading"]))
         row["out"] = k
 
-    def _leading_parts(self, name: str, row: dict[str, Any], func: Any, args: Any, kwargs: Any) -> list[Any]:
+    def _leading_parts(self, name: str, row: dict[str, Any], k: Any, func: Any, args: Any, kwargs: Any) -> list[Any]:
         """The leading parts of the results, in order; none where they are the results themselves.
 
         Raises:
             NotHomogeneous: that of the first is 0 as a whole, so that it has the degree of lower terms.
         """
         parts = self.leading_parts
+        largest = k[0] if isinstance(k, tuple) else k
         if row["has_limit"]:
             return [parts.limit(name, func, args, kwargs)]
-        if row["largest"] is not None and name == "cat":
-            tensors = [x if self.degree_of(x) in (row["largest"], EVERY) else torch.zeros_like(x) for x in args[0]]
-            return parts.result(name, func, (tensors, *args[1:]), kwargs)
         factors: Any = args
-        if row["largest"] is not None and name == "prelu_kernel":
-            results: list[Any] = [parts.of(args[0]).clamp(max=0) * parts.of(args[1])]
-        elif row["largest"] is not None and name in TERMS:
-            lower, factors = lower_terms(name, args, row["largest"], self.degree_of)
+        if row["has_lower_terms"] and name in ("cat", "stack"):
+            tensors = [x if self.degree_of(x) in (largest, EVERY) else torch.zeros_like(x) for x in args[0]]
+            results = parts.result(name, func, (tensors, *args[1:]), kwargs)
+        elif row["has_lower_terms"] and name == "prelu_kernel":
+            results = [parts.of(args[0]).clamp(max=0) * parts.of(args[1])]
+        elif row["has_lower_terms"] and name in TERMS:
+            lower, factors = lower_terms(name, args, largest, self.degree_of)
             results = parts.result(name, func, args, kwargs, lower)
         elif parts.differ((args, kwargs)):
             divisor = divisor_of(name, args)
@@ -184,7 +183,7 @@ class Forward(Algebra, TorchDispatchMode):
         else:
             return []
         if not results[0].any():
-            self._fail_at_zero(f"its leading term, of degree {readable(row['largest'])},", factors)
+            self._fail_at_zero(f"its leading term, of degree {readable(largest)},", factors)
         return results
 
     def _fail_at_zero(self, what: str, values: Any) -> None:
@@ -215,11 +214,11 @@ class Forward(Algebra, TorchDispatchMode):
         memory = {x.untyped_storage().data_ptr() for x in operands}
         memory -= {x.untyped_storage().data_ptr() for x in written}
         for x, part in zip_longest(tree_leaves(outputs), leading):
-            if not isinstance(x, Tensor) or not is_real_valued(x) or x.untyped_storage().data_ptr() in memory:
+            if not isinstance(x, Tensor) or x.untyped_storage().data_ptr() in memory:
                 continue
             has_part = isinstance(part, Tensor) and part.shape == x.shape
             self.leading_parts.keep(x, part if has_part else x)
-            if zero_parameter and not x.any():
+            if zero_parameter and is_real_valued(x) and self.leading_parts.is_zero(x):
                 self.leading_parts.zero_parameters[x.untyped_storage()] = zero_parameter
 
     def _changes_with_scale(self, x: Tensor) -> bool:
@@ -237,6 +236,11 @@ def _written_arguments(declared: Any, args: Any, kwargs: Any) -> list[Tensor]:
 def _whole_storage(x: Tensor) -> Tensor:
     """All of the memory in which a tensor lies. Of a constant that is partly written, the rest does not scale."""
     return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
+
+
+def _fills_memory(x: Tensor) -> bool:
+    """Whether a tensor has all entries of the memory in which it lies, so that nothing else remains there."""
+    return x.is_contiguous() and x.numel() * x.element_size() == x.untyped_storage().nbytes()
 
 
 class _RefuseLeavingTorch(TorchFunctionMode):
@@ -266,6 +270,7 @@ def carry(module: nn.Module, inputs: Any, input_degree: Any, algebra: Forward, p
         return x
 
     selected = selection(module, parameters)
+    algebra.training = any(part.training for part in module.modules())
     with without_fused_kernels(module, experts="batched_mm") as copied, torch.no_grad():
         for name, parameter in copied.named_parameters():
             if not selected(name):

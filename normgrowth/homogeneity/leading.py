@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from normgrowth.homogeneity.algebra import EVERY, INFINITE
+from normgrowth.homogeneity.measure import is_real_valued
 
 __all__ = ["LINEAR_LIMITS", "TERMS", "LeadingParts", "divisor_of", "lower_terms"]
 
-# The terms of operations that add, or take the larger or smaller, as places of their factors in the arguments.
+# The terms of operations that add, put side by side, or take the larger or smaller, as places of their factors.
 TERMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "add": ((0,), (1,)),
     "sub": ((0,), (1,)),
@@ -32,7 +33,14 @@ TERMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "convolution": ((0, 1), (2,)),
     "index_add": ((0,), (3,)),
     "scatter_add": ((0,), (3,)),
+    "constant_pad_nd": ((0,), (2,)),
+    "where": ((1,), (2,)),
+    "masked_fill": ((0,), (2,)),
+    "index_put": ((0,), (2,)),
+    "scatter": ((0,), (3,)),
     "native_batch_norm": ((0, 1), (2,), (3, 1)),
+    "native_layer_norm": ((2,), (3,)),
+    "native_group_norm": ((1,), (2,)),
     "clamp": ((0,), (1,), (2,)),
     "clamp_max": ((0,), (1,)),
     "clamp_min": ((0,), (1,)),
@@ -53,6 +61,12 @@ def _softmax_limit(leading: Tensor, x: Tensor, dim: int) -> Tensor:
     """The softmax among the largest scores, of which the leading parts are equal; 0 elsewhere and in masked rows."""
     is_largest = leading == leading.amax(dim, keepdim=True)
     return x.masked_fill(~is_largest, -math.inf).softmax(dim).nan_to_num()
+
+
+def _rows_left(leading: Tensor, x: Tensor, axes: int) -> Tensor:
+    """Leading parts of rows over the last axes, and what is left of a row where that is 0: a norm evens degrees out."""
+    is_zero = (leading == 0).flatten(-axes).all(-1)
+    return torch.where(is_zero[(...,) + (None,) * axes], x, leading)
 
 
 def _without_cancelled(leading: Tensor, term: Any) -> Tensor:
@@ -120,19 +134,31 @@ class LeadingParts:
     def result(self, name: str, func: Any, args: Any, kwargs: Any, lower: Sequence[int] = ()) -> list[Any]:
         """The leading parts of the results of an operation that has not run yet.
 
-        ``lower``: places of arguments in whose place a 0 leaves the leading terms.
+        Indices and booleans are those of leading parts, too, or of this run where there are not as many of them.
+
+        Args:
+            lower: places of arguments in whose place a 0 leaves the leading terms.
         """
         operands = list(args)
         for place in lower:
             x = operands[place]
             operands[place] = x.masked_fill(x.abs() < INFINITE, 0) if isinstance(x, Tensor) else 0
-        operands, kwargs = tree_map_only(Tensor, self.of, (operands, kwargs))
-        if func._schema.is_mutable:
-            operands[0] = operands[0].clone()  # after ``of``, which knows a tensor by its memory
-        results = tree_leaves(func(*operands, **kwargs))
+        try:
+            results = self._run(name, func, operands, kwargs, self.of)
+        except (IndexError, RuntimeError):
+            results = self._run(name, func, operands, kwargs, lambda x: self.of(x) if is_real_valued(x) else x)
         if name in ("add", "sub", "rsub"):
-            results = [_without_cancelled(results[0], self.of(args[0]) if isinstance(args[0], Tensor) else args[0])]
+            term = operands[0]
+            results = [_without_cancelled(results[0], self.of(term) if isinstance(term, Tensor) else term)]
         return results
+
+    def _run(self, name: str, func: Any, args: Any, kwargs: Any, leading_part: Callable[[Tensor], Tensor]) -> list[Any]:
+        operands, kwargs = tree_map_only(Tensor, leading_part, (args, kwargs))
+        if func._schema.is_mutable:
+            operands[0] = operands[0].clone()  # after ``leading_part``, which knows a tensor by its memory
+        if name == "native_layer_norm":
+            operands[0] = _rows_left(operands[0], args[0], len(args[1]))
+        return tree_leaves(func(*operands, **kwargs))
 
     def limit(self, name: str, func: Any, args: Any, kwargs: Any) -> Tensor:
         """What is left of the result where a positive degree takes a function to its limit.
@@ -147,7 +173,7 @@ class LeadingParts:
         if "softmax" in name:
             return _softmax_limit(leading, x, args[1])
         far = torch.where(leading == 0, x, leading * math.inf)
-        return tree_leaves(func(far, *args[1:], **kwargs))[0]
+        return self._run(name, func, [far, *args[1:]], kwargs, self.of)[0]
 
 
 def lower_terms(name: str, args: Any, largest: Any, degree_of: Callable[[Any], Any]) -> tuple[list[int], list[Any]]:

@@ -16,7 +16,7 @@ import torch
 
 from normgrowth.homogeneity.algebra import EVERY, INFINITE, ZERO, Algebra, annotated, kind_of
 
-__all__ = ["ACCEPT_MASKED_SCORES", "ACCEPT_UNEVEN_SCORES", "RETURN_INDICES", "RULES"]
+__all__ = ["ACCEPT_MASKED_SCORES", "RETURN_INDICES", "RULES"]
 
 RULES: dict[str, Callable[..., Any]] = {}
 
@@ -73,16 +73,26 @@ def finite_bound(bound: Any) -> Any:
 def clamp(a: Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
     """``clamp`` keeps the degree of x if the bounds have the same one; 0 and ∞ have every degree.
 
-    Between two finite bounds the degree is 0 asymptotically, since the values then lie on the bounds. For one bound see
-    ``Algebra.bounded``.
+    Between two finite bounds the degree is 0 asymptotically, since the values then lie on the bounds, and so it is
+    with one bound if all values lie beyond it. Otherwise see ``Algebra.bounded``.
     """
     lower = finite_bound(min)
     upper = finite_bound(max)
     if upper is None and a.is_guarded_size(x, lower):
         return a.add(x, lower)
-    if all(_is_finite_constant(a, bound) for bound in (lower, upper)):
+    bounds = [bound for bound in (lower, upper) if bound is not None]
+    if bounds and all(_is_finite_constant(a, bound) for bound in bounds) and _lies_on_bounds(a, x, lower, upper):
         return a.saturating(x)
     return a.bounded(x, lower, upper)
+
+
+def _lies_on_bounds(a: Algebra, x: Any, lower: Any, upper: Any) -> bool:
+    """Whether far out all values are on a bound: the leading part is on the side of it, where there is only one."""
+    if lower is not None and upper is not None:
+        return True
+    leading = a.leading_part(x)
+    is_beyond = leading > 0 if lower is None else leading < 0
+    return a.approximate and bool(is_beyond.all())
 
 
 def _is_finite_constant(a: Algebra, bound: Any) -> bool:
@@ -123,11 +133,16 @@ def add_product(a: Algebra, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: 
 
 
 def batch_norm(
-    a: Algebra, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, _momentum: Any, _eps: float
+    a: Algebra, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, _momentum: Any, eps: float
 ) -> Any:
-    """Degrees of three results; running statistics are constants, so the first is an affine map of x, ε included."""
-    if training:
+    """Degrees of three results; running statistics are constants, so the first is an affine map of x, ε included.
+
+    Where it takes statistics of x in eval mode too, as an instance norm does, it is a layer norm over other axes.
+    """
+    if training and a.training:
         a.fail("takes statistics of the batch; call eval()", x)
+    if training:
+        return layer_norm(a, x, weight, bias, eps)
     a.arbitrary(var)
     return a.affine(a.add(x, mean), weight, bias), ZERO, ZERO
 
@@ -139,20 +154,23 @@ REARRANGEMENTS = """alias lift_fresh clone contiguous detach expand lift permute
 register(REARRANGEMENTS, degree_one("nonnegative", "size"))
 register(
     """relu leaky_relu cumsum repeat split split_with_sizes unbind select slice as_strided diagonal index index_select
-    tril triu min local_scalar_dense avg_pool2d adaptive_avg_pool2d max_pool2d_with_indices upsample_nearest1d
-    upsample_nearest2d upsample_bilinear2d im2col view_as_real view_as_complex zero""",
+    tril triu amin min local_scalar_dense avg_pool2d avg_pool3d adaptive_avg_pool2d max_pool2d_with_indices
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
+    upsample_bicubic2d im2col col2im view_as_real view_as_complex zero""",
     degree_one("size"),
 )
 register("gather", degree_one("size", "closing"))
-register("neg fft_r2c fft_c2c", degree_one())
+register("neg conj conj_physical resolve_conj fft_r2c fft_c2c fft_c2r", degree_one())
 register("sum mean amax max", total)
 register("view", view)
 register("abs", lambda a, x: annotated(a.degree_of(x), kind_of(a.degree_of(x)) or "nonnegative"))
 register("sigmoid", unary(lambda a, x: a.saturating(x, "closing")))
-register("tanh erf", unary(Algebra.saturating))
+register("tanh erf hardsigmoid", unary(Algebra.saturating))
 register("softmax safe_softmax", unary(lambda a, x: a.saturating(x, "nonnegative")))
 register("gelu silu mish softplus elu hardswish glu log_softmax logsumexp", unary(Algebra.asymptotically_linear))
-register("exp log sin cos floor round", unary(Algebra.arbitrary))
+register("grid_sampler_2d", lambda a, x, grid, *_: a.mul(a.degree_of(x), a.arbitrary(grid)))  # linear in x
+register("exp sin cos", unary(Algebra.continuous))
+register("log floor round", unary(Algebra.arbitrary))
 register("sign argmax argmin isnan", unary(lambda a, x: ZERO))
 register("sqrt", unary(lambda a, x: a.pow(x, 0.5)))
 register("rsqrt", unary(lambda a, x: a.pow(x, -0.5)))
@@ -178,14 +196,13 @@ register("maximum minimum", larger_or_smaller)
 register("clamp clamp_min", clamp)
 register("clamp_max", lambda a, x, max: clamp(a, x, None, max))
 register("hardtanh", hardtanh)
-register("constant_pad_nd", lambda a, x, _pad, value=0: a.equal_degrees(x, value))
-register("cat", lambda a, tensors, *_, **__: a.side_by_side(*tensors))
-register("stack", lambda a, tensors, *_, **__: a.equal_degrees(*tensors))
-register("where", lambda a, _condition, x, y: a.equal_degrees(x, y))
-register("masked_fill", lambda a, x, _mask, value: a.equal_degrees(x, value))
+register("constant_pad_nd", lambda a, x, _pad, value=0: a.side_by_side(x, value))
+register("cat stack", lambda a, tensors, *_, **__: a.side_by_side(*tensors))
+register("where", lambda a, _condition, x, y: a.side_by_side(x, y))
+register("masked_fill", lambda a, x, _mask, value: a.side_by_side(x, value))
 register("copy fill", lambda a, x, value, *_: a.equal_degrees(x, value))
-register("index_put", lambda a, x, _indices, values, *_: a.equal_degrees(x, values))
-register("scatter", lambda a, x, _dim, _index, value: a.equal_degrees(x, value))
+register("index_put", lambda a, x, _indices, values, *_: a.side_by_side(x, values))
+register("scatter", lambda a, x, _dim, _index, value: a.side_by_side(x, value))
 register("index_add scatter_add", lambda a, x, _dim, _index, value: a.add(x, value))
 register("native_layer_norm", lambda a, x, _shape, weight, bias, eps: layer_norm(a, x, weight, bias, eps))
 register("native_group_norm", lambda a, x, weight, bias, _n, _c, _hw, _group, eps: layer_norm(a, x, weight, bias, eps))
@@ -196,6 +213,6 @@ register("embedding", lambda a, weight, _index, *_: a.degree_of(weight))
 # Operations that return indices, which do not change with scale although their operands do.
 RETURN_INDICES = {"argmax", "argmin", "max", "max_pool2d_with_indices", "min", "sort", "topk"}
 # Operations that may lie between the mask and the softmax, where −3.4e38 stands for −∞.
-ACCEPT_MASKED_SCORES = set(f"add cat softmax safe_softmax view slice select repeat {REARRANGEMENTS}".split())
-# Those between scores with a logit of a sink beside them, of another degree, and their softmax.
-ACCEPT_UNEVEN_SCORES = ACCEPT_MASKED_SCORES | {"amax", "max", "sub"}
+ACCEPT_MASKED_SCORES = set(
+    f"add sub amax max cat softmax safe_softmax view slice select repeat {REARRANGEMENTS}".split()
+)
