@@ -194,7 +194,12 @@ class Algebra:
         return annotated(k, "size" if self.is_guarded_size(x, y) else "")
 
     def side_by_side(self, *parts: Any) -> Any:
-        """Parts in one tensor, as in ``cat`` and ``where``: a sum of the parts with zeros in place of the others."""
+        """Parts in one tensor, as in ``cat`` and ``where``: a sum of the parts with zeros in place of the others.
+
+        A part that falls with scale is refused beside others, since a norm with an ε would not lift it.
+        """
+        if min(self._distinct_degrees(parts), default=ZERO) < 0:
+            return self.equal_degrees(*parts)
         return self._common_or_largest("parts side by side need equal degrees", *parts)
 
     def _common_or_largest(self, reason: str, *operands: Any) -> Any:

@@ -31,6 +31,7 @@ from normgrowth.homogeneity.leading import (
     TERMS,
     LeadingParts,
     divisor_of,
+    is_undecided,
     lower_terms,
 )
 from normgrowth.homogeneity.measure import (
@@ -164,6 +165,12 @@ class Forward(Algebra, TorchDispatchMode):
         """
         parts = self.leading_parts
         largest = k[0] if isinstance(k, tuple) else k
+        if (
+            name in ("softmax", "safe_softmax")
+            and row["has_limit"]
+            and is_undecided(parts.of(args[0]), args[0], args[1])
+        ):
+            self.fail("the leading parts of its largest scores are 0, and lower terms decide among them", args[0])
         if row["has_limit"]:
             return [parts.limit(name, func, args, kwargs)]
         factors: Any = args

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from normgrowth.homogeneity.algebra import EVERY, INFINITE
 from normgrowth.homogeneity.measure import is_real_valued
 
-__all__ = ["LINEAR_LIMITS", "TERMS", "LeadingParts", "divisor_of", "lower_terms"]
+__all__ = ["LINEAR_LIMITS", "TERMS", "LeadingParts", "divisor_of", "is_undecided", "lower_terms"]
 
 # The terms of operations that add, put side by side, or take the larger or smaller, as places of their factors.
 TERMS: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -63,18 +63,25 @@ def _softmax_limit(leading: Tensor, x: Tensor, dim: int) -> Tensor:
     return x.masked_fill(~is_largest, -math.inf).softmax(dim).nan_to_num()
 
 
+def is_undecided(leading: Tensor, x: Tensor, dim: int) -> bool:
+    """Whether the leading parts of several largest scores are 0, and what is left of the scores differs."""
+    is_largest = (leading == leading.amax(dim, keepdim=True)) & (leading == 0)
+    highest = x.masked_fill(~is_largest, -math.inf).amax(dim, keepdim=True)
+    return bool((is_largest & (x < highest)).any())
+
+
 def _rows_left(leading: Tensor, x: Tensor, axes: int) -> Tensor:
     """Leading parts of rows over the last axes, and what is left of a row where that is 0: a norm evens degrees out."""
     is_zero = (leading == 0).flatten(-axes).all(-1)
     return torch.where(is_zero[(...,) + (None,) * axes], x, leading)
 
 
-def _without_cancelled(leading: Tensor, term: Any) -> Tensor:
-    """A sum of leading parts, with 0 where they cancel up to rounding."""
+def _without_cancelled(leading: Tensor, term: Any, power: int = 1) -> Tensor:
+    """A sum of leading parts, or a power of one, with 0 where they cancel up to rounding."""
     if not leading.is_floating_point():
         return leading
-    rounding = CANCELLED * torch.finfo(leading.dtype).eps
-    return leading.masked_fill(leading.abs() <= rounding * torch.as_tensor(term).abs(), 0)
+    rounding = CANCELLED * torch.finfo(leading.dtype).eps * torch.as_tensor(term).abs()
+    return leading.masked_fill(leading.abs() <= rounding**power, 0)
 
 
 def divisor_of(name: str, args: Sequence[Any]) -> Tensor | None:
@@ -150,6 +157,8 @@ class LeadingParts:
         if name in ("add", "sub", "rsub"):
             term = operands[0]
             results = [_without_cancelled(results[0], self.of(term) if isinstance(term, Tensor) else term)]
+        elif name in ("std", "var"):
+            results = [_without_cancelled(results[0], self.of(args[0]).abs().max(), 2 if name == "var" else 1)]
         return results
 
     def _run(self, name: str, func: Any, args: Any, kwargs: Any, leading_part: Callable[[Tensor], Tensor]) -> list[Any]:

@@ -168,7 +168,10 @@ register("sigmoid", unary(lambda a, x: a.saturating(x, "closing")))
 register("tanh erf hardsigmoid", unary(Algebra.saturating))
 register("softmax safe_softmax", unary(lambda a, x: a.saturating(x, "nonnegative")))
 register("gelu silu mish softplus elu hardswish glu log_softmax logsumexp", unary(Algebra.asymptotically_linear))
-register("grid_sampler_2d", lambda a, x, grid, *_: a.mul(a.degree_of(x), a.arbitrary(grid)))  # linear in x
+register(
+    "grid_sampler_2d",  # linear in x; of the grid its nearest neighbours are no continuous function
+    lambda a, x, grid, mode, *_: a.mul(a.degree_of(x), a.arbitrary(grid) if mode == 1 else a.continuous(grid)),
+)
 register("exp sin cos", unary(Algebra.continuous))
 register("log floor round", unary(Algebra.arbitrary))
 register("sign argmax argmin isnan", unary(lambda a, x: ZERO))
