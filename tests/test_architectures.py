@@ -90,8 +90,11 @@ class Router(nn.Module):
         return chosen / (chosen.sum(-1, keepdim=True) + self.guard)
 
 
-def test_a_sum_of_sigmoids_divides_where_a_number_keeps_it_from_0():
+def test_a_sum_of_sigmoids_divides_where_one_is_open_or_a_number_keeps_it_from_0():
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
-    assert homogeneity.degree(Router(1e-20), x, approximate=True, check=True) == 0
-    with pytest.raises(homogeneity.NotHomogeneous, match="the leading term of the divisor may vanish"):
-        homogeneity.degree(Router(0), x, approximate=True)
+    for guard in (1e-20, 0):
+        assert homogeneity.degree(Router(guard), x, approximate=True, check=True) == 0
+    closed = Router(0)
+    closed.weight.data = -closed.weight.data.abs()
+    with pytest.raises(homogeneity.NotHomogeneous, match="the leading term of the divisor is 0 somewhere"):
+        homogeneity.degree(closed, x.abs(), approximate=True)

@@ -80,6 +80,10 @@ NEAR_MISSES = {
     "in place, same degree": (in_place, 2, False),
     "product in place": (lambda m, x: m.f(x).mul_(x), 3, False),
     "one of two": (lambda m, x: torch.where(x > 0, m.f(x), x), 2, True),
+    "over the square of a matrix": (lambda m, x: x / (1e-6 + (m.w @ m.w).sum()), -1, True),
+    "over a spectrum": (lambda m, x: x / (1e-9 + torch.fft.rfft(m.f(x).norm(dim=-1)).abs()[1]), -1, True),
+    "over 1 less a norm": (lambda m, x: x / (1 - m.f(x).norm()), -1, True),
+    "linear attention that is open": (lambda m, x: x / (m.f(x).abs().relu() + 1e-6), -1, True),
     "instance norm": (lambda m, x: m.f(F.instance_norm(x[None])[0]), 1, True),
     "norm by hand": (norm_by_hand, 1, True),
     "guarded norm": (lambda m, x: m.f(x) / x.norm(dim=-1, keepdim=True).clamp(min=1e-12), 1, True),
@@ -128,7 +132,7 @@ def part_of_a_constant(m, x):
     return mask
 
 
-MAY_VANISH, IN_PLACE = "may vanish", "in place"
+VANISHES, IN_PLACE = "the leading term of the divisor is 0 somewhere", "in place"
 # name: (function, the reason, whether asymptotically too); a reason for each way to be refused
 REFUSED = {
     "bias behind a layer": (lambda m, x: m.f(x) + m.e[0], "sum needs equal degrees.* 2, 1", False),
@@ -139,11 +143,7 @@ REFUSED = {
     "lowest number": (lambda m, x: m.f(x).masked_fill(x > 0, LOWEST) * 2, "before a softmax", True),
     "power of a value": (lambda m, x: 2**x, "needs degree 0", True),
     "log of sigmoid": (lambda m, x: torch.log(torch.sigmoid(m.f(x))), "exact, not asymptotic", True),
-    "linear attention": (lambda m, x: x / (m.f(x).relu() + 1e-6), MAY_VANISH, True),
-    "square of a matrix": (lambda m, x: x / (1e-6 + (m.w @ m.w).sum()), MAY_VANISH, True),
-    "sum of a spectrum": (lambda m, x: x / (1e-9 + torch.fft.rfft(m.f(x).norm(dim=-1)).abs()[1]), MAY_VANISH, True),
-    "square of a complex value": (lambda m, x: x / (m.f(x) * (1 + 1j) + 1).square().real.sum(), MAY_VANISH, True),
-    "size less a number": (lambda m, x: x / (1 - m.f(x).norm()), MAY_VANISH, True),
+    "linear attention": (lambda m, x: x / (m.f(x).relu() + 1e-6), VANISHES, True),
     "least of a vector": (lambda m, x: 1 / (m.f(x).norm(p=-torch.inf) + 1e-4), "needs degree 0", True),
     "size above a value": (lambda m, x: x.norm().clamp(min=-m.f(x).norm()), "side by side", True),
     "GELU of a falling value": (lambda m, x: F.gelu(1 / x), "needs degree 0", True),

@@ -27,39 +27,28 @@ INFINITE = 1e30  # transformers mask by the lowest number of a type, −3.4e38
 class Degree(Fraction):
     """A degree, with two properties of the value that the rules use.
 
-    ``leading``: the degree is that of the leading term only, which may vanish on a region. ``kind`` is one of
-
-    - ``"nonnegative"``: no entry is negative, as in a square;
-    - ``"size"``: a norm, which is 0 only for the zero vector, or a standard deviation, which is 0 only for a constant
-      vector;
-    - ``"masked"``: scores with −3.4e38 in place of −∞ at some entries;
-    - ``"closing"``: not negative, but it may fall to 0 exponentially, as a sigmoid does;
-    - empty: none of these is known.
+    ``leading``: the degree is that of the leading term only, which may vanish on a region. ``masked``: scores have
+    −3.4e38 in place of −∞ at some entries.
     """
 
     leading: bool
-    kind: str
+    masked: bool
 
-    def __new__(cls, k: Any, kind: str = "", leading: bool = False) -> Degree:
+    def __new__(cls, k: Any, leading: bool = False, masked: bool = False) -> Degree:
         self = super().__new__(cls, k)
-        self.kind = kind
         self.leading = leading
+        self.masked = masked
         return self
-
-
-def annotated(k: Any, kind: str = "", leading: bool = False) -> Any:
-    """A degree with its kind. ``EVERY`` needs no annotation and stays as it is."""
-    return k if k == EVERY else Degree(k, kind, leading)
-
-
-def kind_of(k: Any) -> str:
-    """The kind of a value of degree k; empty if the rules know none."""
-    return getattr(k, "kind", "")
 
 
 def is_leading(k: Any) -> bool:
     """Whether a degree is that of the leading term only."""
     return getattr(k, "leading", False)
+
+
+def is_masked(k: Any) -> bool:
+    """Whether scores of degree k have −3.4e38 in place of −∞ at some entries."""
+    return getattr(k, "masked", False)
 
 
 class NotHomogeneous(ValueError):
@@ -94,11 +83,6 @@ def innermost_module(tracker: ModuleTracker) -> str:
     """Name of the innermost module that runs, as in ``named_modules``; empty for the outermost."""
     names = [name for name in tracker.parents if name != "Global"]
     return max(names, key=len, default="").partition(".")[2]
-
-
-def is_real_tensor(x: Any) -> bool:
-    """Whether an operand is a tensor of real numbers, whose square is nowhere negative."""
-    return isinstance(x, Tensor) and not x.is_complex()
 
 
 class Algebra:
@@ -181,7 +165,7 @@ class Algebra:
                 continue
             has_values = k == ZERO and not isinstance(x, Fraction) and self.is_constant(x)
             if has_values and all_zero_or_infinite(x, INFINITE):
-                self.note("the lowest number of the type taken as −∞", kind="masked")
+                self.note("the lowest number of the type taken as −∞", masked=True)
             else:
                 distinct.add(Fraction(k))
         return distinct
@@ -190,8 +174,7 @@ class Algebra:
 
     def add(self, x: Any, y: Any) -> Any:
         """A sum: degrees must be equal. Asymptotically it has the larger degree, unless its leading terms cancel."""
-        k = self._common_or_largest("a sum needs equal degrees", x, y)
-        return annotated(k, "size" if self.is_guarded_size(x, y) else "")
+        return self._common_or_largest("a sum needs equal degrees", x, y)
 
     def side_by_side(self, *parts: Any) -> Any:
         """Parts in one tensor, as in ``cat`` and ``where``: a sum of the parts with zeros in place of the others.
@@ -220,8 +203,7 @@ class Algebra:
 
     def mul(self, x: Any, y: Any) -> Any:
         """A product: degrees add."""
-        is_square = x is y and is_real_tensor(x)
-        return annotated(self.degree_of(x) + self.degree_of(y), "nonnegative" if is_square else "")
+        return self.degree_of(x) + self.degree_of(y)
 
     def div(self, x: Any, y: Any) -> Any:
         """A quotient: degrees subtract."""
@@ -229,11 +211,10 @@ class Algebra:
         return self.degree_of(x) - self.degree_of(y)
 
     def _check_divisor(self, y: Any) -> None:
-        k = self.degree_of(y)
-        if k == EVERY:
+        if self.degree_of(y) == EVERY:
             self.fail("the divisor is 0 or infinite", y)
-        if is_leading(k) and kind_of(k) != "size":
-            self.fail("the leading term of the divisor may vanish", y)
+        if isinstance(y, Tensor) and bool(((self.leading_part(y) == 0) & (y != 0)).any()):
+            self.fail("the leading term of the divisor is 0 somewhere", y)
 
     def pow(self, x: Any, exponent: Any) -> Any:
         """A power with a fixed exponent multiplies the degree. With a tensor as exponent, both need degree 0."""
@@ -244,24 +225,7 @@ class Algebra:
             self._check_divisor(x)
         if k == EVERY:
             return EVERY if exponent > 0 else self.fail("0 or infinity to the power 0", x)
-        kind = kind_of(k)
-        if not kind and exponent % 2 == 0 and is_real_tensor(x):
-            kind = "nonnegative"
-        return annotated(k * Fraction(exponent).limit_denominator(10**6), kind)
-
-    def size(self, x: Any, power: int = 1) -> Any:
-        """A norm or a standard deviation; with ``power`` 2, a variance."""
-        return annotated(power * self.degree_of(x), "size")
-
-    def is_guarded_size(self, x: Any, y: Any) -> bool:
-        """Whether x is a size and y a nonnegative number that keeps x + y away from 0, as ε in a layer norm.
-
-        A sum of sigmoids needs a positive number.
-        """
-        if not isinstance(y, int | float):
-            return False
-        kind = kind_of(self.degree_of(x))
-        return (kind == "size" and y >= 0) or (kind == "closing" and y > 0)
+        return k * Fraction(exponent).limit_denominator(10**6)
 
     def arbitrary(self, *arguments: Any) -> Any:
         """Any function: it has degree 0 where its arguments have exactly degree 0, and no degree otherwise."""
@@ -275,13 +239,13 @@ class Algebra:
             return ZERO
         return self.fail("needs degree 0", *arguments)
 
-    def saturating(self, x: Any, kind: str = "") -> Any:
+    def saturating(self, x: Any) -> Any:
         """Softmax, σ, tanh: degree 0, exactly for an argument of degree 0, asymptotically for a positive degree."""
         if self.approximate and self.degree_of(x) > 0:
             self.note("asymptotic: saturates", leading=True, has_limit=True)
         else:
             self.continuous(x)
-        return Degree(0, kind)
+        return ZERO
 
     def asymptotically_linear(self, x: Any) -> Any:
         """A function that is linear far from 0 on either side (GELU, SiLU). In the limit it keeps a positive degree."""
@@ -318,7 +282,7 @@ class Algebra:
             "out": None,
             "note": [],
             "leading": False,
-            "kind": "",
+            "masked": False,
             "has_lower_terms": False,  # beside the leading ones
             "has_limit": False,  # for large arguments only
         }
@@ -326,7 +290,7 @@ class Algebra:
         return row
 
     def note(self, text: str, **properties: Any) -> None:
-        """Add a remark to the row of the current operation; ``properties``: ``leading`` or ``kind`` of its result."""
+        """Add a remark to the row of the current operation, and properties of its result such as ``leading``."""
         row = self.rows[-1] if self.rows else self.begin("the module")
         row["note"].append(text)
         row.update(properties)

@@ -22,15 +22,13 @@ from normgrowth.homogeneity.algebra import (
     Algebra,
     Degree,
     all_zero_or_infinite,
-    annotated,
     is_leading,
-    kind_of,
+    is_masked,
     readable,
 )
 from normgrowth.homogeneity.leading import (
     TERMS,
     LeadingParts,
-    divisor_of,
     is_undecided,
     lower_terms,
 )
@@ -105,11 +103,10 @@ class Forward(Algebra, TorchDispatchMode):
     def _degree_by_rule(self, name: str, row: dict[str, Any], operands: list[Tensor], args: Any, kwargs: Any) -> Any:
         """The degree of the result. An operation without a rule has degree 0 if no operand changes with scale."""
         row["leading"] = any(is_leading(k) for k in row["in"])
-        kinds = [kind_of(k) for k in row["in"]]
-        if "masked" in kinds:
+        if any(is_masked(k) for k in row["in"]):
             if name not in ACCEPT_MASKED_SCORES:
                 self.fail(MASK_OUTSIDE_SOFTMAX)
-            row["kind"] = "" if "softmax" in name else "masked"
+            row["masked"] = "softmax" not in name
         if name not in RULES:
             all_scale_free = all(k in (ZERO, EVERY) for k in row["in"])
             only_asymptotically = row["leading"] and any(is_real_valued(x) for x in operands)
@@ -145,16 +142,13 @@ class Forward(Algebra, TorchDispatchMode):
                 if changing and x.dtype != torch.bool and name not in RETURN_INDICES:
                     self.fail("rounds to whole numbers", *changing)
                 degree = ZERO
-            kind = row["kind"] or kind_of(degree)
             degree_before = degrees_before.get(id(x))
             if degree_before is not None and not _fills_memory(x):
                 if degree_before != EVERY and degree not in (degree_before, EVERY):
                     self.fail("changes the degree of a value in place; write it out of place", degree_before, degree)
                 if degree == EVERY:
                     degree = degree_before
-                if kind != "masked":
-                    kind = ""  # the memory may hold more than the part that was written
-            self.set_degree(x, annotated(degree, kind, row["leading"]))
+            self.set_degree(x, degree if degree == EVERY else Degree(degree, row["leading"], row["masked"]))
         row["out"] = k
 
     def _leading_parts(self, name: str, row: dict[str, Any], k: Any, func: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -183,9 +177,6 @@ class Forward(Algebra, TorchDispatchMode):
             lower, factors = lower_terms(name, args, largest, self.degree_of)
             results = parts.result(name, func, args, kwargs, lower)
         elif parts.differ((args, kwargs)):
-            divisor = divisor_of(name, args)
-            if divisor is not None and bool(((parts.of(divisor) == 0) & (divisor != 0)).any()):
-                self.fail("the leading term of the divisor is 0 somewhere", divisor)
             return parts.result(name, func, args, kwargs)
         else:
             return []
@@ -291,7 +282,7 @@ def carry(module: nn.Module, inputs: Any, input_degree: Any, algebra: Forward, p
             with algebra.module_tracker, _RefuseLeavingTorch(algebra), algebra:
                 output = first_output(copied(*args, **kwargs))
                 k = algebra.degree_of(output)
-            if kind_of(k) == "masked" and bool((output.abs() >= INFINITE).any()):
+            if is_masked(k) and bool((output.abs() >= INFINITE).any()):
                 algebra.fail(MASK_OUTSIDE_SOFTMAX)
             if k != EVERY:
                 algebra.check_output(output)

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from normgrowth.homogeneity.algebra import EVERY, INFINITE
 from normgrowth.homogeneity.measure import is_real_valued
 
-__all__ = ["LINEAR_LIMITS", "TERMS", "LeadingParts", "divisor_of", "is_undecided", "lower_terms"]
+__all__ = ["LINEAR_LIMITS", "TERMS", "LeadingParts", "is_undecided", "lower_terms"]
 
 # The terms of operations that add, put side by side, or take the larger or smaller, as places of their factors.
 TERMS: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -82,15 +82,6 @@ def _without_cancelled(leading: Tensor, term: Any, power: int = 1) -> Tensor:
         return leading
     rounding = CANCELLED * torch.finfo(leading.dtype).eps * torch.as_tensor(term).abs()
     return leading.masked_fill(leading.abs() <= rounding**power, 0)
-
-
-def divisor_of(name: str, args: Sequence[Any]) -> Tensor | None:
-    """What an operation divides by, if that is a tensor; None where it does not divide."""
-    divides_by_first = name in ("rsqrt", "reciprocal") or (
-        name == "pow" and isinstance(args[1], int | float) and args[1] < 0
-    )
-    divisor = args[1] if name == "div" else args[0] if divides_by_first else None
-    return divisor if isinstance(divisor, Tensor) else None
 
 
 class LeadingParts:
