@@ -29,7 +29,6 @@ from normgrowth.homogeneity.algebra import (
 from normgrowth.homogeneity.leading import (
     TERMS,
     LeadingParts,
-    is_undecided,
     lower_terms,
 )
 from normgrowth.homogeneity.measure import (
@@ -159,12 +158,6 @@ class Forward(Algebra, TorchDispatchMode):
         """
         parts = self.leading_parts
         largest = k[0] if isinstance(k, tuple) else k
-        if (
-            name in ("softmax", "safe_softmax")
-            and row["has_limit"]
-            and is_undecided(parts.of(args[0]), args[0], args[1])
-        ):
-            self.fail("the leading parts of its largest scores are 0, and lower terms decide among them", args[0])
         if row["has_limit"]:
             return [parts.limit(name, func, args, kwargs)]
         factors: Any = args
@@ -196,9 +189,11 @@ class Forward(Algebra, TorchDispatchMode):
         self.fail(f"{what} is 0 here{cause}, and what is left has another degree: {advice}")
 
     def check_output(self, output: Tensor) -> None:
-        """Refuse an output of which all is 0, or all of the leading part."""
+        """Refuse an output of which all is 0, or all of the leading part, or in which it is not known."""
         if is_real_valued(output) and self.leading_parts.is_zero(output):
             self._fail_at_zero("the leading part of the output", output)
+        if is_real_valued(output) and self.leading_parts.is_unknown(output):
+            self.fail("the leading parts of the largest scores of a softmax are 0, and lower terms decide among them")
 
     def _keep_leading_parts(
         self,

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from normgrowth.homogeneity.algebra import EVERY, INFINITE
 from normgrowth.homogeneity.measure import is_real_valued
 
-__all__ = ["LINEAR_LIMITS", "TERMS", "LeadingParts", "is_undecided", "lower_terms"]
+__all__ = ["LINEAR_LIMITS", "TERMS", "LeadingParts", "lower_terms"]
 
 # The terms of operations that add, put side by side, or take the larger or smaller, as places of their factors.
 TERMS: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -58,16 +58,14 @@ CANCELLED = 64  # roundings of a term, below which a difference of two terms is 
 
 
 def _softmax_limit(leading: Tensor, x: Tensor, dim: int) -> Tensor:
-    """The softmax among the largest scores, of which the leading parts are equal; 0 elsewhere and in masked rows."""
+    """The softmax among the largest scores, of which the leading parts are equal; 0 elsewhere and in masked rows.
+
+    It is NaN, not known, where lower terms decide: where these leading parts are 0 and what is left of them differs.
+    """
     is_largest = leading == leading.amax(dim, keepdim=True)
-    return x.masked_fill(~is_largest, -math.inf).softmax(dim).nan_to_num()
-
-
-def is_undecided(leading: Tensor, x: Tensor, dim: int) -> bool:
-    """Whether the leading parts of several largest scores are 0, and what is left of the scores differs."""
-    is_largest = (leading == leading.amax(dim, keepdim=True)) & (leading == 0)
-    highest = x.masked_fill(~is_largest, -math.inf).amax(dim, keepdim=True)
-    return bool((is_largest & (x < highest)).any())
+    left = x.masked_fill(~is_largest, -math.inf)
+    is_lower = is_largest & (leading == 0) & (left < left.amax(dim, keepdim=True))
+    return left.softmax(dim).nan_to_num().masked_fill(is_lower.any(dim, keepdim=True), math.nan)
 
 
 def _rows_left(leading: Tensor, x: Tensor, axes: int) -> Tensor:
@@ -113,6 +111,11 @@ class LeadingParts:
     def is_zero(self, x: Tensor) -> bool:
         """Whether all of the leading part of a value is 0."""
         return not self.of(x).any()
+
+    def is_unknown(self, x: Tensor) -> bool:
+        """Whether the leading part of a value is nowhere known but where it is 0."""
+        leading = self.of(x)
+        return bool(leading.isnan().any()) and not leading.masked_fill(leading.isnan(), 0).any()
 
     def add_parameter(self, name: str, parameter: nn.Parameter) -> None:
         """Remember a parameter if all its entries are 0."""
