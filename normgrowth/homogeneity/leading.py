@@ -166,8 +166,8 @@ class LeadingParts:
     def limit(self, name: str, func: Any, args: Any, kwargs: Any) -> Tensor:
         """What is left of the result where a positive degree takes a function to its limit.
 
-        A bounded function has its value at ±∞ there. Where the leading part of its argument is 0, it has that of what
-        is left of the argument.
+        A bounded function has its value at ±∞ there, and keeps the leading part where it has no bound. Where that is 0,
+        it has its value for what is left of the argument.
         """
         x = args[0]
         leading = self.of(x)
@@ -176,7 +176,8 @@ class LeadingParts:
         if "softmax" in name:
             return _softmax_limit(leading, x, args[1])
         far = torch.where(leading == 0, x, leading * math.inf)
-        return self._run(name, func, [far, *args[1:]], kwargs, self.of)[0]
+        limit = self._run(name, func, [far, *args[1:]], kwargs, self.of)[0]
+        return torch.where(limit.isinf(), leading, limit)
 
 
 def lower_terms(name: str, args: Any, largest: Any, degree_of: Callable[[Any], Any]) -> tuple[list[int], list[Any]]:
