@@ -60,12 +60,13 @@ CANCELLED = 64  # roundings of a term, below which a difference of two terms is 
 def _softmax_limit(leading: Tensor, x: Tensor, dim: int) -> Tensor:
     """The softmax among the largest scores, of which the leading parts are equal; 0 elsewhere and in masked rows.
 
-    It is NaN, not known, where lower terms decide: where these leading parts are 0 and what is left of them differs.
+    Where these leading parts are 0 and what is left of the scores differs, lower terms decide: the largest one in this
+    run counts, and the others are NaN, not known.
     """
     is_largest = leading == leading.amax(dim, keepdim=True)
     left = x.masked_fill(~is_largest, -math.inf)
     is_lower = is_largest & (leading == 0) & (left < left.amax(dim, keepdim=True))
-    return left.softmax(dim).nan_to_num().masked_fill(is_lower.any(dim, keepdim=True), math.nan)
+    return left.softmax(dim).nan_to_num().masked_fill(is_lower, math.nan)
 
 
 def _rows_left(leading: Tensor, x: Tensor, axes: int) -> Tensor:
