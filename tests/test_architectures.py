@@ -66,12 +66,13 @@ class Sink(nn.Module):
         return weights[:, :-1] @ x @ self.weight
 
 
-def test_a_sink_beside_scores_is_read_by_a_softmax_and_by_nothing_else():
+def test_a_sink_beside_scores_counts_where_it_is_not_read_alone():
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
     assert homogeneity.degree(Sink(), x, approximate=True, check=True) == 1
     with pytest.raises(homogeneity.NotHomogeneous, match="cat: parts side by side need equal degrees"):
         homogeneity.degree(Sink(), x)
-    with pytest.raises(homogeneity.NotHomogeneous, match="parts side by side need equal degrees, but before a softmax"):
+    assert homogeneity.degree(Sink(lambda scores: scores.sum(-1)), x, approximate=True, check=True) == 2
+    with pytest.raises(homogeneity.NotHomogeneous, match="the leading part of the output is 0 here"):
         homogeneity.degree(Sink(lambda scores: scores[:, -1:] * scores.sum()), x, approximate=True)
 
 
@@ -89,8 +90,11 @@ class Router(nn.Module):
         return chosen / (chosen.sum(-1, keepdim=True) + self.guard)
 
 
-def test_a_sum_of_sigmoids_divides_where_a_number_keeps_it_from_0():
+def test_a_sum_of_sigmoids_divides_where_one_is_open_or_a_number_keeps_it_from_0():
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
-    assert homogeneity.degree(Router(1e-20), x, approximate=True, check=True) == 0
-    with pytest.raises(homogeneity.NotHomogeneous, match="the leading term of the divisor may vanish"):
-        homogeneity.degree(Router(0), x, approximate=True)
+    for guard in (1e-20, 0):
+        assert homogeneity.degree(Router(guard), x, approximate=True, check=True) == 0
+    closed = Router(0)
+    closed.weight.data = -closed.weight.data.abs()
+    with pytest.raises(homogeneity.NotHomogeneous, match="the leading term of the divisor is 0 somewhere"):
+        homogeneity.degree(closed, x.abs(), approximate=True)

@@ -1,4 +1,4 @@
-"""Values with a bound on one side, in rows where the bound is all that is left: the degree is right, or refused."""
+"""Where a bound, a limit or a lower term is all that is left of a value: its degree is right, or refused."""
 
 import math
 
@@ -12,6 +12,8 @@ from normgrowth.homogeneity import NotHomogeneous, degree
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 X[0] = X[0].abs() + 0.1  # a row all positive
 X[1] = -X[1].abs() - 0.1  # a row all negative
+WEIGHT = torch.randn(4, 4, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+STEPS = torch.arange(4, dtype=torch.float64)
 
 
 def above(x):
@@ -23,6 +25,31 @@ def masked_copy(x):
     copied = torch.zeros_like(x)
     copied[x > 0] = above(x)[x > 0]
     return copied
+
+
+def around_one(x):
+    """A value of degree 2 in all entries, with differences of degree 0."""
+    return x.sum() + STEPS
+
+
+def beside_ones(x):
+    return torch.cat([x, torch.ones_like(x)])
+
+
+def low_queries(x):
+    """Queries of ones, for which scores of a lower degree decide: keys of x, whose values are 0."""
+    keys = beside_ones(x)
+    return (keys @ keys.mT).softmax(-1) @ torch.cat([torch.zeros_like(x), x])
+
+
+def second_expert(x):
+    weights = x.softmax(-1).topk(2)[0]
+    return (weights / weights.sum(-1, keepdim=True))[:, 1:] * x
+
+
+def attention_to_a_sink(x):
+    scores = torch.cat([-(x @ x.mT).abs(), torch.zeros(3, 1, dtype=x.dtype)], -1)
+    return scores.softmax(-1)[:, :3] @ x
 
 
 def moved_in_place(x):
@@ -54,6 +81,37 @@ FUNCTIONS = {
     "rows moved in place": moved_in_place,
     "tanh of a negative degree": lambda x: (above(x).relu() / x.norm()).tanh(),
     "one finite bound among infinite ones": lambda x: x.abs().clamp(max=torch.tensor([math.inf, 1.0, 1.0, 1.0])),
+    # a softmax is 1 at its largest score
+    "attention to a bounded value": lambda x: (x.abs().sum() * torch.eye(3).double()).softmax(-1)[:1] @ above(x),
+    "attention to the first, causal": lambda x: F.scaled_dot_product_attention(x, x, above(x), is_causal=True)[:1],
+    "attention to a sink": attention_to_a_sink,
+    "the second of two experts": second_expert,
+    "smaller weights of a softmax": lambda x: x.softmax(-1).sort(-1)[0][:, :3],
+    "what the largest weight leaves": lambda x: 1 - x.softmax(-1).amax(-1),
+    "a value less its largest entry": lambda x: (x * x.softmax(-1)).sum(-1) - x.amax(-1),
+    "a largest score by a bias": lambda x: (x[:1] + 100 * (STEPS == 0)).softmax(-1)[:, 1:].sum() * x,
+    "bounded scores": lambda x: above(x)[0].softmax(-1),
+    "scores of which lower terms decide": low_queries,
+    # leading terms that cancel, or that a larger constant hides
+    "a sum less its leading term": lambda x: (x + 1) - x,
+    "a product less its leading term": lambda x: (x + 1) @ WEIGHT - x @ WEIGHT,
+    "a square less its leading term": lambda x: (x + 1) * (x + 1) - x * x,
+    "products in two orders": lambda x: ((x + 1) @ WEIGHT) @ WEIGHT - x @ (WEIGHT @ WEIGHT),
+    "rows less each other": lambda x: (x + 1)[0] - (x + 2)[0],
+    "less the mean": lambda x: around_one(x) - around_one(x).mean(),
+    "the deviation of differences": lambda x: around_one(x).std(),
+    "their variance": lambda x: around_one(x).var(),
+    "over what is left of a sum": lambda x: x / ((x + 1) - x).norm(),
+    "an open gate less 1": lambda x: x * (1 - x.abs().tanh()),
+    "gelu less relu": lambda x: F.gelu(x) - F.relu(x),
+    "logsumexp less the largest": lambda x: x.logsumexp(-1) - x.amax(-1),
+    "relu by a bias": lambda x: (x[1] + 100).relu(),
+    "gelu by a bias": lambda x: F.gelu(x[1] + 100),
+    "a bias that falls": lambda x: (100 - x.abs()).relu() * x + x,
+    # parts side by side
+    "ones beside a value": lambda x: beside_ones(x)[3:],
+    "ones within a value": lambda x: x.masked_fill(x > 0, 1.0)[0],
+    "a row that falls, in a norm": lambda x: F.layer_norm(torch.cat([x, 1 / x]), (4,))[3:] * x,
 }
 # And some that are to be answered.
 ANSWERED = {
@@ -63,6 +121,14 @@ ANSWERED = {
     "two bounds": (lambda x: x.clamp(-1, 1), 0),
     "two bounds of tensors": (lambda x: x.clamp(-torch.ones(4), torch.ones(4)), 0),
     "the smaller of a value and a constant": (lambda x: torch.minimum(x, torch.tensor(1.0)), 2),
+    "a value beyond its bound": (lambda x: above(x.abs()), 0),
+    "the exponential of a value beyond its bound": (lambda x: x * above(x.abs()).exp(), 2),
+    "attention to values that grow": (lambda x: F.scaled_dot_product_attention(x, x, above(x)), 2),
+    "a layer that adds nothing": (lambda x: x + F.gelu(-x.abs()) @ WEIGHT, 2),
+    "a norm of rows of two degrees": (lambda x: F.layer_norm(beside_ones(x) * STEPS, (4,))[3:] * x, 2),
+    "features of two degrees": (lambda x: torch.cat([x, torch.ones_like(x)], 1).sum(-1), 2),
+    "a sum in place": (lambda x: torch.ones_like(x).add_(x), 2),
+    "a mask of a number": (lambda x: x * x.abs().masked_fill(STEPS > 0, -1e4).softmax(-1), 2),
 }
 
 

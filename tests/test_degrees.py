@@ -78,6 +78,13 @@ NEAR_MISSES = {
     "weights of attention": (lambda m, x: m.mha(x, x, x)[1], 0, True),  # each row sums to 1
     "chosen experts": (chosen_experts, 1, True),
     "in place, same degree": (in_place, 2, False),
+    "product in place": (lambda m, x: m.f(x).mul_(x), 3, False),
+    "one of two": (lambda m, x: torch.where(x > 0, m.f(x), x), 2, True),
+    "over the square of a matrix": (lambda m, x: x / (1e-6 + (m.w @ m.w).sum()), -1, True),
+    "over a spectrum": (lambda m, x: x / (1e-9 + torch.fft.rfft(m.f(x).norm(dim=-1)).abs()[1]), -1, True),
+    "over 1 less a norm": (lambda m, x: x / (1 - m.f(x).norm()), -1, True),
+    "linear attention that is open": (lambda m, x: x / (m.f(x).abs().relu() + 1e-6), -1, True),
+    "instance norm": (lambda m, x: m.f(F.instance_norm(x[None])[0]), 1, True),
     "norm by hand": (norm_by_hand, 1, True),
     "guarded norm": (lambda m, x: m.f(x) / x.norm(dim=-1, keepdim=True).clamp(min=1e-12), 1, True),
     "a power of the size": (lambda m, x: m.f(x) * m.f(x).square().mean(-1, True) ** -0.25, 1, False),
@@ -125,26 +132,22 @@ def part_of_a_constant(m, x):
     return mask
 
 
-MAY_VANISH, IN_PLACE = "may vanish", "in place"
+VANISHES, IN_PLACE = "the leading term of the divisor is 0 somewhere", "in place"
 # name: (function, the reason, whether asymptotically too); a reason for each way to be refused
 REFUSED = {
     "bias behind a layer": (lambda m, x: m.f(x) + m.e[0], "sum needs equal degrees.* 2, 1", False),
     "threshold": (lambda m, x: (x > 1) * m.f(x), "gt: parts side by side", False),
     "running mean": (lambda m, x: F.batch_norm(x, torch.ones(4), torch.ones(4)), "sum needs equal degrees", False),
     "maximum": (lambda m, x: torch.maximum(m.f(x), m.g(m.f(x))), "equal degrees", True),
-    "one of two": (lambda m, x: torch.where(x > 0, m.f(x), x), "where: parts side by side", True),
+    "one of two": (lambda m, x: torch.where(x > 0, m.f(x), x), "where: parts side by side", False),
     "lowest number": (lambda m, x: m.f(x).masked_fill(x > 0, LOWEST) * 2, "before a softmax", True),
     "power of a value": (lambda m, x: 2**x, "needs degree 0", True),
     "log of sigmoid": (lambda m, x: torch.log(torch.sigmoid(m.f(x))), "exact, not asymptotic", True),
-    "linear attention": (lambda m, x: x / (m.f(x).relu() + 1e-6), MAY_VANISH, True),
-    "square of a matrix": (lambda m, x: x / (1e-6 + (m.w @ m.w).sum()), MAY_VANISH, True),
-    "sum of a spectrum": (lambda m, x: x / (1e-9 + torch.fft.rfft(m.f(x).norm(dim=-1)).abs()[1]), MAY_VANISH, True),
-    "square of a complex value": (lambda m, x: x / (m.f(x) * (1 + 1j) + 1).square().real.sum(), MAY_VANISH, True),
-    "size less a number": (lambda m, x: x / (1 - m.f(x).norm()), MAY_VANISH, True),
+    "linear attention": (lambda m, x: x / (m.f(x).relu() + 1e-6), VANISHES, True),
     "least of a vector": (lambda m, x: 1 / (m.f(x).norm(p=-torch.inf) + 1e-4), "needs degree 0", True),
     "size above a value": (lambda m, x: x.norm().clamp(min=-m.f(x).norm()), "side by side", True),
     "GELU of a falling value": (lambda m, x: F.gelu(1 / x), "needs degree 0", True),
-    "product in place": (lambda m, x: m.f(x).mul_(x), IN_PLACE, True),
+    "product in a row in place": (lambda m, x: m.f(x)[0].mul_(x[0]), IN_PLACE, True),
     "part of a constant": (part_of_a_constant, IN_PLACE, True),
     "parameter in place": (lambda m, x: x @ m.w.mul_(2), "changes a parameter", True),
     "number": (lambda m, x: m.f(x) * m.f(x).sum().item(), "Python reads a value", True),
@@ -156,8 +159,7 @@ REFUSED = {
     "not registered": (lambda m, x: x @ NOT_REGISTERED.T, "a constant has a gradient.*must be registered", True),
     "sum of whole numbers": (lambda m, x: m.f(x).sum(dtype=torch.int64), "rounds to whole numbers", True),
     "bits": (lambda m, x: m.f(x).view(torch.int32), "reads the bits", True),
-    "dropout": (lambda m, x: F.dropout(x), "is random: call eval", True),
-    "batch statistics": (lambda m, x: F.batch_norm(x, None, None, training=True), r"statistics of the batch", True),
+    "dropout": (lambda m, x: F.dropout(x), "is random, in eval mode too", True),
     "rounded quotient": (lambda m, x: torch.div(x, m.f(x), rounding_mode="floor"), "know these arguments", True),
     "no rule": (lambda m, x: torch.erfinv(x), r"erfinv: there is no rule.*RULES\['erfinv'\]", True),
 }  # fmt: skip

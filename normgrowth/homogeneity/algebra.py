@@ -27,40 +27,28 @@ INFINITE = 1e30  # transformers mask by the lowest number of a type, −3.4e38
 class Degree(Fraction):
     """A degree, with two properties of the value that the rules use.
 
-    ``leading``: the degree is that of the leading term only, which may vanish on a region. ``kind`` is one of
-
-    - ``"nonnegative"``: no entry is negative, as in a square;
-    - ``"size"``: a norm, which is 0 only for the zero vector, or a standard deviation, which is 0 only for a constant
-      vector;
-    - ``"masked"``: scores with −3.4e38 in place of −∞ at some entries;
-    - ``"uneven"``: scores of this degree beside others of a lower one, which a softmax may read and nothing else;
-    - ``"closing"``: not negative, but it may fall to 0 exponentially, as a sigmoid does;
-    - empty: none of these is known.
+    ``leading``: the degree is that of the leading term only, which may vanish on a region. ``masked``: scores have
+    −3.4e38 in place of −∞ at some entries.
     """
 
     leading: bool
-    kind: str
+    masked: bool
 
-    def __new__(cls, k: Any, kind: str = "", leading: bool = False) -> Degree:
+    def __new__(cls, k: Any, leading: bool = False, masked: bool = False) -> Degree:
         self = super().__new__(cls, k)
-        self.kind = kind
         self.leading = leading
+        self.masked = masked
         return self
-
-
-def annotated(k: Any, kind: str = "", leading: bool = False) -> Any:
-    """A degree with its kind. ``EVERY`` needs no annotation and stays as it is."""
-    return k if k == EVERY else Degree(k, kind, leading)
-
-
-def kind_of(k: Any) -> str:
-    """The kind of a value of degree k; empty if the rules know none."""
-    return getattr(k, "kind", "")
 
 
 def is_leading(k: Any) -> bool:
     """Whether a degree is that of the leading term only."""
     return getattr(k, "leading", False)
+
+
+def is_masked(k: Any) -> bool:
+    """Whether scores of degree k have −3.4e38 in place of −∞ at some entries."""
+    return getattr(k, "masked", False)
 
 
 class NotHomogeneous(ValueError):
@@ -97,11 +85,6 @@ def innermost_module(tracker: ModuleTracker) -> str:
     return max(names, key=len, default="").partition(".")[2]
 
 
-def is_real_tensor(x: Any) -> bool:
-    """Whether an operand is a tensor of real numbers, whose square is nowhere negative."""
-    return isinstance(x, Tensor) and not x.is_complex()
-
-
 class Algebra:
     """The operations from which rules are built. ``rows`` lists the operations of a forward pass, in order.
 
@@ -118,6 +101,7 @@ class Algebra:
     def __init__(self, approximate: bool = False):
         super().__init__()
         self.approximate = approximate
+        self.training = False  # whether a part of the module is in train mode
         self.module_tracker = ModuleTracker()
         # The keys of these three dictionaries are storages, the memory of tensors, so that all views of a tensor share
         # its entry.
@@ -165,6 +149,10 @@ class Algebra:
             return EVERY if all_zero_or_infinite(x) else ZERO
         return self.degrees[x.untyped_storage()]
 
+    def leading_part(self, x: Any) -> Any:
+        """What is left of an operand far out. ``Forward`` carries it along; here nothing is known of lower terms."""
+        return x
+
     def _distinct_degrees(self, operands: tuple[Any, ...]) -> set[Fraction]:
         """The distinct degrees of the operands of one operation, without ``EVERY``.
 
@@ -177,7 +165,7 @@ class Algebra:
                 continue
             has_values = k == ZERO and not isinstance(x, Fraction) and self.is_constant(x)
             if has_values and all_zero_or_infinite(x, INFINITE):
-                self.note("the lowest number of the type taken as −∞", kind="masked")
+                self.note("the lowest number of the type taken as −∞", masked=True)
             else:
                 distinct.add(Fraction(k))
         return distinct
@@ -186,37 +174,36 @@ class Algebra:
 
     def add(self, x: Any, y: Any) -> Any:
         """A sum: degrees must be equal. Asymptotically it has the larger degree, unless its leading terms cancel."""
-        distinct = self._distinct_degrees((x, y))
-        if len(distinct) > 1:
-            if not self.approximate:
-                self.fail("a sum needs equal degrees", x, y)
-            largest = max(distinct)
-            self.note(f"asymptotic: of {readable(tuple(sorted(distinct)))} the largest", leading=True, largest=largest)
-        return annotated(max(distinct, default=EVERY), "size" if self.is_guarded_size(x, y) else "")
-
-    def equal_degrees(self, *parts: Any) -> Any:
-        """Parts side by side, as in ``cat`` and ``where``: degrees must be equal, even where they are asymptotic."""
-        distinct = self._distinct_degrees(parts)
-        if len(distinct) > 1:
-            self.fail("parts side by side need equal degrees", *parts)
-        return max(distinct, default=EVERY)
+        return self._common_or_largest("a sum needs equal degrees", x, y)
 
     def side_by_side(self, *parts: Any) -> Any:
-        """Parts in one tensor: degrees must be equal, or asymptotically positive where a softmax will read them."""
-        distinct = self._distinct_degrees(parts)
-        if len(distinct) > 1 and self.approximate and min(distinct) >= 0:
+        """Parts in one tensor, as in ``cat`` and ``where``: a sum of the parts with zeros in place of the others.
+
+        A part that falls with scale is refused beside others, since a norm with an ε would not lift it.
+        """
+        if min(self._distinct_degrees(parts), default=ZERO) < 0:
+            return self.equal_degrees(*parts)
+        return self._common_or_largest("parts side by side need equal degrees", *parts)
+
+    def _common_or_largest(self, reason: str, *operands: Any) -> Any:
+        distinct = self._distinct_degrees(operands)
+        if len(distinct) > 1:
+            if not self.approximate:
+                self.fail(reason, *operands)
             degrees = readable(tuple(sorted(distinct)))
-            largest = max(distinct)
-            self.note(
-                f"asymptotic: of {degrees} the largest, before a softmax", leading=True, kind="uneven", largest=largest
-            )
-            return largest
-        return self.equal_degrees(*parts)
+            self.note(f"asymptotic: of {degrees} the largest", leading=True, has_lower_terms=True)
+        return max(distinct, default=EVERY)
+
+    def equal_degrees(self, *operands: Any) -> Any:
+        """Values that are compared, or of which each entry is one or the other: degrees must be equal."""
+        distinct = self._distinct_degrees(operands)
+        if len(distinct) > 1:
+            self.fail("parts side by side need equal degrees", *operands)
+        return max(distinct, default=EVERY)
 
     def mul(self, x: Any, y: Any) -> Any:
         """A product: degrees add."""
-        is_square = x is y and is_real_tensor(x)
-        return annotated(self.degree_of(x) + self.degree_of(y), "nonnegative" if is_square else "")
+        return self.degree_of(x) + self.degree_of(y)
 
     def div(self, x: Any, y: Any) -> Any:
         """A quotient: degrees subtract."""
@@ -224,11 +211,10 @@ class Algebra:
         return self.degree_of(x) - self.degree_of(y)
 
     def _check_divisor(self, y: Any) -> None:
-        k = self.degree_of(y)
-        if k == EVERY:
+        if self.degree_of(y) == EVERY:
             self.fail("the divisor is 0 or infinite", y)
-        if is_leading(k) and kind_of(k) != "size":
-            self.fail("the leading term of the divisor may vanish", y)
+        if isinstance(y, Tensor) and bool(((self.leading_part(y) == 0) & (y != 0)).any()):
+            self.fail("the leading term of the divisor is 0 somewhere", y)
 
     def pow(self, x: Any, exponent: Any) -> Any:
         """A power with a fixed exponent multiplies the degree. With a tensor as exponent, both need degree 0."""
@@ -239,24 +225,7 @@ class Algebra:
             self._check_divisor(x)
         if k == EVERY:
             return EVERY if exponent > 0 else self.fail("0 or infinity to the power 0", x)
-        kind = kind_of(k)
-        if not kind and exponent % 2 == 0 and is_real_tensor(x):
-            kind = "nonnegative"
-        return annotated(k * Fraction(exponent).limit_denominator(10**6), kind)
-
-    def size(self, x: Any, power: int = 1) -> Any:
-        """A norm or a standard deviation; with ``power`` 2, a variance."""
-        return annotated(power * self.degree_of(x), "size")
-
-    def is_guarded_size(self, x: Any, y: Any) -> bool:
-        """Whether x is a size and y a nonnegative number that keeps x + y away from 0, as ε in a layer norm.
-
-        A sum of sigmoids needs a positive number.
-        """
-        if not isinstance(y, int | float):
-            return False
-        kind = kind_of(self.degree_of(x))
-        return (kind == "size" and y >= 0) or (kind == "closing" and y > 0)
+        return k * Fraction(exponent).limit_denominator(10**6)
 
     def arbitrary(self, *arguments: Any) -> Any:
         """Any function: it has degree 0 where its arguments have exactly degree 0, and no degree otherwise."""
@@ -270,13 +239,13 @@ class Algebra:
             return ZERO
         return self.fail("needs degree 0", *arguments)
 
-    def saturating(self, x: Any, kind: str = "") -> Any:
+    def saturating(self, x: Any) -> Any:
         """Softmax, σ, tanh: degree 0, exactly for an argument of degree 0, asymptotically for a positive degree."""
         if self.approximate and self.degree_of(x) > 0:
             self.note("asymptotic: saturates", leading=True, has_limit=True)
         else:
             self.continuous(x)
-        return Degree(0, kind)
+        return ZERO
 
     def asymptotically_linear(self, x: Any) -> Any:
         """A function that is linear far from 0 on either side (GELU, SiLU). In the limit it keeps a positive degree."""
@@ -293,7 +262,7 @@ class Algebra:
         distinct = self._distinct_degrees((x, *bounds))
         are_constant = all(self.is_constant(bound) for bound in bounds)
         if len(distinct) > 1 and self.approximate and are_constant and self.degree_of(x) > 0:
-            self.note("asymptotic: bounded on one side", leading=True, largest=Fraction(self.degree_of(x)))
+            self.note("asymptotic: bounded on one side", leading=True, has_lower_terms=True)
             return Fraction(self.degree_of(x))
         return self.equal_degrees(x, *bounds)
 
@@ -313,15 +282,15 @@ class Algebra:
             "out": None,
             "note": [],
             "leading": False,
-            "kind": "",
-            "largest": None,  # degree of the leading terms of a sum that has others
+            "masked": False,
+            "has_lower_terms": False,  # beside the leading ones
             "has_limit": False,  # for large arguments only
         }
         self.rows.append(row)
         return row
 
     def note(self, text: str, **properties: Any) -> None:
-        """Add a remark to the row of the current operation; ``properties``: ``leading`` or ``kind`` of its result."""
+        """Add a remark to the row of the current operation, and properties of its result such as ``leading``."""
         row = self.rows[-1] if self.rows else self.begin("the module")
         row["note"].append(text)
         row.update(properties)

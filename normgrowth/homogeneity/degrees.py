@@ -41,12 +41,12 @@ def degree(
         inputs: a tensor, a tuple of tensors, or tensors by name, as ``{"input_ids": …}``.
         input_degree: degree of the inputs. Integers and booleans are constants, and so is a mask of 0 and −∞.
         approximate: compute the asymptotic degree. Softmax, σ and tanh of a positive degree have degree 0, GELU and
-            similar functions keep a positive degree, and a sum has the largest degree of its terms. This is
-            bookkeeping, not a proof: it fails where leading terms cancel, or vanish on a region, as that of
-            ``elu(-abs(x))`` does. Division by such a value and rounding it are refused, and so are ``maximum`` and
-            ``minimum`` of values with different degrees, unless one is a constant, or a bound of ``clamp``. Division by
-            its norm or standard deviation is allowed; the degree is wrong if leading terms add nothing to a standard
-            deviation. Signs and comparisons are those of this run.
+            similar functions keep a positive degree, and a sum has the largest degree of its terms, as have parts side
+            by side. The leading part of each value is carried along: a softmax is 1 at its largest score, of a value
+            with an upper bound that part is left which is negative, and terms may cancel. Where the leading part is 0,
+            the degree is refused. So are division by a value whose leading part is 0 somewhere, rounding, and
+            ``maximum`` and ``minimum`` of values with different degrees unless one is a constant. This is bookkeeping,
+            not a proof: where leading parts are equal and lower terms decide which is larger, the first one is taken.
         check: also run the module at several scales, in float64 throughout, and raise if the output does not have the
             degree. An exact degree must hold from scale 1 to 10 and from 10 to 100; an asymptotic one from 10³ to 10⁴,
             or further up, as long as nothing overflows.

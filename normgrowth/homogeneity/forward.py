@@ -6,6 +6,7 @@ and keeps the degree of its result.
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -21,18 +22,13 @@ from normgrowth.homogeneity.algebra import (
     Algebra,
     Degree,
     all_zero_or_infinite,
-    annotated,
     is_leading,
-    kind_of,
+    is_masked,
     readable,
 )
 from normgrowth.homogeneity.leading import (
-    KEEP_ZEROS,
-    KEEP_ZEROS_OF_DEGREE_0,
-    LIMITS,
     TERMS,
     LeadingParts,
-    divisor_of,
     lower_terms,
 )
 from normgrowth.homogeneity.measure import (
@@ -43,7 +39,7 @@ from normgrowth.homogeneity.measure import (
     selection,
     without_fused_kernels,
 )
-from normgrowth.homogeneity.rules import ACCEPT_MASKED_SCORES, ACCEPT_UNEVEN_SCORES, RETURN_INDICES, RULES
+from normgrowth.homogeneity.rules import ACCEPT_MASKED_SCORES, RETURN_INDICES, RULES
 
 __all__ = ["Forward", "carry"]
 
@@ -53,7 +49,6 @@ LEAVE_TORCH = (
 )  # fmt: skip
 FACTORIES = ("empty", "zeros", "ones", "full", "new_")
 MASK_OUTSIDE_SOFTMAX = "the lowest number of a type stands for −∞ before a softmax only"
-SIDE_BY_SIDE = "parts side by side need equal degrees, but before a softmax"
 
 
 class Forward(Algebra, TorchDispatchMode):
@@ -63,6 +58,9 @@ class Forward(Algebra, TorchDispatchMode):
         super().__init__(approximate)
         self.leading_parts = LeadingParts()
 
+    def leading_part(self, x: Any) -> Any:
+        return self.leading_parts.of(x) if isinstance(x, Tensor) else x
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__.strip("_")
@@ -70,7 +68,7 @@ class Forward(Algebra, TorchDispatchMode):
             name = f"{func.namespace}::{name}"
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.begin(name)
-            self.fail("is random: call eval()")
+            self.fail("is random: call eval()" if self.training else "is random, in eval mode too")
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         operands = [x for x in tensors if not self.is_constant(x)]
         written = _written_arguments(func._schema.arguments, args, kwargs)
@@ -81,11 +79,11 @@ class Forward(Algebra, TorchDispatchMode):
             self.fail("changes a parameter in place", *written)
         k = self._degree_by_rule(name, row, operands, args, kwargs)
         degrees_before = {id(x): self.degree_of(_whole_storage(x)) for x in written}
-        leading = self._leading_part(name, row, func, args, kwargs)
+        leading = self._leading_parts(name, row, k, func, args, kwargs)
         zero_parameter = self.leading_parts.parameter_in(operands)
         outputs = func(*args, **kwargs)
         self._keep_degrees(name, row, k, outputs, operands, degrees_before)
-        self._keep_zeros(leading, zero_parameter, outputs, operands, written)
+        self._keep_leading_parts(leading, zero_parameter, outputs, operands, written)
         return outputs
 
     def _run_on_constants(self, name: str, func: Any, args: Any, kwargs: Any, written: list[Tensor]) -> Any:
@@ -104,15 +102,10 @@ class Forward(Algebra, TorchDispatchMode):
     def _degree_by_rule(self, name: str, row: dict[str, Any], operands: list[Tensor], args: Any, kwargs: Any) -> Any:
         """The degree of the result. An operation without a rule has degree 0 if no operand changes with scale."""
         row["leading"] = any(is_leading(k) for k in row["in"])
-        kinds = [kind_of(k) for k in row["in"]]
-        if "uneven" in kinds:
-            if name not in ACCEPT_UNEVEN_SCORES:
-                self.fail(SIDE_BY_SIDE)
-            row["kind"] = "" if "softmax" in name else "uneven"
-        elif "masked" in kinds:
+        if any(is_masked(k) for k in row["in"]):
             if name not in ACCEPT_MASKED_SCORES:
                 self.fail(MASK_OUTSIDE_SOFTMAX)
-            row["kind"] = "" if "softmax" in name else "masked"
+            row["masked"] = "softmax" not in name
         if name not in RULES:
             all_scale_free = all(k in (ZERO, EVERY) for k in row["in"])
             only_asymptotically = row["leading"] and any(is_real_valued(x) for x in operands)
@@ -148,53 +141,41 @@ class Forward(Algebra, TorchDispatchMode):
                 if changing and x.dtype != torch.bool and name not in RETURN_INDICES:
                     self.fail("rounds to whole numbers", *changing)
                 degree = ZERO
-            kind = row["kind"] or kind_of(degree)
             degree_before = degrees_before.get(id(x))
-            if degree_before is not None:
+            if degree_before is not None and not _fills_memory(x):
                 if degree_before != EVERY and degree not in (degree_before, EVERY):
                     self.fail("changes the degree of a value in place; write it out of place", degree_before, degree)
                 if degree == EVERY:
                     degree = degree_before
-                if kind not in ("masked", "uneven"):
-                    kind = ""  # the memory may hold more than the part that was written
-            self.set_degree(x, annotated(degree, kind, row["leading"]))
+            self.set_degree(x, degree if degree == EVERY else Degree(degree, row["leading"], row["masked"]))
         row["out"] = k
 
-    def _leading_part(self, name: str, row: dict[str, Any], func: Any, args: Any, kwargs: Any) -> Tensor | None:
-        """The leading part of the result, or None where it is 0 at zeros of the result only.
+    def _leading_parts(self, name: str, row: dict[str, Any], k: Any, func: Any, args: Any, kwargs: Any) -> list[Any]:
+        """The leading parts of the results, in order; none where they are the results themselves.
 
         Raises:
-            NotHomogeneous: it is 0 as a whole, so that the result has the degree of lower terms.
+            NotHomogeneous: that of the first is 0 as a whole, so that it has the degree of lower terms.
         """
         parts = self.leading_parts
-        if row["largest"] is not None and name == "cat":
-            tensors = [x if self.degree_of(x) in (row["largest"], EVERY) else torch.zeros_like(x) for x in args[0]]
-            return parts.result(name, func, (tensors, *args[1:]), kwargs, [])
-        if row["largest"] is not None and name == "prelu_kernel":
-            leading = parts.of(args[0]).clamp(max=0) * parts.of(args[1])
-            if not leading.any():
-                self._fail_at_zero(f"its leading term, of degree {readable(row['largest'])},", args)
-            return leading
-        if row["largest"] is not None and name in TERMS:
-            lower, factors = lower_terms(name, args, row["largest"], self.degree_of)
-            leading = parts.result(name, func, args, kwargs, lower)
-            if not leading.any():
-                self._fail_at_zero(f"its leading term, of degree {readable(row['largest'])},", factors)
-            return leading
-        if row["has_limit"] and name in LIMITS:
-            leading = parts.result(name, func, args, kwargs, [], has_limit=True)
-            if not leading.any() and name != "sigmoid":
-                self._fail_at_zero("its limit far from 0", args[:1])
-            return leading
-        if not parts.has_mask((args, kwargs)):
-            return None
-        divisor = divisor_of(name, args)
-        if divisor is not None and bool(((parts.of(divisor) == 0) & (divisor != 0)).any()):
-            self.fail("the leading term of the divisor is 0 somewhere", divisor)
-        keeps_zeros = name in KEEP_ZEROS or (name in KEEP_ZEROS_OF_DEGREE_0 and self.degree_of(args[0]) == 0)
-        if keeps_zeros and not row["has_limit"]:
-            return parts.result(name, func, args, kwargs, [])
-        return None
+        largest = k[0] if isinstance(k, tuple) else k
+        if row["has_limit"]:
+            return [parts.limit(name, func, args, kwargs)]
+        factors: Any = args
+        if row["has_lower_terms"] and name in ("cat", "stack"):
+            tensors = [x if self.degree_of(x) in (largest, EVERY) else torch.zeros_like(x) for x in args[0]]
+            results = parts.result(name, func, (tensors, *args[1:]), kwargs)
+        elif row["has_lower_terms"] and name == "prelu_kernel":
+            results = [parts.of(args[0]).clamp(max=0) * parts.of(args[1])]
+        elif row["has_lower_terms"] and name in TERMS:
+            lower, factors = lower_terms(name, args, largest, self.degree_of)
+            results = parts.result(name, func, args, kwargs, lower)
+        elif parts.differ((args, kwargs)):
+            return parts.result(name, func, args, kwargs)
+        else:
+            return []
+        if not results[0].any():
+            self._fail_at_zero(f"its leading term, of degree {readable(largest)},", factors)
+        return results
 
     def _fail_at_zero(self, what: str, values: Any) -> None:
         """Refuse a degree of which the values show nothing, and name the parameter that makes them 0."""
@@ -208,27 +189,29 @@ class Forward(Algebra, TorchDispatchMode):
         self.fail(f"{what} is 0 here{cause}, and what is left has another degree: {advice}")
 
     def check_output(self, output: Tensor) -> None:
-        """Refuse an output of which all is 0, or all of the leading part."""
+        """Refuse an output of which all is 0, or all of the leading part, or in which it is not known."""
         if is_real_valued(output) and self.leading_parts.is_zero(output):
             self._fail_at_zero("the leading part of the output", output)
+        if is_real_valued(output) and self.leading_parts.is_unknown(output):
+            self.fail("the leading parts of the largest scores of a softmax are 0, and lower terms decide among them")
 
-    def _keep_zeros(
+    def _keep_leading_parts(
         self,
-        leading: Tensor | None,
+        leading: list[Any],
         zero_parameter: str,
         outputs: Any,
         operands: list[Tensor],
         written: list[Tensor],
     ) -> None:
-        """Remember where the leading part of a new value is 0, and the parameter that makes all of the value 0."""
+        """Remember the leading parts of new values, and the parameter that makes all of such a value 0."""
         memory = {x.untyped_storage().data_ptr() for x in operands}
         memory -= {x.untyped_storage().data_ptr() for x in written}
-        new = [x for x in tree_leaves(outputs) if isinstance(x, Tensor) and is_real_valued(x)]
-        new = [x for x in new if x.untyped_storage().data_ptr() not in memory]
-        if new and leading is not None and leading.shape == new[0].shape:
-            self.leading_parts.keep(new[0], leading)
-        for x in new:
-            if zero_parameter and not x.any():
+        for x, part in zip_longest(tree_leaves(outputs), leading):
+            if not isinstance(x, Tensor) or x.untyped_storage().data_ptr() in memory:
+                continue
+            has_part = isinstance(part, Tensor) and part.shape == x.shape
+            self.leading_parts.keep(x, part if has_part else x)
+            if zero_parameter and is_real_valued(x) and self.leading_parts.is_zero(x):
                 self.leading_parts.zero_parameters[x.untyped_storage()] = zero_parameter
 
     def _changes_with_scale(self, x: Tensor) -> bool:
@@ -246,6 +229,11 @@ def _written_arguments(declared: Any, args: Any, kwargs: Any) -> list[Tensor]:
 def _whole_storage(x: Tensor) -> Tensor:
     """All of the memory in which a tensor lies. Of a constant that is partly written, the rest does not scale."""
     return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage())
+
+
+def _fills_memory(x: Tensor) -> bool:
+    """Whether a tensor has all entries of the memory in which it lies, so that nothing else remains there."""
+    return x.is_contiguous() and x.numel() * x.element_size() == x.untyped_storage().nbytes()
 
 
 class _RefuseLeavingTorch(TorchFunctionMode):
@@ -275,6 +263,7 @@ def carry(module: nn.Module, inputs: Any, input_degree: Any, algebra: Forward, p
         return x
 
     selected = selection(module, parameters)
+    algebra.training = any(part.training for part in module.modules())
     with without_fused_kernels(module, experts="batched_mm") as copied, torch.no_grad():
         for name, parameter in copied.named_parameters():
             if not selected(name):
@@ -288,7 +277,7 @@ def carry(module: nn.Module, inputs: Any, input_degree: Any, algebra: Forward, p
             with algebra.module_tracker, _RefuseLeavingTorch(algebra), algebra:
                 output = first_output(copied(*args, **kwargs))
                 k = algebra.degree_of(output)
-            if kind_of(k) == "masked" and bool((output.abs() >= INFINITE).any()):
+            if is_masked(k) and bool((output.abs() >= INFINITE).any()):
                 algebra.fail(MASK_OUTSIDE_SOFTMAX)
             if k != EVERY:
                 algebra.check_output(output)

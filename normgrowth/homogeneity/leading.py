@@ -1,12 +1,14 @@
-"""Leading parts of values: where the leading term of a sum is 0, the sum has the degree of its other terms.
+"""Leading parts of values: what is left of them in the limit, next to which lower terms do not count.
 
-In 1 + w the leading term w is 0 as long as w is a fresh parameter of zeros: the value is then a constant. Where a
-leading part is 0 as a whole, its degree is refused. Where some of it is 0, as in some channels of a gain, the rest
-decides, unless a later operation takes just these channels; so they are remembered.
+Of x + b with a constant b the leading part is x, and that of a softmax of growing scores is 1 at the largest one and 0
+at the others. In 1 + w it is w, which is 0 as long as w is a fresh parameter of zeros: the value is then a constant.
+Where a leading part is 0 as a whole, its degree is refused. Where some of it is 0, as in some channels of a gain, the
+rest decides, unless a later operation takes just these channels. So leading parts are carried along with the values.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,10 +18,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from normgrowth.homogeneity.algebra import EVERY, INFINITE
+from normgrowth.homogeneity.measure import is_real_valued
 
-__all__ = ["KEEP_ZEROS", "KEEP_ZEROS_OF_DEGREE_0", "LIMITS", "TERMS", "LeadingParts", "divisor_of", "lower_terms"]
+__all__ = ["LINEAR_LIMITS", "TERMS", "LeadingParts", "lower_terms"]
 
-# The terms of operations that add, or take the larger or smaller, as places of their factors in the arguments.
+# The terms of operations that add, put side by side, or take the larger or smaller, as places of their factors.
 TERMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "add": ((0,), (1,)),
     "sub": ((0,), (1,)),
@@ -30,79 +33,90 @@ TERMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "convolution": ((0, 1), (2,)),
     "index_add": ((0,), (3,)),
     "scatter_add": ((0,), (3,)),
+    "constant_pad_nd": ((0,), (2,)),
+    "where": ((1,), (2,)),
+    "masked_fill": ((0,), (2,)),
+    "index_put": ((0,), (2,)),
+    "scatter": ((0,), (3,)),
     "native_batch_norm": ((0, 1), (2,), (3, 1)),
+    "native_layer_norm": ((2,), (3,)),
+    "native_group_norm": ((1,), (2,)),
     "clamp": ((0,), (1,), (2,)),
     "clamp_max": ((0,), (1,)),
     "clamp_min": ((0,), (1,)),
     "maximum": ((0,), (1,)),
     "minimum": ((0,), (1,)),
 }
-# Operations that make the leading part of a result of the leading parts of operands.
-KEEP_ZEROS = {
-    "abs", "adaptive_avg_pool2d", "amax", "avg_pool2d", "bmm", "cat", "clone", "constant_pad_nd", "contiguous", "copy",
-    "cumsum", "div", "dot", "elu", "embedding", "expand", "flip", "gather", "gelu", "hardswish", "index",
-    "fft_c2c", "fft_r2c", "im2col", "index_put", "norm", "scatter", "upsample_bilinear2d", "upsample_nearest1d",
-    "upsample_nearest2d", "vdot",
-    "index_select", "leaky_relu", "linalg_vector_norm", "masked_fill", "max", "max_pool2d_with_indices", "mean", "min",
-    "mm", "mul", "mv", "neg", "permute", "pow", "prelu_kernel", "relu", "repeat", "reshape", "roll", "silu", "sort",
-    "sqrt", "square", "stack", "std", "sum", "to_copy", "topk", "tril", "triu", "var", "where", *TERMS,
-}  # fmt: skip
-# Functions with a positive degree in the limit of large arguments, and what is 0 where the limit is.
-LIMITS: dict[str, Callable[..., Tensor]] = {
+# Functions that are linear far from 0 on the positive side, and what they leave there of the leading part.
+LINEAR_LIMITS: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(("elu", "gelu", "hardswish", "mish", "silu", "softplus"), lambda x, *_: x.relu()),
-    "sigmoid": lambda x: (x >= 0).to(x.dtype),
     "glu": lambda x, dim=-1: x.chunk(2, dim)[0] * (x.chunk(2, dim)[1] >= 0),
     "log_softmax": lambda x, dim, *_: x - x.amax(dim, keepdim=True),
     "logsumexp": lambda x, dim, keepdim=False: x.amax(dim, keepdim),
 }
+CANCELLED = 64  # roundings of a term, below which a difference of two terms is 0
 
 
-# Those that keep them only where nothing grows: of a larger argument they are a limit.
-KEEP_ZEROS_OF_DEGREE_0 = {"tanh", "erf", "native_layer_norm", "native_group_norm", *LIMITS}
+def _softmax_limit(leading: Tensor, x: Tensor, dim: int) -> Tensor:
+    """The softmax among the largest scores, of which the leading parts are equal; 0 elsewhere and in masked rows.
+
+    Where these leading parts are 0 and what is left of the scores differs, lower terms decide: the largest one in this
+    run counts, and the others are NaN, not known.
+    """
+    is_largest = leading == leading.amax(dim, keepdim=True)
+    left = x.masked_fill(~is_largest, -math.inf)
+    is_lower = is_largest & (leading == 0) & (left < left.amax(dim, keepdim=True))
+    return left.softmax(dim).nan_to_num().masked_fill(is_lower, math.nan)
 
 
-def divisor_of(name: str, args: Sequence[Any]) -> Tensor | None:
-    """What an operation divides by, if that is a tensor; None where it does not divide."""
-    divides_by_first = name in ("rsqrt", "reciprocal") or (
-        name == "pow" and isinstance(args[1], int | float) and args[1] < 0
-    )
-    divisor = args[1] if name == "div" else args[0] if divides_by_first else None
-    return divisor if isinstance(divisor, Tensor) else None
+def _rows_left(leading: Tensor, x: Tensor, axes: int) -> Tensor:
+    """Leading parts of rows over the last axes, and what is left of a row where that is 0: a norm evens degrees out."""
+    is_zero = (leading == 0).flatten(-axes).all(-1)
+    return torch.where(is_zero[(...,) + (None,) * axes], x, leading)
+
+
+def _without_cancelled(leading: Tensor, term: Any, power: int = 1) -> Tensor:
+    """A sum of leading parts, or a power of one, with 0 where they cancel up to rounding."""
+    if not leading.is_floating_point():
+        return leading
+    rounding = CANCELLED * torch.finfo(leading.dtype).eps * torch.as_tensor(term).abs()
+    return leading.masked_fill(leading.abs() <= rounding**power, 0)
 
 
 class LeadingParts:
-    """Where the leading part of a value is 0 although the value may not be, and the parameter of zeros in it."""
+    """The leading parts of values from which they differ, and the parameters of zeros that make values 0."""
 
     def __init__(self) -> None:
-        # The keys are storages, as in ``Algebra``. A mask has an entry for each entry of the storage.
-        self.masks = WeakIdKeyDictionary()
+        # The keys are storages, as in ``Algebra``, and so are the leading parts: all views of a tensor share them.
+        self.storages = WeakIdKeyDictionary()
         self.zero_parameters = WeakIdKeyDictionary()
 
     def of(self, x: Tensor) -> Tensor:
-        """A value with zeros where its leading part is 0."""
-        if x.is_complex() and not x.is_conj():
-            return torch.view_as_complex(self.of(torch.view_as_real(x)).contiguous())
-        mask = self.masks.get(x.untyped_storage())
-        if mask is None or mask.numel() != _entries(x):
+        """The leading part of a value."""
+        storage = self.storages.get(x.untyped_storage())
+        if storage is None or storage.nbytes() != x.untyped_storage().nbytes():
             return x
-        return x.masked_fill(mask.as_strided(x.size(), x.stride(), x.storage_offset()), 0)
+        empty = torch.empty(0, dtype=x.dtype, device=x.device)
+        leading = empty.set_(storage, x.storage_offset(), x.size(), x.stride())
+        return leading.conj() if x.is_conj() else leading
 
     def keep(self, x: Tensor, leading: Tensor) -> None:
-        """Remember where the leading part of x, of the same shape, is 0."""
-        if x.is_complex() and not x.is_conj():
-            self.keep(torch.view_as_real(x), torch.view_as_real(leading.resolve_conj()))
-            return
-        zero = leading == 0
+        """Remember the leading part of x, of the same shape."""
         storage = x.untyped_storage()
-        if storage not in self.masks:
-            if not zero.any():
+        if storage not in self.storages:
+            if leading is x or torch.equal(leading, x):
                 return
-            self.masks[storage] = torch.zeros(_entries(x), dtype=torch.bool, device=x.device)
-        self.masks[storage].as_strided(x.size(), x.stride(), x.storage_offset()).copy_(zero)
+            self.storages[storage] = storage.clone()
+        self.of(x).copy_(leading)
 
     def is_zero(self, x: Tensor) -> bool:
         """Whether all of the leading part of a value is 0."""
         return not self.of(x).any()
+
+    def is_unknown(self, x: Tensor) -> bool:
+        """Whether the leading part of a value is nowhere known but where it is 0."""
+        leading = self.of(x)
+        return bool(leading.isnan().any()) and not leading.masked_fill(leading.isnan(), 0).any()
 
     def add_parameter(self, name: str, parameter: nn.Parameter) -> None:
         """Remember a parameter if all its entries are 0."""
@@ -114,26 +128,57 @@ class LeadingParts:
         storages = [x.untyped_storage() for x in tree_leaves(values) if isinstance(x, Tensor)]
         return next((self.zero_parameters[storage] for storage in storages if storage in self.zero_parameters), "")
 
-    def has_mask(self, values: Any) -> bool:
-        """Whether the leading part of one of the values is 0 where the value may not be."""
+    def differ(self, values: Any) -> bool:
+        """Whether one of the values has another leading part."""
         tensors = [x for x in tree_leaves(values) if isinstance(x, Tensor)]
-        return bool(self.masks) and any(x.untyped_storage() in self.masks for x in tensors)
+        return bool(self.storages) and any(x.untyped_storage() in self.storages for x in tensors)
 
-    def result(self, name: str, func: Any, args: Any, kwargs: Any, lower: list[int], has_limit: bool = False) -> Tensor:
-        """The leading part of the first result of an operation that has not run yet.
+    def result(self, name: str, func: Any, args: Any, kwargs: Any, lower: Sequence[int] = ()) -> list[Any]:
+        """The leading parts of the results of an operation that has not run yet.
 
-        ``lower``: places of arguments in whose place a 0 leaves the leading terms.
+        Indices and booleans are those of leading parts, too, or of this run where there are not as many of them.
+
+        Args:
+            lower: places of arguments in whose place a 0 leaves the leading terms.
         """
         operands = list(args)
         for place in lower:
             x = operands[place]
             operands[place] = x.masked_fill(x.abs() < INFINITE, 0) if isinstance(x, Tensor) else 0
-        if name in LIMITS and has_limit:
-            return LIMITS[name](self.of(operands[0]), *operands[1:])
-        operands, kwargs = tree_map_only(Tensor, self.of, (operands, kwargs))
+        try:
+            results = self._run(name, func, operands, kwargs, self.of)
+        except (IndexError, RuntimeError):
+            results = self._run(name, func, operands, kwargs, lambda x: self.of(x) if is_real_valued(x) else x)
+        if name in ("add", "sub", "rsub"):
+            term = operands[0]
+            results = [_without_cancelled(results[0], self.of(term) if isinstance(term, Tensor) else term)]
+        elif name in ("std", "var"):
+            results = [_without_cancelled(results[0], self.of(args[0]).abs().max(), 2 if name == "var" else 1)]
+        return results
+
+    def _run(self, name: str, func: Any, args: Any, kwargs: Any, leading_part: Callable[[Tensor], Tensor]) -> list[Any]:
+        operands, kwargs = tree_map_only(Tensor, leading_part, (args, kwargs))
         if func._schema.is_mutable:
-            operands[0] = operands[0].clone()  # after ``of``, which knows a tensor by its memory
-        return tree_leaves(func(*operands, **kwargs))[0]
+            operands[0] = operands[0].clone()  # after ``leading_part``, which knows a tensor by its memory
+        if name == "native_layer_norm":
+            operands[0] = _rows_left(operands[0], args[0], len(args[1]))
+        return tree_leaves(func(*operands, **kwargs))
+
+    def limit(self, name: str, func: Any, args: Any, kwargs: Any) -> Tensor:
+        """What is left of the result where a positive degree takes a function to its limit.
+
+        A bounded function has its value at ±∞ there, and keeps the leading part where it has no bound. Where that is 0,
+        it has its value for what is left of the argument.
+        """
+        x = args[0]
+        leading = self.of(x)
+        if name in LINEAR_LIMITS:
+            return LINEAR_LIMITS[name](leading, *args[1:])
+        if "softmax" in name:
+            return _softmax_limit(leading, x, args[1])
+        far = torch.where(leading == 0, x, leading * math.inf)
+        limit = self._run(name, func, [far, *args[1:]], kwargs, self.of)[0]
+        return torch.where(limit.isinf(), leading, limit)
 
 
 def lower_terms(name: str, args: Any, largest: Any, degree_of: Callable[[Any], Any]) -> tuple[list[int], list[Any]]:
@@ -148,8 +193,3 @@ def lower_terms(name: str, args: Any, largest: Any, degree_of: Callable[[Any], A
         else:
             leading += [args[place] for place in factors]
     return lower, leading
-
-
-def _entries(x: Tensor) -> int:
-    """How many entries the storage of x has."""
-    return x.untyped_storage().nbytes() // x.element_size()

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from normgrowth.homogeneity.algebra import EVERY, INFINITE, ZERO, Algebra, annotated, kind_of
+from normgrowth.homogeneity.algebra import EVERY, INFINITE, ZERO, Algebra
 
-__all__ = ["ACCEPT_MASKED_SCORES", "ACCEPT_UNEVEN_SCORES", "RETURN_INDICES", "RULES"]
+__all__ = ["ACCEPT_MASKED_SCORES", "RETURN_INDICES", "RULES"]
 
 RULES: dict[str, Callable[..., Any]] = {}
 
@@ -32,24 +32,9 @@ def unary(function: Callable[[Algebra, Any], Any]) -> Callable[..., Any]:
     return lambda a, x, *_, **__: function(a, x)
 
 
-def degree_one(*kinds: str) -> Callable[..., Any]:
-    """Positively homogeneous of degree 1 in the first operand, whose kind the result keeps if it is in ``kinds``."""
-
-    def rule(a: Algebra, x: Any, *_: Any, **__: Any) -> Any:
-        k = a.degree_of(x)
-        kind = kind_of(k)
-        return annotated(k, kind if kind in kinds else "")
-
-    return rule
-
-
-def total(a: Algebra, x: Any, *_: Any, **__: Any) -> Any:
-    """A sum or a largest entry. Without negative entries the result is 0 only if all entries are, so it is a size."""
-    k = a.degree_of(x)
-    kind = kind_of(k)
-    if kind == "nonnegative":
-        kind = "size"
-    return annotated(k, kind if kind in ("size", "closing") else "")
+def degree_one(a: Algebra, x: Any, *_: Any, **__: Any) -> Any:
+    """Positively homogeneous of degree 1 in the first operand."""
+    return a.degree_of(x)
 
 
 def view(a: Algebra, x: Any, size: Any) -> Any:
@@ -73,16 +58,24 @@ def finite_bound(bound: Any) -> Any:
 def clamp(a: Algebra, x: Any, min: Any = None, max: Any = None) -> Any:
     """``clamp`` keeps the degree of x if the bounds have the same one; 0 and ∞ have every degree.
 
-    Between two finite bounds the degree is 0 asymptotically, since the values then lie on the bounds. For one bound see
-    ``Algebra.bounded``.
+    Between two finite bounds the degree is 0 asymptotically, since the values then lie on the bounds, and so it is
+    with one bound if all values lie beyond it. Otherwise see ``Algebra.bounded``.
     """
     lower = finite_bound(min)
     upper = finite_bound(max)
-    if upper is None and a.is_guarded_size(x, lower):
-        return a.add(x, lower)
-    if all(_is_finite_constant(a, bound) for bound in (lower, upper)):
+    bounds = [bound for bound in (lower, upper) if bound is not None]
+    if bounds and all(_is_finite_constant(a, bound) for bound in bounds) and _lies_on_bounds(a, x, lower, upper):
         return a.saturating(x)
     return a.bounded(x, lower, upper)
+
+
+def _lies_on_bounds(a: Algebra, x: Any, lower: Any, upper: Any) -> bool:
+    """Whether far out all values are on a bound: the leading part is on the side of it, where there is only one."""
+    if lower is not None and upper is not None:
+        return True
+    leading = a.leading_part(x)
+    is_beyond = leading > 0 if lower is None else leading < 0
+    return a.approximate and a.degree_of(x) > 0 and bool(is_beyond.all())
 
 
 def _is_finite_constant(a: Algebra, bound: Any) -> bool:
@@ -107,7 +100,7 @@ def layer_norm(a: Algebra, x: Any, weight: Any, bias: Any, eps: float) -> Any:
     k = a.degree_of(x)
     if k == EVERY or k < 0 < eps:
         a.fail("ε outgrows the value", x)
-    a.add(a.size(x, 2), eps)
+    a.add(a.pow(x, 2), eps)
     return a.affine(ZERO, weight, bias), k, -k
 
 
@@ -123,11 +116,16 @@ def add_product(a: Algebra, bias: Any, x: Any, y: Any, *, beta: Any = 1, alpha: 
 
 
 def batch_norm(
-    a: Algebra, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, _momentum: Any, _eps: float
+    a: Algebra, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, _momentum: Any, eps: float
 ) -> Any:
-    """Degrees of three results; running statistics are constants, so the first is an affine map of x, ε included."""
-    if training:
+    """Degrees of three results; running statistics are constants, so the first is an affine map of x, ε included.
+
+    Where it takes statistics of x in eval mode too, as an instance norm does, it is a layer norm over other axes.
+    """
+    if training and a.training:
         a.fail("takes statistics of the batch; call eval()", x)
+    if training:
+        return layer_norm(a, x, weight, bias, eps)
     a.arbitrary(var)
     return a.affine(a.add(x, mean), weight, bias), ZERO, ZERO
 
@@ -136,35 +134,35 @@ def batch_norm(
 
 REARRANGEMENTS = """alias lift_fresh clone contiguous detach expand lift permute reshape reshape_alias squeeze t to_copy
     transpose unsafe_view unsqueeze topk sort flip roll movedim"""
-register(REARRANGEMENTS, degree_one("nonnegative", "size"))
+register(REARRANGEMENTS, degree_one)
 register(
-    """relu leaky_relu cumsum repeat split split_with_sizes unbind select slice as_strided diagonal index index_select
-    tril triu min local_scalar_dense avg_pool2d adaptive_avg_pool2d max_pool2d_with_indices upsample_nearest1d
-    upsample_nearest2d upsample_bilinear2d im2col view_as_real view_as_complex zero""",
-    degree_one("size"),
+    """abs relu leaky_relu neg sum mean amax amin max min cumsum std repeat split split_with_sizes unbind select slice
+    as_strided diagonal index index_select gather tril triu local_scalar_dense zero avg_pool2d avg_pool3d
+    adaptive_avg_pool2d max_pool2d_with_indices upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d im2col col2im view_as_real
+    view_as_complex conj conj_physical resolve_conj fft_r2c fft_c2c fft_c2r""",
+    degree_one,
 )
-register("gather", degree_one("size", "closing"))
-register("neg fft_r2c fft_c2c", degree_one())
-register("sum mean amax max", total)
 register("view", view)
-register("abs", lambda a, x: annotated(a.degree_of(x), kind_of(a.degree_of(x)) or "nonnegative"))
-register("sigmoid", unary(lambda a, x: a.saturating(x, "closing")))
-register("tanh erf", unary(Algebra.saturating))
-register("softmax safe_softmax", unary(lambda a, x: a.saturating(x, "nonnegative")))
+register("sigmoid tanh erf hardsigmoid softmax safe_softmax", unary(Algebra.saturating))
 register("gelu silu mish softplus elu hardswish glu log_softmax logsumexp", unary(Algebra.asymptotically_linear))
-register("exp log sin cos floor round", unary(Algebra.arbitrary))
+register(
+    "grid_sampler_2d",  # linear in x; of the grid its nearest neighbours are no continuous function
+    lambda a, x, grid, mode, *_: a.mul(a.degree_of(x), a.arbitrary(grid) if mode == 1 else a.continuous(grid)),
+)
+register("exp sin cos", unary(Algebra.continuous))
+register("log floor round", unary(Algebra.arbitrary))
 register("sign argmax argmin isnan", unary(lambda a, x: ZERO))
 register("sqrt", unary(lambda a, x: a.pow(x, 0.5)))
 register("rsqrt", unary(lambda a, x: a.pow(x, -0.5)))
 register("reciprocal", unary(lambda a, x: a.pow(x, -1)))
 register("square", unary(lambda a, x: a.pow(x, 2)))
 register("pow", Algebra.pow)
-register("std", unary(Algebra.size))
-register("var", unary(lambda a, x: a.size(x, 2)))
-# of order 0 or below it is not a size: order 0 counts entries, and at a negative order a single 0 makes the norm 0
-register("linalg_vector_norm norm", lambda a, x, ord=2, *_, **__: a.size(x) if ord > 0 else a.arbitrary(x))
+register("var", unary(lambda a, x: a.pow(x, 2)))
+# of order 0 it counts entries, and at a negative order a single 0 makes the norm 0
+register("linalg_vector_norm norm", lambda a, x, ord=2, *_, **__: a.degree_of(x) if ord > 0 else a.arbitrary(x))
 register("add", lambda a, x, y, alpha=1: a.add(x, with_factor(a, y, alpha)))
-# ``add`` gets degrees, not x and y: a size plus a number ε stays a size, but a size minus ε may be 0
+# ``add`` gets degrees, not x and y: −3.4e38 is a mask only where it is added
 register("sub", lambda a, x, y, alpha=1: a.add(a.degree_of(x), a.degree_of(with_factor(a, y, alpha))))
 register("rsub", lambda a, x, y, alpha=1: a.add(a.degree_of(with_factor(a, x, alpha)), a.degree_of(y)))
 register("mul dot", Algebra.mul)
@@ -178,24 +176,23 @@ register("maximum minimum", larger_or_smaller)
 register("clamp clamp_min", clamp)
 register("clamp_max", lambda a, x, max: clamp(a, x, None, max))
 register("hardtanh", hardtanh)
-register("constant_pad_nd", lambda a, x, _pad, value=0: a.equal_degrees(x, value))
-register("cat", lambda a, tensors, *_, **__: a.side_by_side(*tensors))
-register("stack", lambda a, tensors, *_, **__: a.equal_degrees(*tensors))
-register("where", lambda a, _condition, x, y: a.equal_degrees(x, y))
-register("masked_fill", lambda a, x, _mask, value: a.equal_degrees(x, value))
+register("constant_pad_nd", lambda a, x, _pad, value=0: a.side_by_side(x, value))
+register("cat stack", lambda a, tensors, *_, **__: a.side_by_side(*tensors))
+register("where", lambda a, _condition, x, y: a.side_by_side(x, y))
+register("masked_fill", lambda a, x, _mask, value: a.side_by_side(x, value))
 register("copy fill", lambda a, x, value, *_: a.equal_degrees(x, value))
-register("index_put", lambda a, x, _indices, values, *_: a.equal_degrees(x, values))
-register("scatter", lambda a, x, _dim, _index, value: a.equal_degrees(x, value))
+register("index_put", lambda a, x, _indices, values, *_: a.side_by_side(x, values))
+register("scatter", lambda a, x, _dim, _index, value: a.side_by_side(x, value))
 register("index_add scatter_add", lambda a, x, _dim, _index, value: a.add(x, value))
 register("native_layer_norm", lambda a, x, _shape, weight, bias, eps: layer_norm(a, x, weight, bias, eps))
 register("native_group_norm", lambda a, x, weight, bias, _n, _c, _hw, _group, eps: layer_norm(a, x, weight, bias, eps))
 register("native_batch_norm", batch_norm)
-register("weight_norm_interface", lambda a, v, g, *_: (a.degree_of(g), a.size(v)))  # g · v/‖v‖
+register("weight_norm_interface", lambda a, v, g, *_: (a.degree_of(g), a.degree_of(v)))  # g · v/‖v‖
 register("embedding", lambda a, weight, _index, *_: a.degree_of(weight))
 
 # Operations that return indices, which do not change with scale although their operands do.
 RETURN_INDICES = {"argmax", "argmin", "max", "max_pool2d_with_indices", "min", "sort", "topk"}
 # Operations that may lie between the mask and the softmax, where −3.4e38 stands for −∞.
-ACCEPT_MASKED_SCORES = set(f"add cat softmax safe_softmax view slice select repeat {REARRANGEMENTS}".split())
-# Those between scores with a logit of a sink beside them, of another degree, and their softmax.
-ACCEPT_UNEVEN_SCORES = ACCEPT_MASKED_SCORES | {"amax", "max", "sub"}
+ACCEPT_MASKED_SCORES = set(
+    f"add sub amax max cat softmax safe_softmax view slice select repeat {REARRANGEMENTS}".split()
+)
