@@ -26,7 +26,7 @@ from normgrowth.norms.pieces import Pieces
 
 CHECK_FIRST = 3  # steps before which all parameters are compared with their copies …
 CHECK_EVERY = 32  # … and then at every such step
-IDLE = 8  # steps that write nothing at the beginning, before they are told: a GradScaler may skip some
+IDLE = 256  # steps that write nothing at the beginning, before that is told: more than the batches that make a step
 SAME = 1e-4  # relative difference of norms up to which a history ends at the parameters that were loaded
 RECORDING = torch.inference_mode(False)  # tensors that are kept have to be written later, also outside of that mode
 # Sums by layer of a measured step: ‖θ'‖², ‖δ‖², θ·δ, ‖θ‖², θ'·s and ‖s‖² with the snapshot s, θ·∇L, ‖∇L‖².
@@ -517,7 +517,7 @@ class NormTracker:
             )
         if self._idle >= IDLE and not self.steps:
             yield (
-                f"{self._idle} steps have ended and no tracked parameter has been written: a loop that makes new "
+                f"{IDLE} steps or more have ended and no tracked parameter has been written: a loop that makes new "
                 "tensors in place of these has to copy them into the model, with load_state_dict()"
             )
         resized = self._membership.names(self._pieces.resized)
