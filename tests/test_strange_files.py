@@ -1,6 +1,7 @@
 """Files that public code writes and that are told apart by what they hold: memory that tensors share, an index beside
 its shards, dictionaries that one optimizer trains, ranks by their names; and the true reason where they are refused."""
 
+import io
 import json
 import math
 import pickle
@@ -54,6 +55,65 @@ def imaginary(seed):
 SHARED = [tied_transposed, flat_buffer, parts_of_a_matrix, columns, repeated, imaginary]
 
 
+class OnFlatBuffer(torch.nn.Module):
+    """Its parameters, but for one layer, are parts of a buffer."""
+
+    def __init__(self, seed):
+        super().__init__()
+        flat = tensor(40, seed=seed)
+        self.register_buffer("flat", flat)
+        self.a = torch.nn.Parameter(flat[:16].view(4, 4))
+        self.b = torch.nn.Parameter(flat[16:32].view(4, 4))
+        self.c = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.c(x[:, :3]).sum() + (self.a + self.b).sum()
+
+
+def pickled_with_flat_buffer(seed):
+    module = OnFlatBuffer(seed)
+    return module, [*module.parameters()], {"flat": "buffer"}
+
+
+def buffer_by_convention(seed):
+    big = tensor(9, 4, seed=seed)
+    state = {"pos.inv_freq": big.reshape(-1), "pos.weight": big[:4], "a.weight": big[4:] + 1}
+    return state, [big[:4], big[4:] + 1], {"pos.inv_freq": "buffer"}
+
+
+def optimized_parts(seed):
+    """The optimizer trains the parts; the buffer is longer, as it is where it is padded."""
+    module = OnFlatBuffer(seed)
+    saved = {"model": module.state_dict(), "optimizer": own_optimizer(module).state_dict()}
+    return saved, [*module.parameters()], {"flat": "not in the state of the optimizer"}
+
+
+def optimized_tie(seed):
+    """Beside them two names of one matrix, which the optimizer knows once."""
+    module = OnFlatBuffer(seed)
+    module.d = torch.nn.Linear(3, 3, bias=False)
+    module.d.weight = module.c.weight
+    saved = {"model": module.state_dict(), "optimizer": own_optimizer(module).state_dict()}
+    left_out = {"flat": "not in the state of the optimizer", "d.weight": "tied to c.weight"}
+    return saved, [*module.parameters()], left_out
+
+
+PARTS_OF_NONE = [pickled_with_flat_buffer, buffer_by_convention, optimized_parts, optimized_tie]
+
+
+@pytest.mark.parametrize("kind", PARTS_OF_NONE, ids=lambda kind: kind.__name__)
+def test_parts_of_what_is_no_parameter_count(tmp_path, kind):
+    wanted = {}
+    for step in (1, 2):
+        saved, values, reasons = kind(step)
+        torch.save(saved, tmp_path / f"step{step}.pt")
+        wanted[step] = norm(*values)
+    result = series(tmp_path)
+    assert norms_of(result) == pytest.approx(wanted, rel=1e-12)
+    assert result.left_out.keys() == reasons.keys()
+    assert all(result.left_out[name].startswith(why) for name, why in reasons.items())
+
+
 @pytest.mark.parametrize("kind", SHARED, ids=lambda kind: kind.__name__)
 def test_values_in_one_memory_count_once(tmp_path, kind):
     wanted = {}
@@ -102,6 +162,36 @@ def two_dictionaries(*keys):
         return wanted
 
     return make
+
+
+class Translator(torch.nn.Module):
+    """The model of OpenNMT-py in small: a table of positions, and a generator tied to the embedding."""
+
+    def __init__(self, seed):
+        super().__init__()
+        positions = torch.arange(12)[:, None] * torch.exp(-torch.arange(0, 8, 2) / 3)
+        self.model, self.generator = torch.nn.Module(), torch.nn.Sequential(torch.nn.Linear(8, 9))
+        self.model.pe = torch.nn.Module()
+        table = torch.stack([positions.sin(), positions.cos()], -1).view(12, 1, 8)
+        self.model.pe.register_buffer("pe", table)
+        self.model.embeddings = torch.nn.Embedding(9, 8)
+        self.model.embeddings.weight.data = tensor(9, 8, seed=seed)
+        self.generator[0].weight = self.model.embeddings.weight
+
+    def forward(self, x):
+        return self.generator(self.model.embeddings.weight + x.mean())
+
+
+def opennmt(folder):
+    """As it saves them, the model and its generator apart."""
+    wanted = {}
+    for step in (1, 2):
+        net = Translator(step)
+        parts = {key: getattr(net, key).state_dict() for key in ("model", "generator")}
+        optim = {"training_step": step, "optimizer": own_optimizer(net).state_dict()}
+        torch.save({**parts, "optim": optim}, folder / f"model_step_{step}.pt")
+        wanted[step] = norm(*net.parameters())
+    return wanted
 
 
 def olmo_core(folder):
@@ -167,6 +257,52 @@ def converted(folder):
     return {1: norm(*state.values())}
 
 
+def indexed(folder, shards, names):
+    """Shards, and an index that says of tensors in which of them they are."""
+    for file, state in shards.items():
+        write(state, folder / "step1" / file)
+    (folder / "step1" / f"{names.pop('index')}.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+def embedding_in_another_shard(folder):
+    state = {"model.embed_tokens.weight": tensor(9, 4), "model.norm.weight": tensor(4, seed=1)}
+    names = {"index": "model.safetensors", "model.embed_tokens.weight": FIRST, "model.norm.weight": FIRST}
+    indexed(
+        folder,
+        {FIRST: {"model.norm.weight": tensor(4, seed=1)}, SECOND: {"model.embed_tokens.weight": tensor(9, 4)}},
+        {**names, "lm_head.weight": SECOND},
+    )
+    return {1: norm(*state.values())}
+
+
+def extra_state_in_an_index(folder):
+    """Of a module that pickles its own; the names in the shard have a wrapper's prefix."""
+    shard = {f"module.{name}": value for name, value in matrices().items()}
+    shard["module.l.0._extra_state"] = io.BytesIO(b"state")
+    file = "pytorch_model-00001-of-00001.bin"
+    names = dict.fromkeys([*matrices(), "l.0._extra_state"], file)
+    indexed(folder, {file: shard}, {"index": "pytorch_model.bin", **names})
+    return {1: norm(*matrices().values())}
+
+
+def merged(folder):
+    """A whole file, whose name says from how many ranks it was joined, and one of a run on several."""
+    write(matrices(5), folder / "llama_tp2_merged_step5.pt")
+    write(matrices(6), folder / "world_size=8_step6.pt")
+    return {5: norm(*matrices(5).values()), 6: norm(*matrices(6).values())}
+
+
+def adapter_twice(folder):
+    """PEFT's adapter in both formats, of which safetensors count."""
+    for suffix, seed in (("bin", 0), ("safetensors", 1)):
+        state = {"q.lora_A.weight": tensor(2, 3, seed=seed), "q.lora_B.weight": tensor(3, 2, seed=seed)}
+        write(state, folder / "step1" / f"adapter_model.{suffix}")
+    return {1: norm(tensor(2, 3, seed=1), tensor(3, 2, seed=1))}
+
+
 def gguf_with_tables(folder):
     """Its tables of rotary embeddings are none of the model's weights."""
     gguf = pytest.importorskip("gguf")
@@ -188,6 +324,8 @@ READ = {
     "OpenNMT-py": two_dictionaries("model", "generator"),
     "rsl_rl": two_dictionaries("actor_state_dict", "critic_state_dict"),
     "OLMo-core": olmo_core, "Megatron-Core, buckets": megatron_buckets, "MLX": mlx, "links": links,
+    "OpenNMT-py as saved": opennmt, "an embedding in another shard": embedding_in_another_shard,
+    "extra state in an index": extra_state_in_an_index, "merged": merged, "an adapter twice": adapter_twice,
     "a tuple": a_tuple, "an index of a converter": converted, "GGUF": gguf_with_tables,
 }  # fmt: skip
 
@@ -212,6 +350,23 @@ def shard_without_a_tensor(folder):
     (folder / "step1" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
 
 
+def index_without_tables(folder):
+    names = dict.fromkeys([*matrices(), "model.embed_tokens.weight", "lm_head.weight"], FIRST)
+    indexed(folder, {FIRST: matrices()}, {"index": "model.safetensors", **names})
+
+
+def beside_together(folder):
+    """A vector in the state of none of the dictionaries that one optimizer trains."""
+    net = Net()
+    state = net.state_dict()
+    parts = {
+        "policy": {k: v for k, v in state.items() if k[0] == "a"},
+        "value": {k: v for k, v in state.items() if k[0] == "b"},
+    }
+    saved = {**parts, "ema": state, "log_std": torch.ones(7), "optimizer": own_optimizer(net).state_dict()}
+    torch.save(saved, folder / "step1.pt")
+
+
 def several_adapters(folder):
     state = {"q.lora_A.weight": tensor(2, 3), "q.lora_B.weight": tensor(3, 2)}
     for name in ("lora_one", "lora_two"):
@@ -231,6 +386,10 @@ NO_ARRAYS = "holds arrays of numpy or JAX, no tensors"
 UNKNOWN = "of no format that is read here"
 REFUSED = {
     "a tensor that its shard has not": (shard_without_a_tensor, "the index says that c.weight is in it, and it is not"),
+    "an index of which no table is there": (
+        index_without_tables, "the index says that model.embed_tokens.weight is in it, and it is not"),
+    "a vector beside what is trained together": (
+        beside_together, "log_std lies beside policy, value, which one optimizer trains: whether it is a weight"),
     "several adapters": (several_adapters, "2 weight files and no index: lora_one"),
     "float8 in a pickle": (saved("step1.pt", {"a": torch.ones(4).to(torch.float8_e4m3fn)}), "a has dtype torch.float8"),
     "a list of tensors": (saved("step1.pt", [torch.ones(3)]), "the list holds tensors, and which are the weights is"),
@@ -255,6 +414,52 @@ def test_a_strange_file_is_refused_with_the_true_reason(tmp_path, kind):
         series(tmp_path)
     assert why in str(error.value)
     assert "step in its name" not in str(error.value)  # all have one
+
+
+def test_averages_beside_dictionaries_that_are_trained_together_are_named(tmp_path):
+    net = Net()
+    state = net.state_dict()
+    parts = {
+        "policy": {k: v for k, v in state.items() if k[0] == "a"},
+        "value": {k: v for k, v in state.items() if k[0] == "b"},
+    }
+    saved = {**parts, "ema": state, "optimizer": own_optimizer(net).state_dict()}
+    torch.save(saved, tmp_path / "step1.pt")
+    result = series(tmp_path)
+    assert norms_of(result) == pytest.approx({1: norm(*net.parameters())}, rel=1e-12)
+    assert result.left_out == {"ema": "an average of the weights, beside policy, value"}
+
+
+LINKS = {  # names of files, of links with their targets, what is to match, and the files that count
+    "a link alone matches": (["step-100.pt", "step-200.pt"], {"last.pt": "step-200.pt"}, "last*", ["step-200.pt"]),
+    "both match": (["step-100.pt", "step-200.pt"], {"last.pt": "step-200.pt"}, "*", ["step-100.pt", "step-200.pt"]),
+    "its target is hidden": (
+        ["step-100.pt", ".model-abc.pt"],
+        {"final.pt": ".model-abc.pt"},
+        "*",
+        ["step-100.pt", ".model-abc.pt"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_a_link_counts_where_its_target_does_not(tmp_path, kind):
+    stored, targets, match, wanted = LINKS[kind]
+    states = {name: matrices(seed) for seed, name in enumerate(stored)}
+    for seed, name in enumerate(stored):
+        write({"model": states[name], "global_step": 100 * (seed + 1)}, tmp_path / name)
+    for name, target in targets.items():
+        (tmp_path / name).symlink_to(target)
+    result = series(tmp_path, match=match)
+    assert [*norms_of(result).values()] == pytest.approx([norm(*states[name].values()) for name in wanted], rel=1e-12)
+    assert not result.skipped
+
+
+def test_weights_whose_names_do_not_match_are_of_a_known_format(tmp_path):
+    write(matrices(), tmp_path / "step1.pt")
+    with pytest.raises(ValueError, match="only names that match 'stpe") as error:
+        series(tmp_path, match="stpe*")
+    assert "step1.pt" not in str(error.value)
 
 
 def test_one_rank_of_one_is_the_whole(tmp_path):

@@ -28,13 +28,7 @@ def tied(parameters: Mapping[str, Tensor]) -> dict[str, str]:
             aliases[name] = original
         else:
             originals.append(name)
-    return {alias: _last(alias, aliases) for alias in aliases}
-
-
-def _last(name: str, aliases: Mapping[str, str]) -> str:
-    while name in aliases:
-        name = aliases[name]
-    return name
+    return aliases
 
 
 def _original(name: str, originals: Sequence[str], parameters: Mapping[str, Tensor]) -> str | None:

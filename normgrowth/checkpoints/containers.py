@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeGuard
 
+from normgrowth.checkpoints import conventions
+from normgrowth.checkpoints.comparisons import in_one_memory
 from normgrowth.checkpoints.layouts import ReadError, megatron
 from normgrowth.checkpoints.optimizers import Trained, trained
-from normgrowth.checkpoints.tensors import Tensor
+from normgrowth.checkpoints.tensors import FLOATS, Shape, Tensor, of_torch
 from normgrowth.checkpoints.unpickler import Inert
 
 _WEIGHTS = ("current_model_state", "state_dict", "model_state_dict", "model", "module")
@@ -90,18 +92,25 @@ def weights(tree: Any) -> Chosen:
             likely = {key: value for key, value in containers.items() if key in copies and _has_names_of_weights(value)}
             notes += [f"{path}{key}: an average of the weights (EMA), by its name" for key in likely]
             copies -= likely.keys()
-        if not path and _are_all_trained(likely, tree):
-            notes.append(f"{', '.join(likely)}: trained by one optimizer, and counted together")
-            parts = {f"{key}.{name}": value for key, part in likely.items() for name, value in part.items()}
-            return Chosen(parts, set(), left_out, notes)
-        chosen = _key_of_weights(tensors, containers, likely, path)
+        are_together = not path and _are_all_trained(likely, tree)
+        if are_together:
+            chosen = ", ".join(likely)
+            _refuse_loose({key: value for key, value in tensors.items() if key not in copies}, chosen)
+        else:
+            chosen = _key_of_weights(tensors, containers, likely, path)
         for key in [*tensors, *containers]:
             if key in copies:
                 left_out[path + key] = f"an average of the weights, beside {path}{chosen}"
             elif key in best:
                 left_out[path + key] = f"a copy of earlier weights, beside {path}{chosen}"
+            elif are_together and key in likely:
+                continue
             elif key in tensors or (key != chosen and (key in likely or _has_names_of_weights(containers[key]))):
                 left_out[path + key] = f"stored beside {path}{chosen}"
+        if are_together:
+            notes.append(f"{chosen}: trained by one optimizer, and counted together")
+            parts = {f"{key}.{name}": value for key, part in likely.items() for name, value in part.items()}
+            return Chosen(parts, set(), left_out, notes)
         tree = containers[chosen]
         path = f"{path}{chosen}."
     return Chosen({}, set(), left_out, notes)
@@ -111,11 +120,37 @@ def _are_all_trained(dictionaries: Mapping[str, Any], tree: Mapping[str, Any]) -
     """Whether the one optimizer in a file trains the tensors of several dictionaries, and no others."""
     if len(dictionaries) < 2 or not all(isinstance(value, dict) for value in dictionaries.values()):
         return False
-    tensors = [tensor for dictionary in dictionaries.values() for tensor in dictionary.values()]
+    tensors = {f"{key}.{name}": value for key, part in dictionaries.items() for name, value in part.items()}
     evidence = trained(tree)
-    if not evidence.is_ordered or not all(map(is_tensor, tensors)):
+    if not evidence.is_ordered or not evidence.shapes or not all(map(is_tensor, tensors.values())):
         return False
-    return Counter(evidence.shapes) == Counter(tuple(tensor.shape) for tensor in tensors)
+    shapes = [tuple(tensor.shape) for tensor in tensors.values()]
+    known = Counter(evidence.shapes)
+    return known == Counter(shapes) or (len(shapes) > known.total() and known == Counter(_parameters(tensors)))
+
+
+def _parameters(tensors: Mapping[str, Any]) -> list[Shape]:
+    """Shapes of the tensors of torch that may be parameters: no buffers by convention, and tied ones once."""
+    floating = {
+        name: of_torch(tensor)
+        for name, tensor in tensors.items()
+        if str(tensor.dtype).removeprefix("torch.") in FLOATS
+        and str(tensor.layout) == "torch.strided"
+        and not tensor.is_meta
+    }
+    buffers = conventions.reasons(floating, conventions.by_name(tensors.keys()))
+    rest = {name: tensor for name, tensor in floating.items() if name not in buffers}
+    aliases = in_one_memory(rest)
+    return [tensor.shape for name, tensor in rest.items() if name not in aliases]
+
+
+def _refuse_loose(tensors: Mapping[str, Any], chosen: str) -> None:
+    """Raise ReadError for floating tensors, but for single numbers, beside dictionaries that are counted together."""
+    loose = [key for key, value in tensors.items() if _is_floating(value) and tuple(value.shape)]
+    if loose:
+        raise ReadError(
+            f"{loose[0]} lies beside {chosen}, which one optimizer trains: whether it is a weight is unclear; {ALONE}"
+        )
 
 
 def _is_of_training(key: str, value: Any) -> bool:

@@ -117,7 +117,7 @@ def weight_files(names: Collection[str], odd: Collection[str] = ()) -> list[str]
     adapters = [name for name in usable if ADAPTER.search(name) and name.endswith(SUFFIXES)]
     preferred = [name for name in adapters if name.startswith(("adapter_model.", "adapters."))] or _only(adapters)
     if preferred:
-        return preferred[:1]
+        return sorted(preferred, key=lambda name: not name.endswith(".safetensors"))[:1]
     raise ReadError(f"no .safetensors, {', '.join(PICKLES[:3])} or {PICKLES[3]} file in it")
 
 

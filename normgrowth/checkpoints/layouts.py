@@ -18,8 +18,10 @@ _RANK = (  # model_rank0.pt; not Composer's file of rank 0, which is whole, and 
     r"(?!ep\d+-ba\d+-rank0\.|mp_rank_\d+_model_states)(?!.*(?:optim|scheduler|rng|random|lora|adapter))"
     rf".*(?<![a-z])rank[-_.]?\d+.*{_SUFFIX}"
 )
+_AXIS = r"(?<![a-z])(?:tp|pp|sdp)[-_=]?"
 _OTHER_RANK = (  # model_tp1_pp0.pt, tp_rank_world_size=0_2: not the first of a kind, or one of several
-    rf"(?!.*(?:optim|scheduler|rng|random)).*(?<![a-z])(?:(?:tp|pp|sdp)[-_=]?0*[1-9]|world_size=\d+_(?!1(?!\d))).*{_SUFFIX}"
+    rf"(?!.*(?:optim|scheduler|rng|random))(?:(?=.*{_AXIS}\d+[-_.]{_AXIS}\d).*{_AXIS}0*[1-9]"
+    rf"|.*(?<![a-z])rank_world_size=\d+_(?!1(?!\d))\d).*{_SUFFIX}"
 )
 _LAYOUTS = (  # a pattern for names in a folder, how many names must match it, and the refusal
     (r"zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt", 1, f"DeepSpeed's ZeRO-3, weights in parts: {_ZERO_3}"),

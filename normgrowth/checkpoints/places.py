@@ -74,7 +74,8 @@ Entry = Checkpoint | Skip | Unplaced | Numbered
 
 def entries(source: Path, match: str, step_of: StepOf) -> Iterator[Entry]:
     """The checkpoints of a folder, or the one that a place is; averages of weights give way to the weights."""
-    candidates = [(name, place) for name, place in _candidates(source, step_of) if fnmatch.fnmatch(name, match)]
+    everything = _candidates(source, match, step_of)
+    candidates = [(name, place) for name, place in everything if fnmatch.fnmatch(name, match)]
     averages = {place for _, place in candidates if AVERAGE.search(place.name)}
     with_step = [place for name, place in candidates if step_of(name) is not None]
     is_empty = True
@@ -95,14 +96,15 @@ def entries(source: Path, match: str, step_of: StepOf) -> Iterator[Entry]:
         if entry:
             is_empty = False
             yield entry
-    if is_empty and source.is_dir():
+    others = [place for name, place in everything if (name, place) not in candidates]
+    if is_empty and source.is_dir() and not any(not place.is_dir() or places_with_weights(place) for place in others):
         yield from _of_no_known_format(source, step_of)
 
 
 def _of_no_known_format(source: Path, step_of: StepOf) -> Iterator[Skip]:
     """Files that are called checkpoints, such as those of Flax and TensorFlow, where there are no others."""
     for file in sorted(source.iterdir()):
-        if file.is_file() and step_of(file.name) is not None and not files.is_text(file):
+        if file.is_file() and step_of(file.name) is not None and not is_weights(file) and not files.is_text(file):
             yield Skip(str(file), "of no format that is read here: save the weights as safetensors")
 
 
@@ -132,10 +134,16 @@ def placed(numbered: Sequence[Numbered]) -> list[Checkpoint | Unplaced]:
     return checkpoints
 
 
-def _candidates(source: Path, step_of: StepOf) -> list[tuple[str, Path]]:
-    """Places that may be checkpoints, each with the name that may hold its step."""
+def _candidates(source: Path, match: str, step_of: StepOf) -> list[tuple[str, Path]]:
+    """Places that may be checkpoints, each with the name that may hold its step.
+
+    A link without a step, such as ``latest.pt``, is left out where its target is there under a name that matches.
+    """
     inside = sorted(place for place in source.iterdir() if place.name[0] != ".") if source.is_dir() else []
-    inside = [place for place in inside if step_of(_stem(place)) is not None or not _is_link_beside(place)]
+    may_count = [place for place in inside if not place.is_symlink() and (place.is_dir() or is_weights(place))]
+    targets = {place.resolve() for place in may_count if fnmatch.fnmatch(_name(place), match)}
+    is_other_name = {place: place.is_symlink() and place.resolve() in targets for place in inside}
+    inside = [place for place in inside if step_of(_stem(place)) is not None or not is_other_name[place]]
     folders = [(place.name, place) for place in inside if place.is_dir()]
     stored = [
         place
@@ -165,9 +173,9 @@ def _candidates(source: Path, step_of: StepOf) -> list[tuple[str, Path]]:
     return folders
 
 
-def _is_link_beside(place: Path) -> bool:
-    """Whether a place is another name of one in its own folder, such as ``latest.pt``."""
-    return place.is_symlink() and place.exists() and place.resolve().parent == place.parent.resolve()
+def _name(place: Path) -> str:
+    """The name of a place inside a folder, which may hold its step and is matched."""
+    return place.name if place.is_dir() else _stem(place)
 
 
 def _stem(file: Path) -> str:

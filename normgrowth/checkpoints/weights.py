@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from normgrowth.checkpoints import conventions, copies, files, layouts, mapped, parts, quantised
+from normgrowth.checkpoints import conventions, copies, files, layouts, mapped, optimizers, parts, quantised
 from normgrowth.checkpoints.comparisons import in_one_memory
 from normgrowth.checkpoints.containers import Contents
 from normgrowth.checkpoints.files import MERGE
@@ -25,6 +26,8 @@ _ADAPTER = re.compile(  # of PEFT
     r"\w+)(?:\.|$)"
 )
 _AVERAGE = re.compile(r"^(?:module\.|model\.)*(?:ema|ema_model|model_ema|averaged_model|swa_model)\.(?:module\.)*")
+_EXTRA_STATE = "_extra_state"  # torch's name for what get_extra_state() of a module gives
+_TIED = ("embeddings", "head")  # layers whose tensors may be tied to each other
 ADAPTER_ALONE = "an adapter alone: its own norm, without the model that it belongs to"
 
 
@@ -68,8 +71,9 @@ def read(place: Path) -> Weights:
         for part in found.parts:
             path = part.path
             contents[path] = _contents(part)
-            _add(weights, part, contents[path], found.is_adapter)
+            _add(weights, part, contents[path])
         path = place
+        _judge_indices(weights, found.parts)
         _judge(weights, contents, found.is_adapter)
     except ReadError as error:
         raise ReadError(f"{path}: {error}") from error.__cause__
@@ -99,29 +103,39 @@ def _contents(part: Part) -> Contents:
     return pickles.read(part.path)
 
 
-def _add(weights: Weights, part: Part, contents: Contents, is_adapter: bool) -> None:
-    """Add the floating tensors of a file to ``weights``, each once; those in the same memory are tied."""
+def _add(weights: Weights, part: Part, contents: Contents) -> None:
+    """Add the tensors of a file to ``weights``, each once, but for those that the file itself calls buffers."""
     weights.left_out |= {part.prefix + name: why for name, why in contents.left_out.items()}
     weights.notes += [note for note in contents.notes if note not in weights.notes]
     if contents.trained:
         weights.trained = contents.trained
-    for name in part.indexed:
-        if name not in contents.tensors and name not in contents.left_out:
-            if layer_of(name) not in ("embeddings", "head"):  # converters drop those of them that are tied
-                raise ReadError(f"the index says that {name} is in it, and it is not")
-            weights.left_out[name] = "in the index and in no file, as tied weights are"
-    originals = in_one_memory(contents.tensors)  # of this file: another one may use memory that is free again
     for stored, tensor in contents.tensors.items():
         name = part.prefix + _without_wrappers(stored)
         if name in weights.parameters or name in weights.left_out:
             raise ReadError(f"tensor {name} is there twice")
-        original = originals.get(stored, stored)
-        if original != stored:
-            weights.left_out[name] = f"tied to {part.prefix}{_without_wrappers(original)}"
-        elif stored in contents.buffers or stored in contents.trained.buffers:
+        if stored in contents.buffers or stored in contents.trained.buffers:
             weights.left_out[name] = "buffer"
         else:
             weights.parameters[name] = tensor
+
+
+def _judge_indices(weights: Weights, all_parts: Sequence[Part]) -> None:
+    """Note the embeddings and output layers of an index that no file has: converters drop those that are tied.
+
+    Raises:
+        ReadError: another tensor of an index is in no file, or a dropped one is not tied to any that is stored.
+    """
+    stored = [name for name, tensor in weights.parameters.items() if len(tensor.shape) > 1]
+    has_table = any(layer_of(name) in _TIED for name in stored)
+    all_indexed = [(part, name) for part in all_parts for name in part.indexed]
+    for part, indexed in all_indexed:
+        name = part.prefix + _without_wrappers(indexed)
+        is_there = name in weights.parameters or not {name, part.prefix + indexed}.isdisjoint(weights.left_out)
+        if is_there or name.endswith(_EXTRA_STATE):
+            continue
+        if layer_of(name) not in _TIED or not has_table:
+            raise ReadError(f"{part.path.name}: the index says that {indexed} is in it, and it is not")
+        weights.left_out[name] = "in the index and in no file, as tied weights are"
 
 
 def _without_wrappers(name: str) -> str:
@@ -146,7 +160,7 @@ def _judge(weights: Weights, contents: Mapping[Path, Contents], is_adapter: bool
     named = conventions.by_name(all_names)
     integers = {}
     for name, tensor in list(stored.items()):
-        if name.endswith("_extra_state"):  # torch's name for what get_extra_state() of a module gives
+        if name.endswith(_EXTRA_STATE):
             weights.left_out[name] = "extra state of a module"
             del stored[name]
             continue
@@ -169,6 +183,7 @@ def _judge(weights: Weights, contents: Mapping[Path, Contents], is_adapter: bool
         weights.doubtful[name] = stored.pop(name)
     _leave_out_averages(weights)
     _leave_out_followers(weights)
+    _leave_out_ties(weights)
     if not weights.parameters:
         raise ReadError("holds no parameters")
 
@@ -238,6 +253,22 @@ def _leave_out_followers(weights: Weights) -> None:
         weights.left_out[name] = why
         weights.doubtful[name] = weights.parameters.pop(name)
     weights.notes += notes
+
+
+def _leave_out_ties(weights: Weights) -> None:
+    """Leave out tensors whose values are those of another one that may count, in the same memory.
+
+    No tensor is tied to one that the optimizer does not train, such as a flat buffer of which the parameters are parts.
+    """
+    shapes = weights.shapes
+    untrained = optimizers.untrained(shapes, weights.trained) if weights.trained else set()
+    sizes = {math.prod(shape) for name, shape in shapes.items() if name not in untrained}
+    may_count = {
+        name: tensor for name, tensor in weights.parameters.items() if name not in untrained or tensor.size in sizes
+    }
+    for alias, original in in_one_memory(may_count).items():
+        weights.left_out[alias] = f"tied to {original}"
+        del weights.parameters[alias]
 
 
 def _rests_by_prefix(shapes: Mapping[str, Shape]) -> dict[str, set[tuple[str, Shape]]]:
