@@ -475,6 +475,16 @@ def test_buffers_that_move_are_named_where_nothing_tells_them_from_parameters(tm
     assert any("parameters or buffers that move, and count: vq.embed_avg" in note for note in series(tmp_path).notes)
 
 
+def test_modules_that_share_a_part_are_no_copies_of_each_other(tmp_path):
+    """As an actor and a critic on one encoder: their own heads were drawn apart."""
+    encoder = tensor(30, 5)
+    heads = {"actor.head.weight": tensor(4, 30, seed=1), "critic.head.weight": tensor(4, 30, seed=2)}
+    torch.save({"actor.enc.weight": encoder, "critic.enc.weight": encoder, **heads}, tmp_path / "step1.pt")
+    result = series(tmp_path)
+    assert norms_of(result) == pytest.approx({1: norm(encoder, *heads.values())}, rel=1e-12)
+    assert not any("nearly the same values" in note for note in result.notes)
+
+
 @pytest.mark.parametrize("mode", [True, False])
 def test_weights_that_a_schedule_free_optimizer_extrapolates_are_named(tmp_path, mode):
     optimizer = own_optimizer(Net()).state_dict()

@@ -96,9 +96,10 @@ def entries(source: Path, match: str, step_of: StepOf) -> Iterator[Entry]:
         if entry:
             is_empty = False
             yield entry
-    others = [place for name, place in everything if (name, place) not in candidates]
-    if is_empty and source.is_dir() and not any(not place.is_dir() or places_with_weights(place) for place in others):
-        yield from _of_no_known_format(source, step_of)
+    if is_empty and source.is_dir():
+        others = [place for name, place in everything if not fnmatch.fnmatch(name, match)]
+        if not any(not place.is_dir() or places_with_weights(place) for place in others):
+            yield from _of_no_known_format(source, step_of)
 
 
 def _of_no_known_format(source: Path, step_of: StepOf) -> Iterator[Skip]:
@@ -140,7 +141,9 @@ def _candidates(source: Path, match: str, step_of: StepOf) -> list[tuple[str, Pa
     A link without a step, such as ``latest.pt``, is left out where its target is there under a name that matches.
     """
     inside = sorted(place for place in source.iterdir() if place.name[0] != ".") if source.is_dir() else []
-    may_count = [place for place in inside if not place.is_symlink() and (place.is_dir() or is_weights(place))]
+    has_links = any(place.is_symlink() for place in inside)
+    own = [place for place in inside if has_links and not place.is_symlink()]
+    may_count = [place for place in own if place.is_dir() or is_weights(place)]
     targets = {place.resolve() for place in may_count if fnmatch.fnmatch(_name(place), match)}
     is_other_name = {place: place.is_symlink() and place.resolve() in targets for place in inside}
     inside = [place for place in inside if step_of(_stem(place)) is not None or not is_other_name[place]]

@@ -182,8 +182,8 @@ def _judge(weights: Weights, contents: Mapping[Path, Contents], is_adapter: bool
         weights.left_out[name] = why
         weights.doubtful[name] = stored.pop(name)
     _leave_out_averages(weights)
-    _leave_out_followers(weights)
     _leave_out_ties(weights)
+    _leave_out_followers(weights)
     if not weights.parameters:
         raise ReadError("holds no parameters")
 
