@@ -111,6 +111,11 @@ FUNCTIONS = {
     # parts side by side
     "ones beside a value": lambda x: beside_ones(x)[3:],
     "ones within a value": lambda x: x.masked_fill(x > 0, 1.0)[0],
+    "a row that falls by a division, in a norm": lambda x: F.layer_norm(
+        torch.stack([x[0] ** 2, x[1]]) / (x**2).norm(), (4,)
+    )[1],
+    "sigmoids of two degrees": lambda x: (1 - torch.cat([x[0] ** 2, x[0]]).sigmoid())[4:] * x[0],
+    "equal scores with lower terms": lambda x: (x[0].square().sum() + x[0]).softmax(-1).sort(-1)[0][:3] * x[0, :3],
     "a row that falls, in a norm": lambda x: F.layer_norm(torch.cat([x, 1 / x]), (4,))[3:] * x,
 }
 # And some that are to be answered.
@@ -147,6 +152,19 @@ def test_a_value_of_which_its_bound_is_left_has_the_measured_degree_or_none(name
     except NotHomogeneous:
         return
     assert measured(function) == pytest.approx(float(claimed), abs=0.02)
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.5])
+def test_a_batch_norm_without_gain_shifts_a_value_of_which_nothing_is_left(mean):
+    """Of relu(−|x|) its running mean is left, a constant, and the layer after it has degree 1 and not 2."""
+    layers = [torch.nn.Linear(4, 4, bias=False), torch.nn.ReLU(), torch.nn.BatchNorm1d(4, affine=False)]
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(4, 2, bias=False)).double().eval()
+    net[0].weight.data = -WEIGHT.abs()
+    net[2].running_mean.fill_(mean)
+    with pytest.raises(NotHomogeneous, match="is 0 here"):
+        degree(net, X.abs(), approximate=True)
+    net[0].weight.data = WEIGHT
+    assert degree(net, X, approximate=True, check=True) == 2
 
 
 @pytest.mark.parametrize("name", ANSWERED)

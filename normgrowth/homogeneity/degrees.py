@@ -43,10 +43,13 @@ def degree(
         approximate: compute the asymptotic degree. Softmax, σ and tanh of a positive degree have degree 0, GELU and
             similar functions keep a positive degree, and a sum has the largest degree of its terms, as have parts side
             by side. The leading part of each value is carried along: a softmax is 1 at its largest score, of a value
-            with an upper bound that part is left which is negative, and terms may cancel. Where the leading part is 0,
-            the degree is refused. So are division by a value whose leading part is 0 somewhere, rounding, and
+            with an upper bound that part is left which is negative, and two terms of a sum may
+            cancel. Where the leading part is 0, the degree is refused, as it is where lower terms are seen to decide in
+            a softmax, σ, tanh or a norm with an ε. So are division by a value whose leading part is 0 somewhere,
+            rounding, and
             ``maximum`` and ``minimum`` of values with different degrees unless one is a constant. This is bookkeeping,
-            not a proof: where leading parts are equal and lower terms decide which is larger, the first one is taken.
+            not a proof: where a comparison, a sort or a maximum meets equal leading parts, lower terms are not
+            asked, and terms that cancel in a matrix product or a sum of many are not seen.
         check: also run the module at several scales, in float64 throughout, and raise if the output does not have the
             degree. An exact degree must hold from scale 1 to 10 and from 10 to 100; an asymptotic one from 10³ to 10⁴,
             or further up, as long as nothing overflows.

@@ -6,6 +6,7 @@ and keeps the degree of its result.
 
 from __future__ import annotations
 
+import math
 from itertools import zip_longest
 from typing import Any
 
@@ -26,11 +27,7 @@ from normgrowth.homogeneity.algebra import (
     is_masked,
     readable,
 )
-from normgrowth.homogeneity.leading import (
-    TERMS,
-    LeadingParts,
-    lower_terms,
-)
+from normgrowth.homogeneity.leading import PRODUCTS, SUMS, TERMS, LeadingParts, lower_terms
 from normgrowth.homogeneity.measure import (
     Selection,
     arguments,
@@ -56,7 +53,7 @@ class Forward(Algebra, TorchDispatchMode):
 
     def __init__(self, approximate: bool = False):
         super().__init__(approximate)
-        self.leading_parts = LeadingParts()
+        self.leading_parts = LeadingParts(self.degree_of)
 
     def leading_part(self, x: Any) -> Any:
         return self.leading_parts.of(x) if isinstance(x, Tensor) else x
@@ -83,7 +80,12 @@ class Forward(Algebra, TorchDispatchMode):
         zero_parameter = self.leading_parts.parameter_in(operands)
         outputs = func(*args, **kwargs)
         self._keep_degrees(name, row, k, outputs, operands, degrees_before)
+        lower = self._lower_degrees(name, row, tree_leaves((args, kwargs)))
         self._keep_leading_parts(leading, zero_parameter, outputs, operands, written)
+        for x in tree_leaves(outputs):
+            if isinstance(x, Tensor) and is_real_valued(x):
+                unknown = [ZERO if self.degree_of(x) > 0 else -math.inf, math.inf]
+                self.leading_parts.keep_lower(x, lower or unknown)
         return outputs
 
     def _run_on_constants(self, name: str, func: Any, args: Any, kwargs: Any, written: list[Tensor]) -> Any:
@@ -177,6 +179,36 @@ class Forward(Algebra, TorchDispatchMode):
             self._fail_at_zero(f"its leading term, of degree {readable(largest)},", factors)
         return results
 
+    def _lower_degrees(self, name: str, row: dict[str, Any], arguments: list[Any]) -> list[Any]:
+        """Degrees that lower terms of a result may have: of a sum, those of its terms but the largest; else see below.
+
+        A product by a value without lower terms shifts those of the other factor. A function of one value keeps those
+        of its argument if it keeps the degree. Of others they are not known; below a positive degree they are taken
+        not to fall.
+        """
+        k = row["out"][0] if isinstance(row["out"], tuple) else row["out"]
+        unknown = [ZERO if k > 0 else -math.inf, math.inf]
+        tensors = [x for x in arguments if isinstance(x, Tensor) and is_real_valued(x)]
+        if isinstance(row["out"], tuple) or row["has_limit"]:
+            return unknown
+        lower = [
+            unknown[0] if degree == -math.inf else degree for x in tensors for degree in self.leading_parts.lower(x)
+        ]
+        with_lower = [x for x in tensors if self.leading_parts.lower(x)]
+        if name in PRODUCTS and len(with_lower) <= 1:
+            shifted = [
+                unknown[0] if degree == -math.inf else degree + k - self.degree_of(x)
+                for x in with_lower
+                for degree in self.leading_parts.lower(x)
+            ]
+            biases = [tensors[place] for place in PRODUCTS[name] if place < len(tensors)]
+            return shifted + [degree for x in biases if EVERY < (degree := self.degree_of(x)) < k]
+        if name in SUMS:
+            numbers = [x for x in arguments if isinstance(x, int | float)]
+            return lower + [degree for x in tensors + numbers if EVERY < (degree := self.degree_of(x)) < k]
+        changing = [x for x in tensors if self._changes_with_scale(x) or self.leading_parts.lower(x)]
+        return lower if len(changing) == 1 and self.degree_of(changing[0]) == k else unknown
+
     def _fail_at_zero(self, what: str, values: Any) -> None:
         """Refuse a degree of which the values show nothing, and name the parameter that makes them 0."""
         name = self.leading_parts.parameter_in(values)
@@ -193,7 +225,10 @@ class Forward(Algebra, TorchDispatchMode):
         if is_real_valued(output) and self.leading_parts.is_zero(output):
             self._fail_at_zero("the leading part of the output", output)
         if is_real_valued(output) and self.leading_parts.is_unknown(output):
-            self.fail("the leading parts of the largest scores of a softmax are 0, and lower terms decide among them")
+            self.fail(
+                "leading parts are 0 or equal where a softmax, a bounded function or a norm with an ε meets them: "
+                "lower terms decide, of which the degree is not known"
+            )
 
     def _keep_leading_parts(
         self,

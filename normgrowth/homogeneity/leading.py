@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from normgrowth.homogeneity.algebra import EVERY, INFINITE
 from normgrowth.homogeneity.measure import is_real_valued
 
-__all__ = ["LINEAR_LIMITS", "TERMS", "LeadingParts", "lower_terms"]
+__all__ = ["LINEAR_LIMITS", "PRODUCTS", "SUMS", "TERMS", "LeadingParts", "lower_terms"]
 
 # The terms of operations that add, put side by side, or take the larger or smaller, as places of their factors.
 TERMS: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -47,6 +47,14 @@ TERMS: dict[str, tuple[tuple[int, ...], ...]] = {
     "maximum": ((0,), (1,)),
     "minimum": ((0,), (1,)),
 }
+SUMS = {"add", "sub", "rsub", "cat", "stack", "where", "masked_fill", "constant_pad_nd", "index_put", "scatter"}
+SUMS |= {"index_add", "scatter_add", "clamp", "clamp_max", "clamp_min", "maximum", "minimum"}  # of terms, not products
+# Products of two factors, and the place of a bias.
+PRODUCTS: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("mul", "mm", "bmm", "mv", "dot"), ()),
+    **dict.fromkeys(("addmm", "addmv", "baddbmm"), (0,)),
+    "convolution": (2,),
+}
 # Functions that are linear far from 0 on the positive side, and what they leave there of the leading part.
 LINEAR_LIMITS: dict[str, Callable[..., Tensor]] = {
     **dict.fromkeys(("elu", "gelu", "hardswish", "mish", "silu", "softplus"), lambda x, *_: x.relu()),
@@ -54,25 +62,33 @@ LINEAR_LIMITS: dict[str, Callable[..., Tensor]] = {
     "log_softmax": lambda x, dim, *_: x - x.amax(dim, keepdim=True),
     "logsumexp": lambda x, dim, keepdim=False: x.amax(dim, keepdim),
 }
+ORDERS = {"amax", "amin", "max", "min", "sort", "topk"}  # of which a value that is not known may be any result
+ANY = (-math.inf, math.inf)  # degrees of lower terms that are not known
 CANCELLED = 64  # roundings of a term, below which a difference of two terms is 0
 
 
-def _softmax_limit(leading: Tensor, x: Tensor, dim: int) -> Tensor:
+def _softmax_limit(leading: Tensor, x: Tensor, dim: int, lower_terms_change: Any) -> Tensor:
     """The softmax among the largest scores, of which the leading parts are equal; 0 elsewhere and in masked rows.
 
-    Where these leading parts are 0 and what is left of the scores differs, lower terms decide: the largest one in this
-    run counts, and the others are NaN, not known.
+    Where these scores differ, lower terms decide. If those change with scale, the largest one in this run counts, and
+    the others are NaN, not known, as is a row of which a score is not known.
     """
-    is_largest = leading == leading.amax(dim, keepdim=True)
-    left = x.masked_fill(~is_largest, -math.inf)
-    is_lower = is_largest & (leading == 0) & (left < left.amax(dim, keepdim=True))
-    return left.softmax(dim).nan_to_num().masked_fill(is_lower, math.nan)
+    largest = leading.amax(dim, keepdim=True)
+    left = x.masked_fill(leading != largest, -math.inf)
+    limit = left.softmax(dim).nan_to_num()
+    is_lower = (leading == largest) & (left < left.amax(dim, keepdim=True))
+    limit = limit.masked_fill(is_lower & lower_terms_change, math.nan)
+    return limit.masked_fill(largest.isnan(), math.nan)
 
 
-def _rows_left(leading: Tensor, x: Tensor, axes: int) -> Tensor:
-    """Leading parts of rows over the last axes, and what is left of a row where that is 0: a norm evens degrees out."""
+def _rows_left(leading: Tensor, x: Tensor, axes: int, may_fall: bool) -> Tensor:
+    """Leading parts of rows over the last axes, and what is left of a row where that is 0: a norm evens degrees out.
+
+    What may fall with scale is NaN instead, not known, since a norm with an ε would not lift it.
+    """
     is_zero = (leading == 0).flatten(-axes).all(-1)
-    return torch.where(is_zero[(...,) + (None,) * axes], x, leading)
+    left = x.masked_fill(x != 0, math.nan) if may_fall else x
+    return torch.where(is_zero[(...,) + (None,) * axes], left, leading)
 
 
 def _without_cancelled(leading: Tensor, term: Any, power: int = 1) -> Tensor:
@@ -86,10 +102,12 @@ def _without_cancelled(leading: Tensor, term: Any, power: int = 1) -> Tensor:
 class LeadingParts:
     """The leading parts of values from which they differ, and the parameters of zeros that make values 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, degree_of: Callable[[Any], Any]) -> None:
+        self.degree_of = degree_of
         # The keys are storages, as in ``Algebra``, and so are the leading parts: all views of a tensor share them.
         self.storages = WeakIdKeyDictionary()
         self.zero_parameters = WeakIdKeyDictionary()
+        self.lower_degrees = WeakIdKeyDictionary()
 
     def of(self, x: Tensor) -> Tensor:
         """The leading part of a value."""
@@ -108,6 +126,18 @@ class LeadingParts:
                 return
             self.storages[storage] = storage.clone()
         self.of(x).copy_(leading)
+
+    def lower(self, x: Any) -> tuple[Any, ...]:
+        """The smallest and the largest degree that terms beside the leading one may have; empty if there are none."""
+        if not isinstance(x, Tensor) or x.untyped_storage() not in self.storages:
+            return ()
+        return self.lower_degrees.get(x.untyped_storage(), ANY)
+
+    def keep_lower(self, x: Tensor, degrees: Sequence[Any]) -> None:
+        """Remember the degrees that terms beside the leading one may have, those of a whole storage together."""
+        if x.untyped_storage() in self.storages:
+            degrees = [*degrees, *self.lower_degrees.get(x.untyped_storage(), ())]
+            self.lower_degrees[x.untyped_storage()] = (min(degrees), max(degrees)) if degrees else ANY
 
     def is_zero(self, x: Tensor) -> bool:
         """Whether all of the leading part of a value is 0."""
@@ -149,6 +179,8 @@ class LeadingParts:
             results = self._run(name, func, operands, kwargs, self.of)
         except (IndexError, RuntimeError):
             results = self._run(name, func, operands, kwargs, lambda x: self.of(x) if is_real_valued(x) else x)
+        if name in ORDERS and isinstance(args[0], Tensor) and self.of(args[0]).isnan().any():
+            return [x.fill_(math.nan) if is_real_valued(x) else x for x in results]
         if name in ("add", "sub", "rsub"):
             term = operands[0]
             results = [_without_cancelled(results[0], self.of(term) if isinstance(term, Tensor) else term)]
@@ -161,35 +193,43 @@ class LeadingParts:
         if func._schema.is_mutable:
             operands[0] = operands[0].clone()  # after ``leading_part``, which knows a tensor by its memory
         if name == "native_layer_norm":
-            operands[0] = _rows_left(operands[0], args[0], len(args[1]))
+            may_fall = args[4] > 0 and self.degree_of(args[0]) <= 0 and min(self.lower(args[0]), default=0) < 0
+            operands[0] = _rows_left(operands[0], args[0], len(args[1]), may_fall)
         return tree_leaves(func(*operands, **kwargs))
 
     def limit(self, name: str, func: Any, args: Any, kwargs: Any) -> Tensor:
         """What is left of the result where a positive degree takes a function to its limit.
 
         A bounded function has its value at ±∞ there, and keeps the leading part where it has no bound. Where that is 0,
-        it has its value for what is left of the argument.
+        it has its value for what is left of the argument, or NaN, not known, if that may change with scale.
         """
         x = args[0]
         leading = self.of(x)
+        lower_terms_change = any(k != 0 for k in self.lower(x))
         if name in LINEAR_LIMITS:
             return LINEAR_LIMITS[name](leading, *args[1:])
         if "softmax" in name:
-            return _softmax_limit(leading, x, args[1])
-        far = torch.where(leading == 0, x, leading * math.inf)
+            are_known = max(self.lower(x), default=0) < math.inf
+            return _softmax_limit(leading, x, args[1], lower_terms_change & (are_known | (leading == 0)))
+        left = x.masked_fill(x != 0, math.nan) if lower_terms_change else x
+        far = torch.where(leading == 0, left, leading * math.inf)
         limit = self._run(name, func, [far, *args[1:]], kwargs, self.of)[0]
         return torch.where(limit.isinf(), leading, limit)
 
 
 def lower_terms(name: str, args: Any, largest: Any, degree_of: Callable[[Any], Any]) -> tuple[list[int], list[Any]]:
-    """Of a sum: places of one factor of each term below the largest degree, and the factors of the other terms."""
+    """Of a sum: places of one factor of each term below the largest degree, and the factors of the other terms.
+
+    A term without its first factor is absent. Without another one, such as the gain of a norm, this factor is 1.
+    """
     lower: list[int] = []
     leading: list[Any] = []
-    for factors in TERMS[name]:
-        if factors[-1] >= len(args):
+    for places in TERMS[name]:
+        if places[0] >= len(args) or args[places[0]] is None:
             continue
-        if EVERY < sum(degree_of(args[place]) for place in factors) < largest:
-            lower.append(factors[0])
+        factors = [args[place] for place in places if place < len(args) and args[place] is not None]
+        if EVERY < sum(degree_of(factor) for factor in factors) < largest:
+            lower.append(places[0])
         else:
-            leading += [args[place] for place in factors]
+            leading += factors
     return lower, leading
