@@ -328,7 +328,7 @@ EXACT_END = {  # at the ε of the first norm
 ENDS = {  # family: the asymptotic degree of the first output, or where it ends
     "llama": 2, "mistral": 2, "mixtral": 2, "qwen2": 2, "qwen2-moe": 2, "gpt-neo": 2, "bloom": 2, "gpt2": 2, "bert": 1,
     "t5": 2, "bart": 2, "vit": 1, "gemma2": 0, "mamba": "exp in module 'backbone.layers.0.mixer': needs degree 0",
-    "gpt-oss": "experts': its leading term, of degree 3, is 0 here", "deepseek": 2,
+    "gpt-oss": "lower terms decide, of which the degree is not known", "deepseek": 2,
 }  # fmt: skip
 
 
