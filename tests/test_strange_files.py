@@ -101,8 +101,8 @@ def optimized_tie(seed):
 PARTS_OF_NONE = [pickled_with_flat_buffer, buffer_by_convention, optimized_parts, optimized_tie]
 
 
-@pytest.mark.parametrize("kind", PARTS_OF_NONE, ids=lambda kind: kind.__name__)
-def test_parts_of_what_is_no_parameter_count(tmp_path, kind):
+@pytest.mark.parametrize("kind", [*SHARED, *PARTS_OF_NONE], ids=lambda kind: kind.__name__)
+def test_values_in_one_memory_count_once_and_parts_of_what_is_no_parameter_count(tmp_path, kind):
     wanted = {}
     for step in (1, 2):
         saved, values, reasons = kind(step)
@@ -110,20 +110,9 @@ def test_parts_of_what_is_no_parameter_count(tmp_path, kind):
         wanted[step] = norm(*values)
     result = series(tmp_path)
     assert norms_of(result) == pytest.approx(wanted, rel=1e-12)
+    reasons = reasons if isinstance(reasons, dict) else dict.fromkeys(reasons, "tied to")
     assert result.left_out.keys() == reasons.keys()
     assert all(result.left_out[name].startswith(why) for name, why in reasons.items())
-
-
-@pytest.mark.parametrize("kind", SHARED, ids=lambda kind: kind.__name__)
-def test_values_in_one_memory_count_once(tmp_path, kind):
-    wanted = {}
-    for step in (1, 2):
-        state, values, aliases = kind(step)
-        torch.save(state, tmp_path / f"step{step}.pt")
-        wanted[step] = norm(*values)
-    result = series(tmp_path)
-    assert norms_of(result) == pytest.approx(wanted, rel=1e-12)
-    assert set(result.left_out) == aliases and all(why.startswith("tied to") for why in result.left_out.values())
 
 
 def test_values_of_which_two_tensors_share_some_are_refused(tmp_path):
