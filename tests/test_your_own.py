@@ -122,7 +122,7 @@ def test_readers_own_series(tmp_path, records, drawn, capsys):
     save(tmp_path / "run" / "step9000", llama, 1)
     with (tmp_path / "run" / "step9000" / "model.safetensors").open("r+b") as file:
         file.truncate(2000)
-    space = run(tmp_path / "run")
+    space = run(tmp_path / "run", lr=1e-3, decay=0.1)
     printed = capsys.readouterr().out
     assert "only an adapter" in printed and "its weights are those of" in printed and "step9000" in printed
     assert list(space["total"].step) == [1000, 2000, 4000] and not space["part"].reasons
@@ -218,7 +218,7 @@ def test_a_part_that_fails_says_why_and_the_next_one_runs(tmp_path, records, dra
     assert "tokenizer_from" in failed["heads"] and failed["heads"] == reasons(records)["own-mask"]
     assert "own_raw = –" in printed and "the figure of the saturation: not drawn: " in printed and len(drawn) == 1
     records.clear()
-    space = run(tmp_path / "heads")
+    space = run(tmp_path / "heads", lr=1e-3, decay=0.1)
     assert set(space["part"].reasons) == {"heads"} and "attention" in reasons(records)["own-mask"]
     assert "\n" not in reasons(records)["own-mask"] and len(drawn) == 3
     assert space["measured"].euler.iloc[-1] == pytest.approx(1, abs=1e-3)  # it ends in a LayerNorm
