@@ -15,7 +15,7 @@ from workflow import ROOT
 
 CLAIMS = ROOT / "book" / "claims.yml"
 NEEDED = {"id", "chapters", "source", "statement", "object", "expected", "why"}
-OPTIONAL = {"corrected", "ours", "published", "scale", "falls_with"}
+OPTIONAL = {"corrected", "ours", "published", "scale"}
 OBJECTS = ("proof", "untrained", "trained here", "published numbers", "repository", "pretrained")
 NAMES_ITS_MODELS = {"trained here": "its size and steps", "pretrained": "its model"}  # what has to follow the colon
 CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(?:---\n.*?\n---\n|(?::[\w-]+:[^\n]*\n)*)(.*?)^```$", re.M | re.S)

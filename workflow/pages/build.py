@@ -100,7 +100,6 @@ def staged(run: Run, judgement: Judgement, pages: Iterable[Path]) -> dict[str, b
         "title": book.title,
         "counts": verdicts.counts,
         "by_object": verdicts.by_object,
-        "examples": verdicts.examples,
         "order": verdicts.ORDER,
         "kinds": KINDS,
         "modules": api.groups(),

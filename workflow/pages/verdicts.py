@@ -76,7 +76,7 @@ class Claim:
 
     @property
     def evidence(self) -> str:
-        """Its objects as ``claims.yml`` names them, and how many trainings or draws its checks had."""
+        """Its objects as ``claims.yml`` names them, and how many replicates its checks had."""
         kinds = {record.kind for record in self.records}
         sizes = sorted({record.n for record in self.records if record.kind == "empirical" and record.n})
         rests_on = [f"{kind}: {detail}" if detail else kind for kind, detail in self.objects.items()]
@@ -84,7 +84,7 @@ class Claim:
             rests_on.append("derived law, sampled")
         if sizes:
             smallest_and_largest = dict.fromkeys((sizes[0], sizes[-1]))
-            counted = "trainings" if "trained here" in self.objects else "draws"
+            counted = _replicates(self.objects)
             rests_on.append(f"{' to '.join(map(str, smallest_and_largest))} {counted}")
         return "; ".join(rests_on)
 
@@ -98,6 +98,14 @@ class Claim:
         """Why it is open."""
         reasons = [record.reason for record in self.records if record.role == "open" and record.reason]
         return list(dict.fromkeys(reasons)) if self.verdict == "open" else []
+
+
+def _replicates(objects: Iterable[str]) -> str:
+    """What the replicates of empirical checks are, by the objects: of a trained model, texts and controls as well."""
+    objects = set(objects)
+    if "pretrained" in objects:
+        return "replicates (texts, draws or trainings)" if "trained here" in objects else "replicates (texts or draws)"
+    return "trainings" if "trained here" in objects else "draws"
 
 
 def claims_of(judgement: Judgement, numbers: Mapping[str, str] | None = None) -> dict[str, Claim]:
@@ -139,9 +147,3 @@ def counts(claims: Iterable[Claim]) -> dict[str, int]:
     """How many claims have which verdict or answer, in the order of verdicts; those that none has are left out."""
     in_order = sorted(claims, key=lambda claim: ORDER.index(claim.verdict))
     return dict(Counter(claim.word for claim in in_order))
-
-
-def examples(claims: Iterable[Claim]) -> int:
-    """By how many counterexamples claims of the paper fall: several may fall by one."""
-    refuted = [claim for claim in claims if claim.verdict == "refuted" and not claim.ours]
-    return len({claim.listed.get("falls_with", claim.name) for claim in refuted})
