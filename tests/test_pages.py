@@ -15,7 +15,7 @@ import yaml
 from bs4 import BeautifulSoup
 
 from nbutils import __version__
-from workflow import ROOT, Run, book
+from workflow import ROOT, Run, book, notebooks
 from workflow.pages import api, pdf
 from workflow.pages.verdicts import ANSWERS, ORDER
 
@@ -148,9 +148,10 @@ def test_the_landing_page_shows_counts_findings_and_chapters(words, soups):
     """The paper's claims and our own questions are counted apart; each card says what it rests on."""
     page, verdicts = soups["index"], words
     findings, cards = (each.select(":scope > *") for each in page.select(".cards"))
-    assert len(findings) == 8 and all(
-        card.find("a", href=True) and card.find(class_="scope").get_text() for card in findings
-    )
+    listed = notebooks.FINDING.findall((ROOT / "book" / "index.md").read_text().partition("} cards\n")[2])
+    shown = [names for names, _ in listed if not any(verdicts[name] == "open" for name in names.split())]
+    assert len(listed) == len(findings) == 8 and len(shown) >= 7
+    assert len([card for card in findings if card.find("a", href=True) and card.find(class_="scope")]) == len(shown)
     assert [card.find(class_="verdict").get_text() for card in cards] == [
         verdicts[given["claims"][0]] for given in CARDS.values()
     ]
