@@ -52,7 +52,7 @@ def test_separable_points_are_moved_from_a_plane_through_the_middle():
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_flow_of_one_weight_is_the_reduced_flow(k):
-    path = flows.flow(lambda theta: theta**k, torch.ones(1, 1, dtype=F64), [2, 5, 30, 90], tol=1e-7, floor=1e-3)
+    path = flows.flow(lambda theta: theta**k, torch.ones(1, 1, dtype=F64), [2, 5, 30, 90], tol=1e-7, shortest_step=1e-3)
     np.testing.assert_allclose(path.log_time[:, 0], [log_time(u, k) for u in path.margin[:, 0]], atol=1e-4)
     np.testing.assert_allclose(path.length, path.norm - 1, rtol=1e-4)
     np.testing.assert_allclose(path.log_inv_loss[:, 0], [2, 5, 30, 90], rtol=1e-4)
@@ -95,7 +95,7 @@ def test_normalised_steps_have_their_length():
 def test_a_step_over_a_kink_is_taken_again(bend):
     """Before the kink the rate is 1, behind it 1/(1 + bend): one long step across would end far beyond its target."""
     margin = lambda theta: theta + bend * torch.relu(theta - 6)  # noqa: E731
-    path = flows.flow(margin, torch.ones(1, 1, dtype=F64), [30.0], tol=1e-6, floor=1e-6)
+    path = flows.flow(margin, torch.ones(1, 1, dtype=F64), [30.0], tol=1e-6, shortest_step=1e-6)
     assert path.log_inv_loss.item() == pytest.approx(30, abs=1e-3)
     assert path.norm.item() == pytest.approx((30 + 6 * bend) / (1 + bend), abs=1e-4)  # where the margin is 30
 
@@ -104,9 +104,9 @@ def test_networks_that_flow_together_flow_as_alone():
     """Four networks of two weights, of sizes 1 to 8: nothing is shared but the clock of the program."""
     start = torch.tensor([[1.0, 0.5], [2.0, 1.0], [4.0, 2.0], [8.0, 1.0]], dtype=F64) / 2
     margin = lambda theta: theta[:, :1] * theta[:, 1:] + theta[:, :1]  # noqa: E731
-    together = flows.flow(margin, start, [3.0, 40.0], tol=1e-6, floor=1e-4)
+    together = flows.flow(margin, start, [3.0, 40.0], tol=1e-6, shortest_step=1e-4)
     for i in range(4):
-        alone = flows.flow(margin, start[i : i + 1], [3.0, 40.0], tol=1e-6, floor=1e-4)
+        alone = flows.flow(margin, start[i : i + 1], [3.0, 40.0], tol=1e-6, shortest_step=1e-4)
         np.testing.assert_allclose(together.theta[:, i], alone.theta[:, 0], rtol=1e-10)
 
 

@@ -142,7 +142,9 @@ class Path(NamedTuple):
     theta: Array  # (points, networks, n)
 
 
-def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e-4, floor: float = 0.02) -> Path:
+def flow(
+    margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e-4, shortest_step: float = 0.02
+) -> Path:
     """Gradient flow dθ/dt = −∇L, which starts from ``theta`` at t = 1, at given values of log 1/L.
 
     The independent variable is λ = log 1/L: dθ/dλ = −∇ℓ/‖∇ℓ‖² and d(log t)/dλ = exp(λ − log t)/‖∇ℓ‖². Both right-hand
@@ -158,7 +160,7 @@ def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e
         theta: ``(networks, n)``, float64.
         targets: increasing values of log 1/L. A network that starts beyond a target is returned at its start.
         tol: tolerated local error of θ relative to ρ, and of log t.
-        floor: smallest step in λ; its error is not controlled.
+        shortest_step: smallest step in λ; its error is not controlled.
 
     >>> path = flow(lambda theta: theta**2, torch.ones(1, 1, dtype=torch.float64), [16.0])
     >>> path.norm.round(2), path.length.round(2)  # log 1/L = 16 where θ² = 16
@@ -179,7 +181,7 @@ def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e
         return torch.cat([-grad / square, log_t_rate, square.rsqrt()], dim=1)
 
     points = []
-    h = torch.full_like(lam, floor)
+    h = torch.full_like(lam, shortest_step)
     k1 = derivative(state)
     for target in np.asarray(targets, dtype=np.float64):
         while bool((lam < target).any()):
@@ -194,7 +196,7 @@ def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e
             error_log_t = error[:, n].abs()
             error_ratio = torch.maximum(error_theta, error_log_t) / tol
 
-            accepted = ((error_ratio <= 1) | (h <= floor)) & (remaining > 0)
+            accepted = ((error_ratio <= 1) | (h <= shortest_step)) & (remaining > 0)
             state = torch.where(accepted[:, None], proposal, state)
             k1 = torch.where(accepted[:, None], k4, k1)
             arrived = accepted & (h >= remaining)
@@ -203,7 +205,7 @@ def flow(margins: Margins, theta: Tensor, targets: ArrayLike, *, tol: float = 1e
 
             factor = (0.9 * error_ratio.clamp(min=1e-6) ** (-1 / 3)).clamp(0.2, 2)
             keep = arrived | (remaining <= 0)  # the target cut the last step short, which says nothing of h
-            h = torch.where(keep, h, step[:, 0] * factor).clamp(min=floor)
+            h = torch.where(keep, h, step[:, 0] * factor).clamp(min=shortest_step)
         points.append((state[:, :n], state[:, n], state[:, n + 1]))
     return _path(margins, points)
 
