@@ -150,7 +150,7 @@ def test_the_landing_page_shows_counts_findings_and_chapters(words, soups):
     findings, cards = (each.select(":scope > *") for each in page.select(".cards"))
     listed = notebooks.FINDING.findall((ROOT / "book" / "index.md").read_text().partition("} cards\n")[2])
     shown = [names for names, _ in listed if not any(verdicts[name] == "open" for name in names.split())]
-    assert len(listed) == len(findings) == 8 and len(shown) >= 7
+    assert len(listed) == len(findings) == 8 and len(shown) >= 6
     assert len([card for card in findings if card.find("a", href=True) and card.find(class_="scope")]) == len(shown)
     assert [card.find(class_="verdict").get_text() for card in cards] == [
         verdicts[given["claims"][0]] for given in CARDS.values()
